@@ -94,8 +94,10 @@ class Comparison:
         logged_at = trio.current_time()
         while self._low < high:
             began, first = trio.current_time(), self._low
-            found, low = await self._compare_piece(client, first, high)
-            self._found.extend(found)
+            low = await self._differs(client, first, high)
+            if low < 0:
+                low = -low
+                self._found.extend(await self._find(client, first, low))
             self._low = low
             if not self._found:
                 await self._writer.compared(Compared((), low))
@@ -134,11 +136,6 @@ class Comparison:
         """The minimum time of the comparison of these entries, in seconds."""
         reader = self._stream.reader
         return (reader.cursor(end).offset - reader.cursor(first).offset) / BYTES_PER_SECOND
-
-    async def _compare_piece(self, client: Client, low: int, high: int) -> tuple[array[int], int]:
-        """The numbers of differing entries in the next piece, and its end."""
-        end = await self._differs(client, low, high)
-        return (array("Q"), end) if end >= 0 else (await self._find(client, low, -end), -end)
 
     async def _differs(self, client: Client, first: int, end: int) -> int:
         """The end of the compared piece; negative if the hashes differ."""
@@ -200,12 +197,11 @@ class Comparison:
             heard = self._report_arrived
             if self._change_applier.reported_epoch < epoch:
                 await heard.wait()
-        ours = await trio.to_thread.run_sync(self._own_entries, numbers)
+        ours = await trio.to_thread.run_sync(
+            lambda: [self._stream.entry(number) for number in numbers]
+        )
         return [
             one
             for one, other in zip(theirs, ours, strict=True)
             if one != other and not self._change_applier.was_reported(one.number)
         ]
-
-    def _own_entries(self, numbers: Sequence[int]) -> list[Entry]:
-        return [self._stream.entry(number) for number in numbers]

@@ -278,13 +278,16 @@ def _differing(stream: DataStream, theirs: EntryBatch) -> list[Entry]:
 async def common_entries(client: Client, stream: DataStream, most: int) -> int:
     """How many of the file's first `most` entries the upstream also holds, by bisection.
 
-    Each step compares a run of 256 entries: different blocks may end in equal entries. Raises
-    `PeerError`.
+    Each step compares a run of 256 entries, the last one first: different blocks may end in equal
+    entries. Raises `PeerError`.
     """
     same, end = 0, most
     while same < end:
         middle = (same + end + 1) // 2
-        differing = await _difference(client, stream, max(same, middle - KEPT), middle)
+        differing = await _differs_at(client, stream, range(middle - 1, middle))
+        if differing is None:
+            first = max(same, middle - KEPT)
+            differing = await _differs_at(client, stream, range(first, middle - 1))
         if differing is None:
             same = middle
         else:
@@ -292,16 +295,8 @@ async def common_entries(client: Client, stream: DataStream, most: int) -> int:
     return same
 
 
-async def _difference(client: Client, stream: DataStream, first: int, end: int) -> int | None:
-    """An entry from `first` up to `end` that differs: the last one, if it does (one query), else
-    the first that does; None if all are equal."""
-    differing = await _differs_at(client, stream, range(end - 1, end))
-    if differing is not None:
-        return differing
-    return await _differs_at(client, stream, range(first, end - 1))
-
-
 async def _differs_at(client: Client, stream: DataStream, numbers: range) -> int | None:
+    """The first of these entries that differs; None if all are equal."""
     try:
         async with client.entries_by_number(numbers, window=exchanges.WINDOW) as entries:
             async for entry in entries:

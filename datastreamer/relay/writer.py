@@ -125,8 +125,8 @@ class RelayWriter:
             self._advance(part, COMMIT_BYTES)
 
     def end_turn(self) -> None:
-        """Everything that has arrived was written."""
-        if not self._has_commit_ends:
+        """Everything that has arrived was written: without ends of commits, commit it."""
+        if self._batches.commit_ahead is None:
             self.commit()
 
     def commit(self) -> None:
@@ -143,10 +143,6 @@ class RelayWriter:
         if self._op.is_open:
             self._stream.rollback_atomic_op()
         self._size = 0
-
-    @property
-    def _has_commit_ends(self) -> bool:
-        return self._batches.commit_ahead is not None
 
     def _parts(self, batch: EntryBatch) -> Iterator[EntryBatch]:
         """The batch, or the part of it that belongs to the open commit and then the rest."""

@@ -184,16 +184,11 @@ class Server:
         publishing = FEATURE_PUBLISH * (self.publish_lease is not None)
         return publishing | FEATURE_AUTHENTICATE * self.takes_tokens
 
-    @property
-    def authenticates(self) -> bool:
-        """Whether a client has any way to prove its identity."""
-        certificates = self._tls is not None and self._tls.asks_clients
-        tokens = self.limits.client_token_file is not None
-        return certificates or tokens or self.publish_lease is not None
-
     def _make_gate(self) -> Gate:
-        reserved = self.limits.reserved if self.authenticates else 0
         publishing = self.publish_lease is not None
+        certificates = self._tls is not None and self._tls.asks_clients
+        authenticates = certificates or publishing or self.limits.client_token_file is not None
+        reserved = self.limits.reserved if authenticates else 0
         return Gate(self.limits, self.counts, self._balance, reserved, publishing)
 
     def _fit_into_descriptors(self) -> None:

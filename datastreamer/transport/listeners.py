@@ -41,8 +41,8 @@ Hosts = str | Iterable[str] | None
 # Metrics contain the clients' addresses, so the default is this machine only.
 _METRICS_HOST = "127.0.0.1"
 
-# Family, kind, protocol, and the address as for bind.
-_Place = tuple[int, int, int, tuple[object, ...]]
+# Family, and the address as for bind.
+_Place = tuple[int, tuple[object, ...]]
 
 
 def open_listeners(
@@ -92,11 +92,10 @@ def _open_tcp(host: Hosts, port: int) -> list[socket.socket]:
         listeners: list[socket.socket] = []
         shown = ""
         try:
-            for (family, kind, protocol, address), name in places.items():
+            for (family, address), name in places.items():
                 shown = name
                 taken = listeners[0].getsockname()[1] if listeners else port
-                where = (address[0], taken, *address[2:])
-                listener = _listen(family, kind, protocol, where)
+                listener = _listen(family, (address[0], taken, *address[2:]))
                 if listener is not None:
                     listeners.append(listener)
         except OSError as error:
@@ -130,9 +129,9 @@ def _resolve(host: str | None, port: int) -> Iterator[_Place]:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ListenFailed(f"cannot listen on {shown}: {why}") from error
-    for family, kind, protocol, _, address in found:
+    for family, *_, address in found:
         if family in (socket.AF_INET, socket.AF_INET6):
-            yield family, kind, protocol, address
+            yield family, address
 
 
 def _failed(shown: str, error: OSError) -> ListenFailed:
@@ -150,11 +149,9 @@ def _close(listeners: Iterable[socket.socket]) -> None:
         listener.close()
 
 
-def _listen(
-    family: int, kind: int, protocol: int, address: tuple[object, ...]
-) -> socket.socket | None:
+def _listen(family: int, address: tuple[object, ...]) -> socket.socket | None:
     try:
-        listener = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
         return None  # an address family that this machine does not support
     try:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from datastreamer.errors import BadCertificate, ConnectFailed, TLSFailed, UsageError
@@ -130,30 +131,23 @@ def client_tls(
 # Files.
 
 
-def _read(path: str) -> str:
+def _check_pem(path: str, what: str, *, secret: bool = False) -> None:
+    """Raises `BadCertificate` if the file cannot be read, has no `what` in PEM, or is a `secret`
+    that other users own or can read."""
     try:
-        with open(path, encoding="latin-1") as file:
-            return file.read()
-    except OSError as error:
-        raise BadCertificate(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _ensure_hidden(path: str) -> None:
-    try:
-        read_secret(path, 0)
+        content = read_secret(path) if secret else Path(path).read_bytes()
     except OSError as error:
         raise BadCertificate(f"{path}: cannot be read: {error.strerror or error}") from None
     except UsageError as error:
         raise BadCertificate(str(error)) from None
+    if f"{what.upper()}-----".encode() not in content:
+        raise BadCertificate(f"{path}: the file has no {what} in PEM")
 
 
 def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     cert, key = pair
-    if "CERTIFICATE-----" not in _read(cert):
-        raise BadCertificate(f"{cert}: the file has no certificate in PEM")
-    if "PRIVATE KEY-----" not in _read(key):
-        raise BadCertificate(f"{key}: the file has no private key in PEM")
-    _ensure_hidden(key)
+    _check_pem(cert, "certificate")
+    _check_pem(key, "private key", secret=True)
     asked = False
 
     def password() -> str:
@@ -179,8 +173,7 @@ def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
 
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:
-    if "CERTIFICATE-----" not in _read(path):
-        raise BadCertificate(f"{path}: the file has no certificate in PEM")
+    _check_pem(path, "certificate")
     try:
         context.load_verify_locations(path)
     except (ssl.SSLError, ValueError) as error:
