@@ -276,8 +276,8 @@ class Server:
         Clients that have not received all by then are closed at the end of an entry, or within
         one if they do not receive even that.
 
-        True if every client received everything. `run` returns then. If cancelled, `run` goes
-        on without listeners.
+        True if every client received everything. `run` returns then. If cancelled, `run`
+        continues without listeners.
         """
         grace = self.limits.grace if grace is None else grace
         self._accepting.cancel()

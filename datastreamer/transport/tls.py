@@ -111,7 +111,7 @@ def client_tls(
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # A certificate in `ca` is trusted, whoever signed it.
+    # A certificate in `ca` is trusted even if another CA has signed it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if ca is None:
         context.load_default_certs()

@@ -178,7 +178,7 @@ class Conversation:
         return news
 
     def woken(self) -> bytes:
-        """What a waiting client is told when time is out, or the stream has moved."""
+        """The answer to a waiting client after the timeout, or when the stream has moved."""
         if self.waiting is None:
             return b""
         (number, count, size), self.waiting = self.waiting, None

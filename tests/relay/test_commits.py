@@ -251,7 +251,7 @@ async def play(folder: Path, steps: Sequence[tuple[str, Any]], sync: str) -> Non
                     ends = sorted(end for end in source.ends if end < stream.total_entries)
                     stream.truncate(ends[int(value * (len(ends) - 1))])
                 await trio.lowlevel.checkpoint()
-            # More than there ever were: whoever has so many has gone back where the source did.
+            # More than there ever were: a relay with that many has truncated where the source did.
             source.commit([8] * (1 + max(source.ends) - stream.total_entries), b"last")
             await second.has(stream.total_entries)
             assert contents(second.stream) == contents(stream)
@@ -433,7 +433,7 @@ async def test_what_fails_after_each_join_is_said_once(
     ]
 
 
-# Upstreams that tell nothing.
+# Upstreams that report no ends of commits.
 
 
 @pytest.mark.parametrize("extensions", ["known", "refused", "closed"])

@@ -431,7 +431,7 @@ async def test_a_header_page_that_cannot_be_read_for_a_while(
             os.pwrite(file.fileno(), b"\0" * 4096, 0)
             while not caplog.records:
                 await wait_all_tasks_blocked()
-            # It cannot be told whether what it asks for still stands.
+            # The server cannot know whether the entries that it requests are still the same.
             await asker.send(wire.entry(1))
             assert await asker.was_reset() == b""
             assert [r.name.rpartition(".")[2] for r in caplog.records] == ["broadcast", "session"]
@@ -553,7 +553,7 @@ async def test_changes_elsewhere_at_random(
 
 
 class HaltingFile(OsFile):
-    """Stops in the middle of a write of `halting` bytes, until told to go on."""
+    """Stops in the middle of a write of `halting` bytes, until it is to continue."""
 
     halting = 0
     halfway: Callable[[], None]

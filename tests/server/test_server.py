@@ -142,7 +142,7 @@ async def test_no_more_clients_than_the_limit(
         assert len(answered) == limit
         assert rig.server.counts.refused == {"max_clients": 8 - limit}
         assert rig.server.counts.accepted == limit
-        # One line for all of them; the rest is told later.
+        # One line for all of them; a later line counts the rest.
         [refusal] = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert f"{limit} clients are connected, which is the limit" in refusal.getMessage()
         for peer in answered:

@@ -81,7 +81,7 @@ with StreamServer(
 
 
 def run(script: str, *words: object) -> None:
-    """A connection that is lost is told on stderr."""
+    """A connection that is lost is reported on stderr."""
     done = subprocess.run(
         [sys.executable, "-Werror", "-Wignore::DeprecationWarning", "-c", script, *map(str, words)],
         check=False,

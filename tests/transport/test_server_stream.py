@@ -1,4 +1,4 @@
-"""What a session talks through, and the pass over many sockets: bytes taken, errors told."""
+"""The transport of a session, and the pass over many sockets: bytes sent, errors reported."""
 
 from __future__ import annotations
 

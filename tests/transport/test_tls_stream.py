@@ -1,4 +1,4 @@
-"""Serving over TLS: handshakes good and bad, exact bytes, ends, and who is told what."""
+"""Serving over TLS: handshakes good and bad, exact bytes, ends and messages."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ async def test_a_server_without_tls_is_told_of(
     caplog.set_level(logging.DEBUG, "datastreamer")
     async with serving(stream, None) as port:
         message = f"no TLS connection to {HOST}:{port}: it closed .* does the server use TLS"
-        # Not told from one that is just being ended: it may be tried again.
+        # As from a server that is shutting down: the client may try again.
         await ask_both(port, authority.context(), ConnectFailed, message)
     lines = [r.getMessage() for r in caplog.records]
     assert sum("it uses TLS, which this port does not" in line for line in lines) == 2

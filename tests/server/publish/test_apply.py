@@ -1,5 +1,5 @@
-"""What a publisher is told of its operation where the server's disk refuses: in doubt is said,
-and "not written" only of what is nowhere."""
+"""The Result of an operation if the server's disk fails: in doubt, or not written if no part of it
+is in the stream."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def test_the_lease_is_renewed_while_an_answer_is_due() -> None:
     ("number", "error"), [(RESULT_NOT_WRITTEN, NotWritten), (RESULT_SOURCE_BUSY, SourceBusy)]
 )
 def test_a_lease_that_is_refused_for_now(number: int, error: type[Exception]) -> None:
-    """Who had it before asks again; who had not is told."""
+    """A publisher that had the lease before requests it again; another one raises the error."""
     refusal = encode_refusal(number, "the disk is full, say")
     source = SourceConnection(SourceTerms(1, ID))
     come_back(source)

@@ -1,4 +1,4 @@
-"""Serving clients that are told where commits end: `CommitStart`."""
+"""Serving clients that receive the ends of commits: `CommitStart`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_each_end_stands_before_the_entries(stream: DataStream, serve: Ope
     commit(stream, 5)
     commit(stream, 3)
     async with serve(stream) as rig, rig.client() as peer:
-        # What was there is told as one.
+        # The backlog is announced as one commit.
         await peer.ask(START, OK + encode_commit(8) + entries(stream, 0, 8))
         for count in (1, 4, 2):
             commit(stream, count)

@@ -84,7 +84,7 @@ async def test_that_nothing_was_found_is_told_at_once_and_then_ten_times_a_secon
             await peer.waits()
         assert (await frame(peer))[:3] == (0, 6, 11)
         assert 0.099 < trio.current_time() - began < 0.101
-        # What is wanted waits for nothing, and covers what was not told.
+        # A frame with entries is sent at once and covers the progress not reported yet.
         commit(stream, entries, (1, b""))
         await peer.waits()
         commit(stream, entries, (7, b"this"))

@@ -219,7 +219,7 @@ def test_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert cold.resident(0, 4)
         monkeypatch.delattr(os, "posix_fadvise", raising=False)
         trio.run(cold.read, 0, 100)
-    trio.run(ColdReads(-1).read, 0, 100)  # met, and told, by who sends
+    trio.run(ColdReads(-1).read, 0, 100)  # the sender meets the error and reports it
 
 
 @pytest.mark.parametrize("open_server", [over_loopback, in_memory])
