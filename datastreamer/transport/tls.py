@@ -135,13 +135,14 @@ def _check_pem(path: str, what: str, *, secret: bool = False) -> None:
     """Raises `BadCertificate` if the file cannot be read, has no `what` in PEM, or is a `secret`
     that other users own or can read."""
     try:
-        content = read_secret(path) if secret else Path(path).read_bytes()
+        if f"{what.upper()}-----".encode() not in Path(path).read_bytes():
+            raise BadCertificate(f"{path}: the file has no {what} in PEM")
+        if secret:
+            read_secret(path, 0)
     except OSError as error:
         raise BadCertificate(f"{path}: cannot be read: {error.strerror or error}") from None
     except UsageError as error:
         raise BadCertificate(str(error)) from None
-    if f"{what.upper()}-----".encode() not in content:
-        raise BadCertificate(f"{path}: the file has no {what} in PEM")
 
 
 def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
