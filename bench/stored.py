@@ -22,8 +22,7 @@ from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import boot_id
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import CommitRecord, Head
-from datastreamer.storage.header.recovery import NO_HASH
+from datastreamer.storage.header.records import NO_HASH, CommitRecord, Head
 from datastreamer.storage.read.file import StreamFile
 
 _HEAD = 17

@@ -14,8 +14,7 @@ from datastreamer.errors import EntryTooLarge, WriteFailed
 from datastreamer.format import HEADER_PAGE_SIZE, MAX_DATA_SIZE, PAGE_SIZE, Header, page_start
 from datastreamer.storage.disk.file_ops import boot_id
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import CommitRecord, Head
-from datastreamer.storage.header.recovery import NO_HASH
+from datastreamer.storage.header.records import NO_HASH, CommitRecord, Head
 from tests.oracle import pack
 from tests.storage.made import items
 

@@ -128,6 +128,7 @@ COMMIT_LAYOUT: Final[CommitLayout] = (
 )
 
 NO_ID: Final = bytes(16)
+NO_HASH: Final = xxh3_64_intdigest(b"")
 
 
 class Head(NamedTuple):
@@ -235,6 +236,15 @@ def put_header(page: bytearray, header: Header) -> None:
 def put_record(page: bytearray, record: CommitRecord) -> None:
     """Write the record; its sum covers the magic and the header in `page` too."""
     COMMIT.put(page, RECORD_OFFSET, *_fields_of(record), sum_from=0)
+
+
+def put_settled(
+    page: bytearray, header: Header, stream_id: bytes, epoch: int, boot_id: bytes
+) -> None:
+    """Write a header, and a commit record with an empty range: all entries are on disk."""
+    head = Head(header.total_length, header.total_entries)
+    put_header(page, header)
+    put_record(page, CommitRecord(stream_id, epoch, boot_id, head, head, head, NO_HASH, NO_HASH))
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:

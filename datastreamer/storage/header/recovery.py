@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from datastreamer._codec import scan
 from datastreamer.errors import (
@@ -35,8 +35,6 @@ from datastreamer.storage.header.records import (
 )
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.read.reader import doubt
-
-NO_HASH = xxh3_64_intdigest(b"")
 
 
 class Judgement(NamedTuple):

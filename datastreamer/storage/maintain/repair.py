@@ -38,13 +38,11 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
     NO_ID,
-    CommitRecord,
     Head,
     PublisherRecord,
     SyncedHeader,
     Writer,
 )
-from datastreamer.storage.header.recovery import NO_HASH
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
 from datastreamer.storage.maintain.report import Examination, Report
 from datastreamer.storage.read.reader import Reader
@@ -261,10 +259,7 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
     """The header page with `header` and records that confirm it; the rest as it was."""
     fresh, end, boot = bytearray(page), Head(*header[3:]), boot_id()
     fresh[:HEADER_OFFSET] = MAGIC
-    records.put_header(fresh, header)
-    records.put_record(
-        fresh, CommitRecord(made.stream_id, made.epoch, boot, end, end, end, NO_HASH, NO_HASH)
-    )
+    records.put_settled(fresh, header, made.stream_id, made.epoch, boot)
     for sequence in (made.sequence + 1, made.sequence + 2):
         records.put_synced(
             fresh, sequence & 1, SyncedHeader(sequence, made.stream_id, made.epoch, header)

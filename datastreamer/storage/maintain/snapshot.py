@@ -34,8 +34,8 @@ from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader
-from datastreamer.storage.header.recovery import NO_HASH, undone_by
+from datastreamer.storage.header.records import Head, SyncedHeader
+from datastreamer.storage.header.recovery import undone_by
 from datastreamer.storage.read.change_watch import Changes, ChangeWatch, steady_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, doubt, end_of
@@ -350,12 +350,9 @@ def _after_lowest_truncation(
 def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
     """The header page that a clean close leaves."""
     page = records.new_page(header)
-    head = Head(header.total_length, header.total_entries)
-    records.put_record(
-        page, CommitRecord(stream_id, epoch, boot_id(), head, head, head, NO_HASH, NO_HASH)
-    )
+    records.put_settled(page, header, stream_id, epoch, boot_id())
     records.put_synced(page, 0, SyncedHeader(0, stream_id, epoch, header))
-    records.put_mark(page, epoch, head)
+    records.put_mark(page, epoch, Head(*header[3:]))
     return page
 
 

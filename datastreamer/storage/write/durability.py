@@ -27,8 +27,8 @@ from datastreamer.errors import (
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import CommitRecord, Head
-from datastreamer.storage.header.recovery import NO_HASH, is_whole
+from datastreamer.storage.header.records import NO_HASH, CommitRecord, Head
+from datastreamer.storage.header.recovery import is_whole
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.syncer import Syncer
 

@@ -25,8 +25,8 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.inspect import is_running
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import CommitRecord, Head, Writer
-from datastreamer.storage.header.recovery import NO_HASH, judge
+from datastreamer.storage.header.records import CommitRecord, Writer
+from datastreamer.storage.header.recovery import judge
 from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.write.changes import undo_update
 from datastreamer.storage.write.durability import SyncPolicy, write_again
@@ -56,11 +56,7 @@ def create_stream(
     if disk.exists(name):
         raise FileExists(name, "exists already; a stream is never created over something")
     page = records.new_page(header)
-    empty = Head()
-    records.put_record(
-        page,
-        CommitRecord(secrets.token_bytes(16), 0, boot_id(), empty, empty, empty, NO_HASH, NO_HASH),
-    )
+    records.put_settled(page, header, secrets.token_bytes(16), 0, boot_id())
     try:
         with new_file(disk, name) as file:
             file.resize(HEADER_PAGE_SIZE + PAGE_SIZE)

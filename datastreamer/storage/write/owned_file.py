@@ -18,8 +18,8 @@ from datastreamer.storage.disk.file_ops import Disk, File, boot_id
 from datastreamer.storage.disk.identity import LOOK_SECONDS, OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
-from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader
-from datastreamer.storage.header.recovery import NO_HASH, Judgement
+from datastreamer.storage.header.records import Head, SyncedHeader
+from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.read.file import StreamFile
 
 _INTERRUPTED = (
@@ -188,11 +188,8 @@ class OwnedFile(StreamFile):
     def put_header(self, head: Head) -> None:
         """Put a header, and a commit record with an empty range, that end at `head` into the
         page."""
-        records.put_header(self.page, self.header_at(head))
-        record = CommitRecord(
-            self.stream_id, self.epoch, self.boot, head, head, head, NO_HASH, NO_HASH
-        )
-        records.put_record(self.page, record)
+        header = self.header_at(head)
+        records.put_settled(self.page, header, self.stream_id, self.epoch, self.boot)
 
     def put_synced(self, head: Head) -> None:
         """Put a synced header and a visible mark that end at `head` into the page."""
