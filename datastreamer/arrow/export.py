@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -71,13 +71,6 @@ class Exported(NamedTuple):
     next: int
     rows: dict[str, int]
     files: list[Path]
-
-
-class _Output(Protocol):
-    """The writer of one table's rows."""
-
-    def write(self, batch: Any) -> None: ...
-    def discard(self) -> None: ...
 
 
 class _Plan(NamedTuple):
@@ -379,7 +372,7 @@ class _Export:
         if worst is not None:
             raise worst
 
-    def _put(self, output: _Output, table: str, batch: Any) -> None:
+    def _put(self, output: PartWriter | LineWriter, table: str, batch: Any) -> None:
         output.write(batch)
         self._rows[table] = self._rows.get(table, 0) + batch.num_rows
 

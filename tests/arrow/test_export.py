@@ -107,13 +107,14 @@ def test_a_folder_is_gone_on_with(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = export(three, out)
     assert names(out) == ["entries-000000000000-000000000002.parquet"]
-    before = first.files[0].stat()
+    before = first.files[0].stat()  # without the access time, which a read changes
     assert export(three, out) == (3, 3, {"entries": 0}, [])
     add(three, [(4, b"d"), (5, b"")])
     again = export(three, out)
     assert again.rows == {"entries": 2}
     assert names(out)[1:] == ["entries-000000000003-000000000004.parquet"]
-    assert first.files[0].stat() == before
+    after = first.files[0].stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert rows(out).equals(arrow.ArrowStream(three).reader().read_all())
     assert export(three, out, start=0).files == export(three, out, start=5).files == []
 

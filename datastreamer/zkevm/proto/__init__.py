@@ -1,5 +1,4 @@
-"""The messages for programs that want protobuf's own classes: `datastream_pb2`.
+"""The messages as protobuf's own classes, `datastream_pb2`, which ``make proto`` generates.
 
-Made by protoc from `datastream.proto`, and made again by ``make proto``. Nothing here imports
-it; who does needs protobuf, which the extra ``protobuf`` brings.
+This package does not import them; a program that does needs the extra ``protobuf``.
 """
