@@ -368,9 +368,8 @@ class Sender:
                 await self._send_span(self.span)
             return
         if filtered.frame is None:
-            tail = (
-                broadcast.view.head.length - _COPIED_TAIL if transport.socket_fd is not None else 0
-            )
+            copies = transport.socket_fd is None
+            tail = 0 if copies else broadcast.view.head.length - _COPIED_TAIL
             wait = await filtered.find(
                 self.cursor, zero_copy_before=tail, hurried=self._last is not None
             )
