@@ -1,7 +1,7 @@
 """A driver with three streaming queries into Parquet. A test runs it and kills it.
 
-Arguments: the test's folder and the address of a server. Prints a line whenever every query has
-completed another batch since the previous line.
+Arguments: the test's folder and the address of a server. Prints a line when every query
+has completed a batch, and again after later batches.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def main(folder: str, server: str) -> None:
     spark = session("local[2]", "killed", SETTINGS | STATE_SETTINGS)
     spark.sparkContext.setLogLevel("OFF")
     queries = start(spark, folder, server)
-    printed = [-1] * len(queries)
+    printed = None
     while all(query.isActive for query in queries):
         time.sleep(0.02)
         progress = [query.lastProgress for query in queries]
-        completed = [-1 if each is None else each["batchId"] for each in progress]
-        if all(a > b for a, b in zip(completed, printed, strict=True)):
+        completed = [each["batchId"] for each in progress if each is not None]
+        if len(completed) == len(queries) and completed != printed:
             printed = completed
             print(*completed, flush=True)
     sys.exit("\n".join(str(query.exception()) for query in queries))

@@ -81,17 +81,23 @@ def finish(spark: Any, folder: Path, server: str) -> None:
 
 
 def kill_and_check(spark: Any, folder: Path, seeds: range) -> None:
-    made = [message for at in range(3) for message in produced(at, PAYLOADS)]
-    with (
-        DataStream.create(folder / "messages.bin", version=1, system_id=1) as messages,
-        messages.atomic_op() as op,
-    ):
-        op.add_entries(0x10, [pack_message(*message) for message in made])
+    payloads = PAYLOADS * len(seeds)
+    made = [message for at in range(3) for message in produced(at, payloads)]
+    made += made[: -len(made) % len(seeds)]  # as many in each round; duplicates change nothing
+    rest = [pack_message(*message) for message in made]
     path = folder / "stream.bin"
     with StreamServer(path, host="127.0.0.1", port=0, sync="os", in_process=True) as server:
         address = f"127.0.0.1:{server.port}"
         for seed in seeds:
             add(server.stream)
+            now, rest = rest[: len(made) // len(seeds)], rest[len(made) // len(seeds) :]
+            with (
+                DataStream.open_or_create(
+                    folder / "messages.bin", version=1, system_id=1
+                ) as messages,
+                messages.atomic_op() as op,
+            ):
+                op.add_entries(0x10, now)
             run_and_kill(folder, address, seed)
         stream = server.stream
         for name in ("file", "server"):
@@ -109,7 +115,7 @@ def kill_and_check(spark: Any, folder: Path, seeds: range) -> None:
     events = core_events([(*message, "s", at) for at, message in enumerate(made)])
     assert plain(told) == plain(events)
     assert {row.event for row in told} == {"complete"}
-    assert len(told) == PAYLOADS
+    assert len(told) == payloads
 
 
 @pytest.mark.slow
