@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from datastreamer.client.trio_driver import connect as connect
     from datastreamer.client.upstream import Upstream as Upstream
     from datastreamer.consumer.blocking_reassembly import BlockingReassembly as BlockingReassembly
-    from datastreamer.consumer.consumption import SourceBack as SourceBack
-    from datastreamer.consumer.consumption import SourceFailed as SourceFailed
-    from datastreamer.consumer.consumption import SourceLost as SourceLost
-    from datastreamer.consumer.consumption import SourceRolledBack as SourceRolledBack
     from datastreamer.consumer.sqlite_store import SqliteStore as SqliteStore
+    from datastreamer.consumer.state import SourceBack as SourceBack
+    from datastreamer.consumer.state import SourceFailed as SourceFailed
+    from datastreamer.consumer.state import SourceLost as SourceLost
+    from datastreamer.consumer.state import SourceRolledBack as SourceRolledBack
     from datastreamer.consumer.trio_reassembly import reassemble as reassemble
     from datastreamer.format import Header as Header
     from datastreamer.position import CursorStore as CursorStore
@@ -76,10 +76,10 @@ _HOME = {
     "Rollback": "datastreamer.protocol.resume",
     "ServerTLS": "datastreamer.transport.tls",
     "Snapshot": "datastreamer.storage.maintain.snapshot",
-    "SourceBack": "datastreamer.consumer.consumption",
-    "SourceFailed": "datastreamer.consumer.consumption",
-    "SourceLost": "datastreamer.consumer.consumption",
-    "SourceRolledBack": "datastreamer.consumer.consumption",
+    "SourceBack": "datastreamer.consumer.state",
+    "SourceFailed": "datastreamer.consumer.state",
+    "SourceLost": "datastreamer.consumer.state",
+    "SourceRolledBack": "datastreamer.consumer.state",
     "SqliteStore": "datastreamer.consumer.sqlite_store",
     "StreamServer": "datastreamer.service.embedded",
     "Upstream": "datastreamer.client.upstream",

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 from typing_extensions import Self
 
 from datastreamer._codec import Entry, EntryBatch
+from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
 from datastreamer.client.bulk_receive import Settle, Take
 from datastreamer.client.effects import AsyncDriver
 from datastreamer.client.engine import ClientEngine
-from datastreamer.client.face import BatchesFace, ClientFace, IterationFace
 from datastreamer.client.iteration import Iteration
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.following import HashQuery, RangeHash
@@ -37,7 +37,7 @@ DriverTo = Callable[[Endpoint | None], AsyncDriver]
 """Makes a driver that connects to an endpoint (None: that makes no connections)."""
 
 
-class _AsyncIterator(IterationFace):
+class _AsyncIterator(IterationBase):
     """The block of an asynchronous iterator, and its end."""
 
     def __init__(self, driver: AsyncDriver, iteration: Iteration[EntryBatch]) -> None:
@@ -64,7 +64,7 @@ class _AsyncIterator(IterationFace):
         await self._driver.run(self._iteration.close())
 
 
-class Batches(_AsyncIterator, BatchesFace):
+class Batches(_AsyncIterator, BatchesBase):
     """Batches of entries as they arrive: an asynchronous iterator.
 
     ``async with`` begins it at once and ends it on leaving; without that it begins with
@@ -102,7 +102,7 @@ class Entries(_AsyncIterator):
                 raise StopAsyncIteration
 
 
-class Client(ClientFace[Batches, Entries]):
+class Client(ClientBase[Batches, Entries]):
     """A connection to a server, made by `connect`.
 
     One task at a time: any call except `stop` and `aclose` raises `UsageError` while another is in

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 from typing_extensions import Self
 
 from datastreamer._codec import Entry, EntryBatch
+from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
 from datastreamer.client.engine import ClientEngine
-from datastreamer.client.face import BatchesFace, ClientFace, IterationFace
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.thread_driver import ThreadDriver
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.following import HashQuery, RangeHash
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 AnyIterator = TypeVar("AnyIterator", bound="_BlockingIterator")
 
 
-class _BlockingIterator(IterationFace):
+class _BlockingIterator(IterationBase):
     """The block of an iterator, and its end."""
 
     def __init__(self, driver: ThreadDriver, iteration: Iteration[EntryBatch]) -> None:
@@ -59,7 +59,7 @@ class _BlockingIterator(IterationFace):
         self._driver.run(self._iteration.close())
 
 
-class BlockingBatches(_BlockingIterator, BatchesFace):
+class BlockingBatches(_BlockingIterator, BatchesBase):
     """Batches of entries as they arrive: an iterator.
 
     ``with`` begins it at once and ends it on leaving; without that it begins with
@@ -86,7 +86,7 @@ class BlockingEntries(_BlockingIterator):
                 raise StopIteration
 
 
-class BlockingClient(ClientFace[BlockingBatches, BlockingEntries]):
+class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
     """A connection to a server, made at once.
 
     One thread at a time: any call except `stop` and `close` raises `UsageError` while another is in

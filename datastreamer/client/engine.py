@@ -1,8 +1,8 @@
 """A client's connections to one server, written once for every driver.
 
 Owns whose turn it is, when a connection is given up and another made, and when a lost one is
-retried. A single connection is `link`'s; the bytes are `datastreamer.protocol.flows`', and what a
-lost connection means for a streaming is `datastreamer.protocol.resume`'s. Must not know sockets,
+retried. `link` has a single connection, `datastreamer.protocol.exchanges` the bytes, and
+`datastreamer.protocol.resume` what a lost connection means for a streaming. Must not know sockets,
 tasks or clocks: `effects` has the steps that its driver performs.
 """
 
@@ -35,8 +35,8 @@ from datastreamer.errors import (
     StreamClosed,
     UsageError,
 )
-from datastreamer.protocol import flows as exchanges
-from datastreamer.protocol.flows import Flow, Work
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.exchanges import Exchange, Work
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Recovery
 from datastreamer.transport.connection_errors import (
@@ -100,14 +100,19 @@ class ClientEngine(ServerLink):
 
     # Exchanges
 
-    def ask(self, exchange: Callable[..., Flow[T]], *arguments: Any, wait: float = 0.0) -> Steps[T]:
+    def ask(
+        self, exchange: Callable[..., Exchange[T]], *arguments: Any, wait: float = 0.0
+    ) -> Steps[T]:
         """One exchange from its request to its answer, which the server may delay by `wait`
         seconds."""
         limit = self.answer_timeout
         return self._call(exchange, arguments, None if limit is None else limit + wait)
 
     def _call(
-        self, exchange: Callable[..., Flow[T]], arguments: tuple[Any, ...], seconds: float | None
+        self,
+        exchange: Callable[..., Exchange[T]],
+        arguments: tuple[Any, ...],
+        seconds: float | None,
     ) -> Steps[T]:
         self._claim()
         try:

@@ -15,7 +15,7 @@ from datastreamer.client.effects import Call, InThread, Steps
 from datastreamer.client.engine import LOST, ClientEngine
 from datastreamer.errors import PeerError, UsageError
 from datastreamer.position import CursorStore, Position
-from datastreamer.protocol.flows import Work
+from datastreamer.protocol.exchanges import Work
 from datastreamer.protocol.resume import Resumable, Rollback
 from datastreamer.protocol.retry import Recovery
 

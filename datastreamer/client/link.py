@@ -27,10 +27,10 @@ from datastreamer.errors import (
     StreamClosed,
 )
 from datastreamer.format import Header
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.flows import Flow, Work
+from datastreamer.protocol.exchanges import Exchange, Work
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, check_waits
 from datastreamer.transport.connection_errors import answer_timeout, silent_server
@@ -110,7 +110,7 @@ class ServerLink(ForkGuard):
             raise StreamClosed("this client was closed while it was in use") from None
 
     def _drive(
-        self, flow: Flow[T], seconds: float | None, work: Work[Any] | None = None
+        self, flow: Exchange[T], seconds: float | None, work: Work[Any] | None = None
     ) -> Steps[T]:
         """Perform an exchange on this connection, each wait within `seconds`."""
         if self.channel is None:
@@ -121,7 +121,7 @@ class ServerLink(ForkGuard):
 
     def _exchange(
         self,
-        flow: Flow[T],
+        flow: Exchange[T],
         channel: Channel,
         connection: ClientConnection,
         seconds: float | None,

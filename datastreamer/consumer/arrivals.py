@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from datastreamer.client.effects import Driver, Steps, Wait
-from datastreamer.consumer.consumption import Arrival
+from datastreamer.consumer.state import Arrival
 
 
 class Arrivals:

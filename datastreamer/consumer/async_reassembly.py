@@ -13,19 +13,19 @@ from functools import partial
 from datastreamer.client.async_client import DriverTo
 from datastreamer.client.effects import AsyncDriver, InThread, Steps
 from datastreamer.consumer.arrivals import Arrivals
-from datastreamer.consumer.consumption import Notice
+from datastreamer.consumer.base import ReassemblyBase
 from datastreamer.consumer.engine import ConsumerEngine
-from datastreamer.consumer.face import ReassemblyFace
 from datastreamer.consumer.options import Addresses, ReassemblyOptions, Start
-from datastreamer.consumer.readers import readers_of
-from datastreamer.protocol.flows import TIMEOUT
+from datastreamer.consumer.sources import readers_of
+from datastreamer.consumer.state import Notice
+from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyProgress, ReassemblyStore
 
 
-class Reassembly(ReassemblyFace):
+class Reassembly(ReassemblyBase):
     """An asynchronous iterator over payloads, made by `reassemble`. One task at a time."""
 
     def __init__(self, driver: AsyncDriver, engine: ConsumerEngine) -> None:

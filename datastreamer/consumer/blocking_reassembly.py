@@ -14,19 +14,19 @@ from datastreamer.client.asyncio_thread import AsyncioThread
 from datastreamer.client.effects import Call, Steps
 from datastreamer.client.thread_driver import ThreadDriver
 from datastreamer.consumer.arrivals import Arrivals
-from datastreamer.consumer.consumption import Arrival, Notice
+from datastreamer.consumer.base import ReassemblyBase
 from datastreamer.consumer.engine import ConsumerEngine
-from datastreamer.consumer.face import ReassemblyFace
 from datastreamer.consumer.options import Addresses, ReassemblyOptions, Start
-from datastreamer.consumer.readers import readers_of
-from datastreamer.protocol.flows import TIMEOUT
+from datastreamer.consumer.sources import readers_of
+from datastreamer.consumer.state import Arrival, Notice
+from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore
 
 
-class BlockingReassembly(ReassemblyFace):
+class BlockingReassembly(ReassemblyBase):
     """An iterator over payloads, and a context manager; the options are those of `reassemble`::
 
         with BlockingReassembly([("a", 6900), ("b", 6900)], subscribe=[b"\\x01"]) as payloads:

@@ -1,7 +1,7 @@
 """A consumer of several sources, written once for every driver.
 
 Owns the turns of a consumer: when to save progress, what to wait for, what to report. What follows
-from an arrival is `consumption`'s, how sources are read `readers`'. Must not know sockets, tasks or
+from an arrival is `state`'s, how sources are read `sources`'. Must not know sockets, tasks or
 clocks: `datastreamer.client.effects` has the steps that its driver performs.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from datastreamer.client.effects import Call, Driver, InThread, Now, Steps
-from datastreamer.consumer.consumption import (
+from datastreamer.consumer.options import ReassemblyOptions, named
+from datastreamer.consumer.state import (
     LOOK_SECONDS,
     Arrival,
-    Consumption,
+    ConsumerState,
     is_item,
     say,
 )
-from datastreamer.consumer.options import ReassemblyOptions, named
 from datastreamer.errors import UsageError
 from datastreamer.reassembly.merge import Item, Merge
 from datastreamer.reassembly.progress import ReassemblyProgress
@@ -44,7 +44,7 @@ class ConsumerEngine:
             max_age=options.max_age if options.follow else None,
             resume=resume,
         )
-        self.consumption = Consumption(self.merge, self.sources)
+        self.state = ConsumerState(self.merge, self.sources)
         self.over = False
         self._driver = driver
         self._store = options.store
@@ -53,7 +53,7 @@ class ConsumerEngine:
         self._busy = False
 
     def now(self) -> float:
-        """The time by the driver's clock, which `consumption` uses."""
+        """The time by the driver's clock, which `state` uses."""
         return self._driver.now()
 
     def receive_from(self, receiving: Receiving) -> None:
@@ -73,26 +73,26 @@ class ConsumerEngine:
         except BaseException as error:
             if not isinstance(error, (Exception, *self._driver.cancelled)):
                 # What was just arriving, or was being delivered, is lost.
-                self.consumption.interrupt()
+                self.state.interrupt()
             raise
         finally:
             self._busy = False
 
     def _next(self, seconds: float | None) -> Steps[Item | None]:
-        consumption = self.consumption
+        state = self.state
         now = yield Now()
         deadline = None if seconds is None else now + seconds
-        consumption.clock(now)
+        state.clock(now)
         while True:
             if self._store is not None:
                 yield from self.save()
-            while (event := consumption.next_event()) is not None:
+            while (event := state.next_event()) is not None:
                 if is_item(event):
-                    consumption.given()
-                    consumption.leave((yield Now()))
+                    state.given()
+                    state.leave((yield Now()))
                     return event
                 yield Call(self._on_event, (event,))
-            if consumption.over:
+            if state.over:
                 self.over = True
                 return None
             wait = LOOK_SECONDS
@@ -101,18 +101,18 @@ class ConsumerEngine:
                 if wait <= 0:
                     return None
             arrival = yield from self._receiving(wait)
-            now = consumption.clock((yield Now()))
+            now = state.clock((yield Now()))
             if arrival is None:
-                consumption.expire(now)
+                state.expire(now)
             else:
-                consumption.arrive(arrival, now)
+                state.arrive(arrival, now)
 
     def save(self, *, at_end: bool = False) -> Steps[None]:
         """Save that everything that was delivered has been processed, if that is due."""
         if self._store is None:
             return
         now = yield Now()
-        progress = self.consumption.to_save(now, at_end=at_end)
+        progress = self.state.to_save(now, at_end=at_end)
         if progress is not None:
             yield InThread(self._store.save, (progress,))
-            self.consumption.saved(now)
+            self.state.saved(now)

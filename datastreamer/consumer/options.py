@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from datastreamer.client.upstream import Upstream
-from datastreamer.consumer.consumption import Notice
+from datastreamer.consumer.state import Notice
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
 from datastreamer.protocol.arguments import check_number

@@ -1,7 +1,8 @@
 """Reads entries in batches: a server's capabilities, single batches, and long reads.
 
 Owns the capabilities query, single batches with their checks, and long reads, with the next request
-sent before the last one is answered. Flows like those of `flows`: no sockets, tasks or time.
+sent before the last one is answered. Generators like those of `exchanges`: no sockets, tasks or
+time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from datastreamer.format import (
     U64_MAX,
     Header,
 )
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number, is_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
@@ -44,8 +45,8 @@ from datastreamer.protocol.events import (
     RangeReceived,
     ResultReceived,
 )
+from datastreamer.protocol.exchanges import Exchange, next_event, unexpected
 from datastreamer.protocol.filter.messages import FilteredRead, servable
-from datastreamer.protocol.flows import Flow, next_event, unexpected
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     BatchQuery,
@@ -70,7 +71,7 @@ WAIT_MS: Final = 1000
 """How long the server waits for a commit at the stream's end before the client asks again."""
 
 
-def probe(connection: ClientConnection) -> Flow[Capabilities]:
+def probe(connection: ClientConnection) -> Exchange[Capabilities]:
     """The server's capabilities, which are requested once per connection, with the header.
 
     A server that does not know the query refuses it, or closes the connection; `probing` is true
@@ -114,7 +115,7 @@ class Read:
     types: Collection[int] | None = None
 
 
-def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
+def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
     """At least one entry, or none at the end of the stream.
 
     Raises `NotSupported`; for an entry after the end `UnknownEntry` if `checked`, else
@@ -174,7 +175,7 @@ def bytes_to_ask_for(capabilities: Capabilities, wanted: int) -> int:
     return min(wanted or capabilities.max_batch_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
 
 
-def _check(connection: ClientConnection, number: int) -> Flow[None]:
+def _check(connection: ClientConnection, number: int) -> Exchange[None]:
     """Raise `UnknownEntry` if entry `number` is after the total, which is requested if unknown."""
     total = connection.total_entries
     if total is None or number > total:
@@ -183,7 +184,7 @@ def _check(connection: ClientConnection, number: int) -> Flow[None]:
             raise UnknownEntry(number, total)
 
 
-def _one_by_one(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
+def _one_by_one(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
     """Read from a server without batches, by single queries."""
     size = min(wanted.max_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
     number, found, ended = wanted.from_entry, 0, False
@@ -260,7 +261,7 @@ class LongReading(ABC):
         # Called with the total that an empty answer reports; may raise.
         self.on_nothing: Callable[[int], object] = lambda total: None
 
-    def begin(self, connection: ClientConnection) -> Flow[None]:
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
         capabilities = yield from probe(connection)
         total = connection.total_entries
@@ -281,7 +282,7 @@ class LongReading(ABC):
     def _ask_ahead(self) -> bytes:
         """The next request, once the beginning of an answer shows where it will end; or b""."""
 
-    def _answer(self) -> Flow[Event]:
+    def _answer(self) -> Exchange[Event]:
         connection = self._connection
         while (event := connection.next_event()) is None:
             yield self._ask_ahead() or None
@@ -293,7 +294,7 @@ class LongReading(ABC):
         self._stopping = True
         return b""
 
-    def end(self, limit: int | None) -> Flow[bool]:
+    def end(self, limit: int | None) -> Exchange[bool]:
         passed = 0
         while self._connection.outstanding:
             event = yield from next_event(self._connection)
@@ -316,7 +317,7 @@ class BatchReading(LongReading):
         self._stride = limits.max_count
         self._streaming: exchanges.Streaming | None = None
 
-    def begin(self, connection: ClientConnection) -> Flow[None]:
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
         yield from super().begin(connection)
         capabilities = connection.capabilities or NO_EXTENSIONS
         if not capabilities.batch_reads:
@@ -325,7 +326,7 @@ class BatchReading(LongReading):
         elif self._stride > capabilities.max_batch_count > 0:
             self._stride = capabilities.max_batch_count
 
-    def advance(self) -> Flow[EntryBatch | None]:
+    def advance(self) -> Exchange[EntryBatch | None]:
         if self._streaming is not None:
             return (yield from self._streaming.advance())
         assert self.stop is not None
@@ -380,7 +381,7 @@ class BatchReading(LongReading):
         super().request_stop()
         return b"" if self._streaming is None else self._streaming.request_stop()
 
-    def end(self, limit: int | None) -> Flow[bool]:
+    def end(self, limit: int | None) -> Exchange[bool]:
         if self._streaming is not None:
             return (yield from self._streaming.end(limit))
         return (yield from super().end(limit))
@@ -401,7 +402,7 @@ class RangeReading:
         self._begun = False
         self._connection: ClientConnection
 
-    def begin(self, connection: ClientConnection) -> Flow[None]:
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
         yield connection.request(self._query)
         try:
@@ -414,7 +415,7 @@ class RangeReading:
             raise unexpected(connection, event)
         self._last = event.last
 
-    def advance(self) -> Flow[EntryBatch | None]:
+    def advance(self) -> Exchange[EntryBatch | None]:
         if self._last is None:
             return None
         event = yield from next_event(self._connection)
@@ -431,7 +432,7 @@ class RangeReading:
     def request_stop(self) -> bytes:
         return b""
 
-    def end(self, limit: int | None) -> Flow[bool]:
+    def end(self, limit: int | None) -> Exchange[bool]:
         passed = 0
         while self._last is not None:
             batch = yield from self.advance()

@@ -1,7 +1,7 @@
 """The client's side of a connection: requests out, the server's bytes in.
 
 Owns the matching of answers with requests. Must not know sockets or clocks, when to send which
-request (`flows`), or how received bytes are stored (`receiving`). One scanner finds streamed
+request (`exchanges`), or how received bytes are stored (`receiving`). One scanner finds streamed
 entries; a batch keeps the buffer in which it arrived.
 """
 

@@ -23,14 +23,14 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchLimits, BatchReading, checked_types, probe
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.exchanges import Exchange, Streaming
 from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.messages import servable
 from datastreamer.protocol.filter.reads import FilteredReading
-from datastreamer.protocol.flows import Flow, Streaming
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.history import Trail
 
@@ -172,7 +172,7 @@ class Resumable:
         streaming = self._streaming
         return streaming.changes if isinstance(streaming, Streaming) else deque()
 
-    def begin(self, connection: ClientConnection) -> Flow[None]:
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
         self._settle()
         self._streaming = self._ahead = None
@@ -194,7 +194,7 @@ class Resumable:
     def _new_trail(self, number: int) -> Remembered:
         return Trail(number) if self._filter is None else FilteredTrail(self._filter, number)
 
-    def _begin(self, connection: ClientConnection, start: int | bytes) -> Flow[Reading]:
+    def _begin(self, connection: ClientConnection, start: int | bytes) -> Exchange[Reading]:
         self._note_total(connection)
         if self._batched is None or not isinstance(start, int):
             commits, known = False, None
@@ -251,7 +251,7 @@ class Resumable:
         self._handed = batch
         return batch if self._types is None else batch.select(self._types)
 
-    def advance(self) -> Flow[EntryBatch | None]:
+    def advance(self) -> Exchange[EntryBatch | None]:
         self._settle()
         if self._ahead is not None:
             batch, self._ahead = self._ahead, None
@@ -273,7 +273,7 @@ class Resumable:
         self.stopping = True
         return b"" if self._streaming is None else self._streaming.request_stop()
 
-    def end(self, limit: int | None) -> Flow[bool]:
+    def end(self, limit: int | None) -> Exchange[bool]:
         if self._streaming is None:
             return True
         return (yield from self._streaming.end(limit))
@@ -287,7 +287,7 @@ class Resumable:
 
     def _rejoin(
         self, connection: ClientConnection, trail: Remembered, header: Header
-    ) -> Flow[None]:
+    ) -> Exchange[None]:
         """Request the remembered entries again, compare them, and continue after them."""
         first, due, total = trail.first_number, trail.next_number, header.total_entries
         if total < first:
@@ -348,7 +348,7 @@ class Resumable:
         first: int,
         stop: int,
         chosen: tuple[int, ...] | None,
-    ) -> Flow[Reading]:
+    ) -> Exchange[Reading]:
         reading: Reading
         if chosen is not None:
             reading = FilteredReading(first, stop, BatchLimits(), chosen)
@@ -410,7 +410,7 @@ class Resumable:
 
 def _filter_of(
     connection: ClientConnection, types: Collection[int] | None
-) -> Flow[tuple[int, ...] | None]:
+) -> Exchange[tuple[int, ...] | None]:
     """The types by which this server should filter; None if it should send all."""
     servable_types = servable(types)
     if servable_types is None:

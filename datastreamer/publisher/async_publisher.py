@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 from datastreamer.client.async_client import DriverTo
 from datastreamer.client.effects import AsyncDriver
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
-from datastreamer.protocol.flows import TIMEOUT
+from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Underway
 from datastreamer.protocol.publishing import Receipt
 from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.publisher.base import OperationBase, PublisherBase, ReceiptBase
 from datastreamer.publisher.engine import RETRY_SECONDS, UNACKNOWLEDGED_BYTES, PublisherEngine
-from datastreamer.publisher.face import OperationFace, PublisherFace, ReceiptFace
 from datastreamer.transport.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     import ssl
 
 
-class PendingReceipt(ReceiptFace):
+class PendingReceipt(ReceiptBase):
     """An operation that was sent, and may not be on disk yet."""
 
     def __init__(self, driver: AsyncDriver, engine: PublisherEngine, underway: Underway) -> None:
@@ -39,7 +39,7 @@ class PendingReceipt(ReceiptFace):
         return await self._driver.run(self._engine.receipt(self._underway))
 
 
-class PublishedOp(OperationFace):
+class PublishedOp(OperationBase):
     """One atomic operation: what is added here becomes visible together, or not at all.
 
     An asynchronous context manager: leaving it commits, and waits until it is on disk; an
@@ -82,7 +82,7 @@ class PublishedOp(OperationFace):
             self.roll_back()
 
 
-class Publisher(PublisherFace):
+class Publisher(PublisherBase):
     """A stream's source, made by `connect_publisher`. One task makes operations; any may wait
     for them.
 

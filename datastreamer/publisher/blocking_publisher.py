@@ -15,12 +15,12 @@ from datastreamer.client.asyncio_driver import AsyncioDriver
 from datastreamer.client.asyncio_thread import AsyncioThread
 from datastreamer.client.effects import Steps
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
-from datastreamer.protocol.flows import TIMEOUT
+from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, Underway
 from datastreamer.protocol.publishing import Receipt
 from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.publisher.base import OperationBase, PublisherBase, ReceiptBase
 from datastreamer.publisher.engine import RETRY_SECONDS, UNACKNOWLEDGED_BYTES, PublisherEngine
-from datastreamer.publisher.face import OperationFace, PublisherFace, ReceiptFace
 from datastreamer.transport.endpoint import endpoint_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Thread(AsyncioThread):
         self._engine.wake()
 
 
-class BlockingReceipt(ReceiptFace):
+class BlockingReceipt(ReceiptBase):
     """An operation that was sent, and may not be on disk yet."""
 
     def __init__(self, thread: _Thread, engine: PublisherEngine, underway: Underway) -> None:
@@ -71,7 +71,7 @@ class BlockingReceipt(ReceiptFace):
         return self._thread.perform(self._engine.receipt(self._underway))
 
 
-class BlockingOp(OperationFace):
+class BlockingOp(OperationBase):
     """One atomic operation: what is added here becomes visible together, or not at all.
 
     A context manager: leaving it commits, and waits until it is on disk; an exception discards
@@ -108,7 +108,7 @@ class BlockingOp(OperationFace):
             self.roll_back()
 
 
-class BlockingPublisher(PublisherFace):
+class BlockingPublisher(PublisherBase):
     """A stream's source: ``with BlockingPublisher("127.0.0.1", 6900, token=token) as publisher``.
 
     The options and errors are those of `connect_publisher`. One thread makes operations; any may

@@ -44,7 +44,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import U32_MAX
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE, Receipt

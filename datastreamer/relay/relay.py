@@ -16,9 +16,9 @@ import trio
 
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
-from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import MetricsSnapshot
-from datastreamer.protocol import flows as exchanges
+from datastreamer.metrics.writer_numbers import WriterNumbers
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.retry import BACKOFF, Backoff, check_seconds, check_waits
 from datastreamer.relay.download import Download

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import MetricsSnapshot, Samples
+from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.relay.download import Download, UpstreamState
 from datastreamer.server.metrics import collect, of_process
 from datastreamer.server.server import Server

@@ -32,7 +32,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.following import (
     NOTHING_KNOWN,
     ChangeReceived,

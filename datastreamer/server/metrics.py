@@ -19,7 +19,6 @@ import trio
 from datastreamer._version import __version__
 from datastreamer.errors import DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED, RESULT_OK, RESULT_TEXTS
-from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.metrics.exposition import (
     LISTED_CLIENTS,
@@ -31,6 +30,7 @@ from datastreamer.metrics.exposition import (
     largest_lags,
     process_samples,
 )
+from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.gate import EVICTED, NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
 from datastreamer.server.session import (
     AUTHENTICATE,

@@ -19,7 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import trio
 
-from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import (
     LISTED_CLIENTS,
     TEXT,
@@ -27,6 +26,7 @@ from datastreamer.metrics.exposition import (
     exposition_parts,
     load_exporter,
 )
+from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.fair_slots import FairSlots
 from datastreamer.server.metrics import collect
 from datastreamer.transport.listeners import address_of, host_of, name_of

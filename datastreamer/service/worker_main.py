@@ -18,8 +18,8 @@ import trio
 
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
-from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import load_exporter
+from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect

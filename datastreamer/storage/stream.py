@@ -23,7 +23,7 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.format import ENTRY_HEAD_SIZE, Header
-from datastreamer.metrics.block import WriterNumbers
+from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
 from datastreamer.storage.disk.mounts import ensure_local
@@ -34,9 +34,9 @@ from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
 from datastreamer.storage.write.changes import updatable
-from datastreamer.storage.write.deferred import DeferredBookmarks
 from datastreamer.storage.write.durability import PendingCommit, SyncPolicy, check_policy
 from datastreamer.storage.write.opening import create_stream, open_to_write
+from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
 from datastreamer.storage.write.writer import StreamWriter
 
 PathLike = str | os.PathLike[str]
@@ -68,7 +68,7 @@ class DataStream(StreamView):
         deferred = None
         if writer is not None:
             try:
-                deferred = DeferredBookmarks(writer.owned, self.bookmarks)
+                deferred = PendingBookmarks(writer.owned, self.bookmarks)
             except BaseException:
                 writer.close()
                 raise

@@ -22,7 +22,7 @@ from datastreamer.client.effects import (
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.errors import ConnectionLost, NoAnswer
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
 from tests.network.stub import Stub, sample

@@ -16,8 +16,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from datastreamer.consumer.async_reassembly import Reassembly
-from datastreamer.consumer.consumption import SourceState
 from datastreamer.consumer.sqlite_store import SqliteStore
+from datastreamer.consumer.state import SourceState
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.reassembly import Conflict
 from tests.network.fixtures import seeds

@@ -10,14 +10,14 @@ import trio
 from trio.testing import MockClock
 
 from datastreamer.consumer.async_reassembly import Reassembly
-from datastreamer.consumer.consumption import (
+from datastreamer.consumer.sqlite_store import SqliteStore
+from datastreamer.consumer.state import (
     SourceBack,
     SourceFailed,
     SourceLost,
     SourceRolledBack,
     SourceState,
 )
-from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.errors import (
     BadFromBookmark,

@@ -16,7 +16,9 @@ import trio
 from datastreamer import aio
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.blocking_reassembly import BlockingReassembly
-from datastreamer.consumer.consumption import (
+from datastreamer.consumer.options import named
+from datastreamer.consumer.sqlite_store import SqliteStore
+from datastreamer.consumer.state import (
     Arrived,
     SourceBack,
     SourceFailed,
@@ -24,8 +26,6 @@ from datastreamer.consumer.consumption import (
     SourceRolledBack,
     SourceState,
 )
-from datastreamer.consumer.options import named
-from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.errors import ConnectFailed, HistoryChanged, StreamClosed, UsageError
 from datastreamer.protocol.retry import Backoff
@@ -292,7 +292,7 @@ async def test_a_restart_gives_each_once(streams: list[DataStream], tmp_path: Pa
                         # Its end is a crash: what is open is lost.
                         database.close()
                         break
-                payloads._engine.consumption.saved(0)
+                payloads._engine.state.saved(0)
             database.close()
             database = sqlite3.connect(tmp_path / "db")
             got = [number for (number,) in database.execute("SELECT id FROM result")]

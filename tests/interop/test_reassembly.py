@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from datastreamer import Backoff, DataStream, SqliteStore, StreamServer, reassemble
-from datastreamer.consumer.consumption import SourceState
+from datastreamer.consumer.state import SourceState
 from datastreamer.reassembly import PayloadComplete, Splitter, pack_message
 from tests.interop.peer import GoPeer, beside_reference
 

@@ -32,7 +32,7 @@ from datastreamer.protocol.batches import (
     wait_ms,
 )
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.flows import Flow
+from datastreamer.protocol.exchanges import Exchange
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     OK,
@@ -61,7 +61,7 @@ class Wire:
         self.under_way = bytearray()
         self.trips = 0
 
-    def drive(self, flow: Flow[T]) -> T:
+    def drive(self, flow: Exchange[T]) -> T:
         try:
             while True:
                 data = next(flow)

@@ -20,9 +20,9 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import Header
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.flows import Flow, Lookup, Streaming
+from datastreamer.protocol.exchanges import Exchange, Lookup, Streaming
 from datastreamer.protocol.messages import (
     NOT_FOUND,
     OK,
@@ -55,14 +55,14 @@ def sent(*commands: Command) -> bytes:
 
 
 class Peer:
-    """Drives flows: keeps what they send, and feeds them what the server says, in order."""
+    """Drives exchanges: keeps what they send, and feeds them what the server says, in order."""
 
     def __init__(self, *says: bytes) -> None:
         self.connection = ClientConnection(1)
         self.says = list(says)
         self.heard = b""
 
-    def drive(self, flow: Flow[T]) -> T:
+    def drive(self, flow: Exchange[T]) -> T:
         self.heard = b""
         try:
             while True:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from datastreamer._codec import Entry, pack_entry
 from datastreamer.errors import ProtocolViolation, UsageError
 from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK, U64_MAX
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import EntriesReceived, Event, ResultReceived
-from datastreamer.protocol.flows import Streaming
+from datastreamer.protocol.exchanges import Streaming
 from datastreamer.protocol.following import (
     ChangeReceived,
     FollowBegun,

@@ -21,10 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from datastreamer.errors import ExtraMissing, WriteFailed
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
-from datastreamer.metrics import block, exposition
-from datastreamer.metrics.block import WriterNumbers
+from datastreamer.metrics import exposition, writer_numbers
 from datastreamer.metrics.exposition import Tally, exposition_parts, merge
 from datastreamer.metrics.names import METRICS
+from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
 from datastreamer.server.metrics_http import serve_metrics, serve_metrics_of
@@ -212,11 +212,17 @@ def test_who_reads_has_no_numbers(stream: DataStream, path: Path) -> None:
 
 
 def test_every_slot_is_one_metrics_alone() -> None:
-    places = [block.ENTRIES, block.BYTES, block.FAILURES, block.COMMIT_NS, block.SYNC_NS]
+    places = [
+        writer_numbers.ENTRIES,
+        writer_numbers.BYTES,
+        writer_numbers.FAILURES,
+        writer_numbers.COMMIT_NS,
+        writer_numbers.SYNC_NS,
+    ]
     size = len(METRICS["datastreamer_commit_seconds"].bounds) + 1
-    places += range(block.COMMIT_BUCKETS, block.COMMIT_BUCKETS + size)
-    places += range(block.SYNC_BUCKETS, block.SYNC_BUCKETS + size)
-    assert sorted(places) == list(range(block.SLOTS))
+    places += range(writer_numbers.COMMIT_BUCKETS, writer_numbers.COMMIT_BUCKETS + size)
+    places += range(writer_numbers.SYNC_BUCKETS, writer_numbers.SYNC_BUCKETS + size)
+    assert sorted(places) == list(range(writer_numbers.SLOTS))
 
 
 # Samples of one process and of several.

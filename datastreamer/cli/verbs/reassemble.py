@@ -16,6 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from datastreamer.cli.reassembly_output import (
+    described,
+    event_line,
+    payload_line,
+    stats_line,
+    stats_table,
+)
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.console import live_display
 from datastreamer.cli.shared.exit_codes import (
@@ -39,13 +46,6 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.cli.shared.server_options import MetricsOptions
 from datastreamer.cli.shared.source import no_such_file, server_address
-from datastreamer.cli.verbs.reassemble_output import (
-    described,
-    event_line,
-    payload_line,
-    stats_line,
-    stats_table,
-)
 from datastreamer.cli.verbs.split import MessageTypeOption
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.blocking_reassembly import BlockingReassembly

@@ -1,1 +1,1 @@
-"""Reads of entries of some types: messages, flows, history."""
+"""Reads of entries of some types: messages, exchanges, history."""

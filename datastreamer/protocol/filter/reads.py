@@ -1,7 +1,7 @@
 """Reads entries of some types in batches.
 
 Owns a long read, with the next request sent before the last one is answered. A `Work`, like those
-of `flows`: no sockets, tasks or time.
+of `exchanges`: no sockets, tasks or time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from datastreamer.errors import ConnectionLost
 from datastreamer.format import U64_MAX
 from datastreamer.protocol.batches import WAIT_MS, BatchLimits, LongReading
 from datastreamer.protocol.events import FilteredBatchReceived
+from datastreamer.protocol.exchanges import Exchange, unexpected
 from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.protocol.flows import Flow, unexpected
 
 
 class FilteredReading(LongReading):
@@ -28,7 +28,7 @@ class FilteredReading(LongReading):
         self._types = types
         self._epoch: int | None = None
 
-    def advance(self) -> Flow[EntryBatch | None]:
+    def advance(self) -> Exchange[EntryBatch | None]:
         assert self.stop is not None
         connection = self._connection
         while self._next < self.stop and not self._stopping:

@@ -22,7 +22,7 @@ from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, w
 
 import os
 
-from datastreamer.metrics import block
+from datastreamer.metrics import writer_numbers
 from datastreamer.metrics.names import TIME_BOUNDS_NS
 from datastreamer.storage.disk._placement import Placement, Placer
 
@@ -93,17 +93,17 @@ cdef enum:
     MOST_BOUNDS = 32
     MOST_SLOTS = 128
 
-# The slots of the counters, from `metrics/block.py`.
+# The slots of the counters, from `metrics/writer_numbers.py`.
 cdef uint64_t[MOST_BOUNDS] BOUNDS
 cdef Py_ssize_t BOUND_COUNT = len(TIME_BOUNDS_NS)
-cdef Py_ssize_t SLOTS = block.SLOTS
-cdef Py_ssize_t ENTRIES = block.ENTRIES
-cdef Py_ssize_t BYTES = block.BYTES
-cdef Py_ssize_t FAILURES = block.FAILURES
-cdef Py_ssize_t COMMIT_NS = block.COMMIT_NS
-cdef Py_ssize_t COMMIT_BUCKETS = block.COMMIT_BUCKETS
-cdef Py_ssize_t SYNC_NS = block.SYNC_NS
-cdef Py_ssize_t SYNC_BUCKETS = block.SYNC_BUCKETS
+cdef Py_ssize_t SLOTS = writer_numbers.SLOTS
+cdef Py_ssize_t ENTRIES = writer_numbers.ENTRIES
+cdef Py_ssize_t BYTES = writer_numbers.BYTES
+cdef Py_ssize_t FAILURES = writer_numbers.FAILURES
+cdef Py_ssize_t COMMIT_NS = writer_numbers.COMMIT_NS
+cdef Py_ssize_t COMMIT_BUCKETS = writer_numbers.COMMIT_BUCKETS
+cdef Py_ssize_t SYNC_NS = writer_numbers.SYNC_NS
+cdef Py_ssize_t SYNC_BUCKETS = writer_numbers.SYNC_BUCKETS
 if BOUND_COUNT > MOST_BOUNDS or SLOTS > MOST_SLOTS:
     raise ImportError("MOST_BOUNDS or MOST_SLOTS is too small for the writer's counters")
 for _at, _bound in enumerate(TIME_BOUNDS_NS):
@@ -381,7 +381,7 @@ cdef class StreamEnd:
 
     def count_in(self, memory):
         """Move the counters to `memory` (None: to memory of its own). The layout is that of
-        `metrics.block`."""
+        `metrics.writer_numbers`."""
         cdef Py_buffer found
         cdef uint64_t* numbers = self._own
         if memory is not None:

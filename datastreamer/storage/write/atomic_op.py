@@ -27,8 +27,8 @@ from datastreamer.errors import (
 )
 from datastreamer.storage.disk.file_ops import Buffer, Segments
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.write.deferred import DeferredBookmarks
 from datastreamer.storage.write.durability import PendingCommit
+from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
 from datastreamer.storage.write.writer import StreamWriter
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class AtomicOp(EntryPacker):
         self,
         stream: OperationOwner,
         writer: StreamWriter | None,
-        deferred: DeferredBookmarks | None,
+        deferred: PendingBookmarks | None,
     ) -> None:
         super().__init__()
         self._stream = stream

@@ -21,8 +21,8 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import hash_entries
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability, SyncPolicy
-from datastreamer.storage.write.notes import HeaderNotes
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.source_records import SourceRecords
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class StreamWriter:
         self.durability = Durability(owned, sync)
         self.uncommitted = UncommittedSpace(owned, self.durability)
         self.changes = ChangeWriter(owned, self.durability)
-        self.notes = HeaderNotes(owned, self.durability)
+        self.notes = SourceRecords(owned, self.durability)
 
     def commit(
         self,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.verbs.reassemble_output import event_line
-from datastreamer.consumer.consumption import (
+from datastreamer.cli.reassembly_output import event_line
+from datastreamer.consumer.state import (
     SourceBack,
     SourceFailed,
     SourceLost,

@@ -35,7 +35,7 @@ from datastreamer.storage.write import opening
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability
-from datastreamer.storage.write.notes import HeaderNotes
+from datastreamer.storage.write.source_records import SourceRecords
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 from datastreamer.storage.write.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
@@ -90,7 +90,7 @@ def no_sync_in_a_change(change: Any) -> Any:
 
 
 def no_sync_of_a_source(keep: Any) -> Any:
-    def mutant(self: HeaderNotes, source: Any) -> None:
+    def mutant(self: SourceRecords, source: Any) -> None:
         with mock.patch.object(SimFile, "sync"):
             keep(self, source)
 
@@ -299,7 +299,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a new file's folder is not synced": replaced(SimDisk, "sync_folder", folder_is_not_synced),
     "a lease before its epoch is on disk": replaced(
-        HeaderNotes, "put_publisher", no_sync_of_a_source
+        SourceRecords, "put_publisher", no_sync_of_a_source
     ),
     "what a recovery cuts off is not kept": replaced(opening, "keep_cut_bytes", nothing_kept),
     "nothing is judged under the same boot": both(

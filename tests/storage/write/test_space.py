@@ -264,7 +264,7 @@ def test_batches_with_many_bookmarks(tmp_path: Path) -> None:
 def test_operations_that_wait_for_the_disk_share_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datastreamer.storage.write.deferred.KEPT_BOOKMARKS", 10)
+    monkeypatch.setattr("datastreamer.storage.write.pending_bookmarks.KEPT_BOOKMARKS", 10)
     with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
         file = stream.writer()
         with file.owned.syncing:  # no sync meanwhile

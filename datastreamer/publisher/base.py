@@ -10,7 +10,7 @@ from datastreamer.protocol.publishing import Receipt
 from datastreamer.publisher.engine import PublisherEngine
 
 
-class PublisherFace:
+class PublisherBase:
     """The methods of a publisher that do not wait."""
 
     _engine: PublisherEngine
@@ -49,7 +49,7 @@ class PublisherFace:
         self._engine.retry_for = 0.0
 
 
-class OperationFace(Outgoing):
+class OperationBase(Outgoing):
     """An operation that is being made. It is in memory as a whole."""
 
     def __init__(self, engine: PublisherEngine) -> None:
@@ -62,7 +62,7 @@ class OperationFace(Outgoing):
         self._engine.roll_back(self)
 
 
-class ReceiptFace:
+class ReceiptBase:
     """An operation that was sent, and may not be on disk yet."""
 
     def __init__(self, engine: PublisherEngine, underway: Underway) -> None:

@@ -9,7 +9,7 @@ from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
 
-class HeaderNotes:
+class SourceRecords:
     """Writes these records. Every method raises `StreamClosed`, `CommitInDoubt`, `WriteFailed`."""
 
     def __init__(self, owned: OwnedFile, durability: Durability) -> None:

@@ -14,7 +14,7 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.write.owned_file import OwnedFile
 
 
-class DeferredBookmarks:
+class PendingBookmarks:
     """Operations in the order of their commits."""
 
     def __init__(self, owned: OwnedFile, keeper: BookmarkKeeper) -> None:

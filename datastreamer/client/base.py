@@ -18,7 +18,7 @@ from datastreamer.client.effects import Call, Steps
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.position import CursorStore, Position
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.resume import Resumable, Rollback
@@ -30,7 +30,7 @@ EntriesT = TypeVar("EntriesT")
 OnRollback = Callable[[Rollback], object]
 
 
-class ClientFace(ABC, Generic[BatchesT, EntriesT]):
+class ClientBase(ABC, Generic[BatchesT, EntriesT]):
     """The methods of a client that do not wait."""
 
     _engine: ClientEngine
@@ -224,7 +224,7 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
             yield from iteration.leave(failed)
 
 
-class IterationFace:
+class IterationBase:
     """The part that all iterators of a client have in common."""
 
     def __init__(self, iteration: Iteration[Any]) -> None:
@@ -239,7 +239,7 @@ class IterationFace:
         return self._iteration.position
 
 
-class BatchesFace(IterationFace):
+class BatchesBase(IterationBase):
     """The part that iterators over batches have in common."""
 
     @property

@@ -19,7 +19,8 @@ from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.arrivals import Arrivals
-from datastreamer.consumer.consumption import (
+from datastreamer.consumer.options import ReassemblyOptions
+from datastreamer.consumer.state import (
     Arrival,
     Arrived,
     Begun,
@@ -30,7 +31,6 @@ from datastreamer.consumer.consumption import (
     SourceLost,
     SourceRolledBack,
 )
-from datastreamer.consumer.options import ReassemblyOptions
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -43,7 +43,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.history import Trail
 from datastreamer.protocol.resume import Resumable, Rollback, different_stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datastreamer._codec import scan
-from datastreamer.consumer.consumption import Arrived, Begun, Consumption
+from datastreamer.consumer.state import Arrived, Begun, ConsumerState
 from datastreamer.position import Position
 from datastreamer.reassembly import Malformed, PayloadComplete, pack_message
 from datastreamer.reassembly.merge import Merge
@@ -14,23 +14,23 @@ from tests.reassembly.made_up import name, records
 def test_between_the_events_of_one_message_nothing_is_saved() -> None:
     """Its payload has not been given yet, and would not come again."""
     merge = Merge(["a"])
-    consumption = Consumption(merge, ["a"])
+    state = ConsumerState(merge, ["a"])
     messages = [
         (name(1) + b"1", b"x"),
         (name(1) + b"2", b"one too many"),
         (name(0), records((name(1), 1))),
     ]
     entries = [pack(at, 0x10, pack_message(*each)) for at, each in enumerate(messages)]
-    consumption.arrive(Begun("a", Position(0)), 0.0)
-    consumption.arrive(Arrived("a", scan(b"".join(entries[:2])), Position(2)), 0.0)
-    assert consumption.next_event() is None
-    consumption.arrive(Arrived("a", scan(entries[2]), Position(3)), 0.0)
-    assert isinstance(consumption.next_event(), Malformed)
+    state.arrive(Begun("a", Position(0)), 0.0)
+    state.arrive(Arrived("a", scan(b"".join(entries[:2])), Position(2)), 0.0)
+    assert state.next_event() is None
+    state.arrive(Arrived("a", scan(entries[2]), Position(3)), 0.0)
+    assert isinstance(state.next_event(), Malformed)
     # Whoever is told of that raises, or is cancelled, and leaves.
-    assert consumption.to_save(0.0, at_end=True) is None
-    assert isinstance(consumption.next_event(), PayloadComplete)
-    consumption.given()
-    progress = consumption.to_save(0.0)
+    assert state.to_save(0.0, at_end=True) is None
+    assert isinstance(state.next_event(), PayloadComplete)
+    state.given()
+    progress = state.to_save(0.0)
     assert progress is not None
     assert progress.places["a"].position == 3
     assert [own for own, _ in progress.known] == [name(0)[1:]]

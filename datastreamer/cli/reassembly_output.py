@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from datastreamer.cli.shared.console import text
 from datastreamer.cli.shared.metrics_client import size
-from datastreamer.consumer.consumption import (
+from datastreamer.consumer.state import (
     Notice,
     SourceBack,
     SourceFailed,

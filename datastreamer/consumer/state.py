@@ -195,7 +195,7 @@ class Memory:
         )
 
 
-class Consumption:
+class ConsumerState:
     """Arrivals in; payloads, other events and progress to save out."""
 
     def __init__(self, merge: Merge, sources: Iterable[str]) -> None:

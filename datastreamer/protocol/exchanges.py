@@ -1,8 +1,8 @@
-"""The exchanges of a client with a server, as flows.
+"""The exchanges of a client with a server, as generators.
 
 Owns the sequence of requests and answers, and what an answer means to the caller. Must not know
-sockets, tasks or time: a `Flow` is a generator that yields the bytes to send, or None if more must
-be received into the connection, and returns the result. Every driver runs the same flows.
+sockets, tasks or time: an `Exchange` is a generator that yields the bytes to send, or None if more
+must be received into the connection, and returns the result. Every driver runs the same ones.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from datastreamer.protocol.messages import (
 
 T = TypeVar("T")
 Part_co = TypeVar("Part_co", covariant=True)
-Flow: TypeAlias = Generator[bytes | None, None, T]
+Exchange: TypeAlias = Generator[bytes | None, None, T]
 
 TIMEOUT: Final = 10.0
 """Default timeout for connecting, in seconds."""
@@ -70,7 +70,7 @@ MAX_WINDOW: Final = 1024
 more, both sides could wait for each other to read."""
 
 
-def next_event(connection: ClientConnection) -> Flow[Event]:
+def next_event(connection: ClientConnection) -> Exchange[Event]:
     """The next event. Raises for a refusal, and if the connection has ended."""
     while (event := connection.next_event()) is None:
         yield None
@@ -103,7 +103,7 @@ def unanswered(connection: ClientConnection, closed: str) -> ConnectionLost:
     )
 
 
-def header(connection: ClientConnection) -> Flow[Header]:
+def header(connection: ClientConnection) -> Exchange[Header]:
     """Request the header."""
     yield connection.request(HeaderQuery())
     while (event := connection.next_event()) is None:
@@ -113,7 +113,7 @@ def header(connection: ClientConnection) -> Flow[Header]:
     return event
 
 
-def entry(connection: ClientConnection, number: int) -> Flow[Entry]:
+def entry(connection: ClientConnection, number: int) -> Exchange[Entry]:
     """Request one entry. Raises `UnknownEntry` if it does not exist."""
     total = -1
     while True:
@@ -133,7 +133,7 @@ def entry(connection: ClientConnection, number: int) -> Flow[Entry]:
             raise UnknownEntry(number, total)
 
 
-def bookmark(connection: ClientConnection, key: bytes) -> Flow[Entry]:
+def bookmark(connection: ClientConnection, key: bytes) -> Exchange[Entry]:
     """Request the first event at or after a bookmark. Raises `UnknownBookmark` if there is none."""
     yield connection.request(BookmarkQuery(key))
     while (event := connection.next_event()) is None:
@@ -150,7 +150,7 @@ def bookmark(connection: ClientConnection, key: bytes) -> Flow[Entry]:
     return event.entry
 
 
-def range_hash(connection: ClientConnection, wanted: HashQuery) -> Flow[RangeHash]:
+def range_hash(connection: ClientConnection, wanted: HashQuery) -> Exchange[RangeHash]:
     """Request a hash of entries, or of the first of them that the server's limits allow."""
     yield connection.request(wanted)
     event = yield from next_event(connection)
@@ -172,10 +172,10 @@ def ensure_marked(connection: ClientConnection, found: Entry, key: bytes) -> Non
 class Work(Protocol[Part_co]):
     """An exchange of many calls, which may pause between them."""
 
-    def begin(self, connection: ClientConnection) -> Flow[None]:
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
         """Send the request. If this raises, nothing has begun."""
 
-    def advance(self) -> Flow[Part_co | None]:
+    def advance(self) -> Exchange[Part_co | None]:
         """The next entries, at least one; None if there are no more."""
 
     def request_stop(self) -> bytes:
@@ -184,7 +184,7 @@ class Work(Protocol[Part_co]):
         What has arrived until then is still returned; then `advance` returns None.
         """
 
-    def end(self, limit: int | None) -> Flow[bool]:
+    def end(self, limit: int | None) -> Exchange[bool]:
         """Prepare the connection for the next request, dropping what still arrives.
 
         False if more than `limit` bytes had to be dropped; then the connection is not usable.
@@ -193,7 +193,7 @@ class Work(Protocol[Part_co]):
 
 def restore(
     connection: ClientConnection, work: Work[object] | None, suspect: bool, limit: int | None
-) -> Flow[bool]:
+) -> Exchange[bool]:
     """End `work`, and test a connection that is `suspect` after a refusal.
 
     The server may have closed it, or refuse every further request. Returns whether the connection
@@ -261,7 +261,7 @@ class Streaming:
         it."""
         return self._connection.commit_ahead
 
-    def begin(self, connection: ClientConnection) -> Flow[None]:
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
         if self._complete:
             return
@@ -295,7 +295,7 @@ class Streaming:
             return None
         return run
 
-    def advance(self) -> Flow[EntryBatch | None]:
+    def advance(self) -> Exchange[EntryBatch | None]:
         if self._complete or self._stopped:
             return None
         batch = self._last
@@ -324,7 +324,7 @@ class Streaming:
         self._stop_sent = True
         return self._connection.request(Stop())
 
-    def end(self, limit: int | None) -> Flow[bool]:
+    def end(self, limit: int | None) -> Exchange[bool]:
         yield self.request_stop()
         passed = 0
         while not self._stopped:
@@ -349,11 +349,11 @@ class Lookup:
         self._missing: EntryQuery | BookmarkQuery | None = None
         self._connection: ClientConnection
 
-    def begin(self, connection: ClientConnection) -> Flow[None]:
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
         yield b""
 
-    def advance(self) -> Flow[list[Entry] | None]:
+    def advance(self) -> Exchange[list[Entry] | None]:
         connection = self._connection
         found: list[Entry] = []
         while self._missing is None and not found:
@@ -390,7 +390,7 @@ class Lookup:
         self._numbers = iter(())
         return b""
 
-    def end(self, limit: int | None) -> Flow[bool]:
+    def end(self, limit: int | None) -> Exchange[bool]:
         while self._connection.outstanding:
             yield from next_event(self._connection)
         return True

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from datastreamer.consumer.consumption import SourceBack, SourceFailed, SourceLost
+from datastreamer.consumer.state import SourceBack, SourceFailed, SourceLost
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.errors import ConnectionLost, ProtocolViolation, UsageError
 from datastreamer.reassembly import Dropped
