@@ -119,13 +119,13 @@ def test_records_of_the_log(style: str) -> None:
     assert all(line.startswith("    ") and line.isprintable() for line in trace)
 
 
-# Who writes.
+# The modules that write.
 
 CLI = Path(__file__).resolve().parent.parent / "datastreamer" / "cli"
-# They own the way to the outside, or begin before it is there.
+# They own standard output and standard error, or run before these are set up.
 OWNERS = {"early_signals.py", "shared/console.py", "shared/exit_codes.py", "shared/logs.py"}
-# Formats of bytes, and of hex that C writes.
-RAW = {"cat.py", "entry.py", "bookmark.py", "info.py"}
+# `--format raw` writes bytes.
+RAW = {"output.py", "info.py"}
 
 
 @pytest.mark.parametrize("path", sorted(CLI.rglob("*.py")), ids=lambda it: str(it.relative_to(CLI)))

@@ -111,11 +111,11 @@ def test_one_address_that_cannot_be_had(tmp_path: Path) -> None:
 def test_a_free_port_that_is_taken_on_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
     real, refused = listen._listen, []
 
-    def once(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> object:
+    def once(family: int, address: tuple[object, ...]) -> object:
         if address[0] == "127.0.0.2" and not refused:
             refused.append(address)
             raise OSError(errno.EADDRINUSE, "Address already in use")
-        return real(family, kind, protocol, address)
+        return real(family, address)
 
     monkeypatch.setattr(listen, "_listen", once)
     listeners = open_listeners(["127.0.0.1", "127.0.0.2"], 0)
