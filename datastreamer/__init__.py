@@ -1,8 +1,8 @@
 """A stream server: an append-only file of numbered entries, served over TCP.
 
-The public names are those of this package and of `datastreamer.aio`, `.zkevm`, `.arrow`, `.spark`
-and `.reassembly`. All but the exceptions are loaded when first used, so that importing the package
-loads neither trio nor lmdb.
+The public names are those of this package and of `datastreamer.aio`, `.errors`, `.zkevm`,
+`.arrow`, `.spark` and `.reassembly`. All but the exceptions are loaded when first used, so that
+importing the package loads neither trio nor lmdb.
 """
 
 from __future__ import annotations

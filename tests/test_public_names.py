@@ -1,7 +1,7 @@
 """The public names: complete, documented, and the only ones that the documentation uses.
 
-Public is what `__all__` of the packages below names. Python blocks of the pages, the examples, and
-dotted names in backticks may go no deeper.
+Public is what `__all__` of the packages below names. The documentation and the examples may go no
+deeper, in programs and in sentences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     "datastreamer",
-    *(f"datastreamer.{name}" for name in ("aio", "arrow", "reassembly", "spark", "zkevm")),
+    *(
+        f"datastreamer.{name}"
+        for name in ("aio", "arrow", "errors", "reassembly", "spark", "zkevm")
+    ),
 ]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
@@ -27,9 +30,9 @@ PAGES = [
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-DOTTED = re.compile(r"`(datastreamer(?:\.\w+)+)[`(]")
+DOTTED = re.compile(r"(?<![\w./-])datastreamer(?:\.[A-Za-z_]\w*)+")
 # The systemd unit and the like.
-FILE_SUFFIXES = {"service", "socket", "json", "toml", "rules"}
+FILE_SUFFIXES = {"service", "socket", "json", "toml", "rules", "yml"}
 
 
 def imported(source: str) -> Iterator[str]:
@@ -54,7 +57,7 @@ def deeper(names: Iterator[str]) -> list[str]:
 
 
 def named(text: str) -> Iterator[str]:
-    """What a page names: in backticks, and in its Python blocks."""
+    """What a page names: in its text, and in the imports of its Python blocks."""
     for name in DOTTED.findall(text):
         if name.split(".")[-1] not in FILE_SUFFIXES:
             yield name
@@ -69,7 +72,9 @@ def test_pages_use_public_names(page: Path) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_use_public_names(example: Path) -> None:
-    assert deeper(imported(example.read_text())) == []
+    text = example.read_text()
+    assert deeper(named(text)) == []
+    assert deeper(imported(text)) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -117,11 +122,16 @@ def test_type_checkers_see_the_same_names(package: str) -> None:
 def test_finds_deeper_names() -> None:
     page = (
         "`datastreamer.DataStream.open` `datastreamer.storage.stream` `datastreamer.service`\n"
+        "`help(datastreamer.server.server)`, datastreamer.net.scrape; contrib/datastreamer.x,\n"
+        "and `raise datastreamer.errors.UsageError`, but not `datastreamer.errors.os`.\n"
         "```python\nfrom datastreamer import connect\nfrom datastreamer.client import trio\n```\n"
         "- item\n  ```python\n  import datastreamer.arrow, datastreamer.server.server\n  ```\n"
     )
-    assert deeper(named(page)) == [
-        "datastreamer.storage.stream",
+    assert set(deeper(named(page))) == {
+        "datastreamer.client",
         "datastreamer.client.trio",
+        "datastreamer.errors.os",
+        "datastreamer.net.scrape",
         "datastreamer.server.server",
-    ]
+        "datastreamer.storage.stream",
+    }
