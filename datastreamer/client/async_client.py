@@ -222,7 +222,7 @@ class ClientConnector:
 
     `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for other
     answers the caller sets a limit (`trio.fail_after`, `asyncio.timeout`). Raises `ConnectFailed`
-    and `TLSFailed`. A server of another stream type shows at the first request.
+    and `TLSFailed`. Every request names `stream_type`; a server of another type rejects it.
 
     With `resume`, a streaming continues when its server was lost and is reachable again:
     `backoff` is the waits between attempts, `retry_for` the seconds after which it gives up

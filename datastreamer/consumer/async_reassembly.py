@@ -80,8 +80,9 @@ class ReassemblyOpener:
     `Rejected`, `SourceLost`, `SourceBack`, `SourceRolledBack` and `SourceFailed`; without it the
     last four are logged. `subscribe`, `reorg_threshold`, `budget` and `max_age` are the
     `Reassembler`'s; with several upstreams payloads stay known for at least 100,000 further ones,
-    and without `follow` nothing expires. `timeout`, `heartbeat` and `backoff` are those of
-    `connect`.
+    and without `follow` nothing expires. Messages are the entries of `type`. `stream_type` (None:
+    that of sequencers for servers, any for files), `timeout`, `heartbeat` and `backoff` are those
+    of `connect`.
 
     If all upstreams have failed and no further attempt is due, the iterator raises the last
     upstream's error. It also raises what the store raises.

@@ -119,13 +119,13 @@ class Publisher(PublisherBase):
 class PublisherConnector:
     """The source of the stream that the server at `host` and `port` serves.
 
-    `host`, `port`, `tls`, `tls_server_name` and `timeout` are those of `connect`; the server's
-    operator issues the `token`. The publisher requests the lease with `epoch` (0: the next one, if
-    the lease is free); with `take_over` it fences the present holder. `lease` is the number of
-    seconds of silence after which the lease ends (None: the server's default). `next_entry` is the
-    first entry of the first operation. Without it, the publisher continues at the end of the
-    stream; with a smaller number, the server compares the operations that the stream already
-    holds.
+    `host`, `port`, `stream_type`, `tls`, `tls_server_name` and `timeout` are those of `connect`;
+    the server's operator issues the `token`. The publisher requests the lease with `epoch` (0: the
+    next one, if the lease is free); with `take_over` it fences the present holder. `lease` is the
+    number of seconds of silence after which the lease ends (None: the server's default).
+    `next_entry` is the first entry of the first operation. Without it, the publisher continues at
+    the end of the stream; with a smaller number, the server compares the operations that the stream
+    already holds.
 
     A lost connection is made again for `retry_for` seconds (None: without a limit), and operations
     without an acknowledgement are sent again: each operation is in the stream once. With

@@ -186,8 +186,9 @@ class Relay:
         there is a file, else as soon as an upstream has sent its header. `listeners` replace
         `host`, `port` and `unix`, and are closed at the end.
 
-        Raises `ListenFailed`, what `DataStream.open` raises, and `UsageError` after `finish`.
-        Later failures of upstreams or of the disk are reported in the log and by `failure`.
+        Raises `ListenFailed`, what `DataStream.open` raises, and `UsageError` after `finish`, also
+        if `finish` was called during `run` before clients were served. Later failures of upstreams
+        or of the disk are reported in the log and by `failure`.
         """
         listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
         self.download.own = listeners
@@ -237,7 +238,7 @@ class Relay:
     async def finish(self, grace: float | None = None) -> bool:
         """Stop the download, then shut down: clients have `grace` seconds (None: the limits') to
         receive the entries in the file. True if every client received everything. `run` returns
-        then, and raises `UsageError` if it had not begun to serve."""
+        then."""
         if grace is not None:
             check_seconds("grace", grace, zero=True)
         self.download.scope.cancel()
