@@ -22,6 +22,6 @@ __all__ = [
     "reassemble",
 ]
 
-connect = ClientConnector(AsyncioDriver)
+connect = ClientConnector(AsyncioDriver, Client)
 connect_publisher = PublisherConnector(AsyncioDriver)
 reassemble = ReassemblyOpener(AsyncioDriver)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import datastreamer.aio
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     "datastreamer",
@@ -99,6 +101,21 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
         and not inspect.getdoc(getattr(value, member))
     ]
     assert members == []
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        datastreamer.Client,
+        datastreamer.BlockingClient,
+        datastreamer.aio.Batches,
+        datastreamer.aio.Entries,
+    ],
+)
+def test_members_are_documented(owner: type) -> None:
+    """What only our own parts use is not public on a class that users hold."""
+    words = {word for page in PAGES for word in re.findall(r"\w+", page.read_text())}
+    assert {name for name in dir(owner) if not name.startswith("_")} <= words
 
 
 @pytest.mark.parametrize("package", PACKAGES)

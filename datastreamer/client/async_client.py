@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from typing_extensions import Self
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
-from datastreamer.client.bulk_receive import Settle, Take
 from datastreamer.client.effects import AsyncDriver
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
@@ -23,7 +22,6 @@ from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
-from datastreamer.protocol.following import HashQuery, RangeHash
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.transport.endpoint import Endpoint, endpoint_of
@@ -31,7 +29,7 @@ from datastreamer.transport.endpoint import Endpoint, endpoint_of
 if TYPE_CHECKING:
     import ssl
 
-AnyIterator = TypeVar("AnyIterator", bound="_AsyncIterator")
+AnyClient = TypeVar("AnyClient", bound="Client")
 
 DriverTo = Callable[[Endpoint | None], AsyncDriver]
 """Makes a driver that connects to an endpoint (None: that makes no connections)."""
@@ -76,14 +74,6 @@ class Batches(_AsyncIterator, BatchesBase):
         if batch is None:
             raise StopAsyncIteration
         return batch
-
-    async def pour(self, take: Take, settle: Settle, seconds: float) -> None:
-        """Have `take` called, in a thread, with the batches that arrive next, for `seconds` or
-        until none arrives for a moment: without a turn of the event loop between batches. `settle`
-        is called when everything that has arrived was passed to `take`. Does nothing unless the
-        connection is a plain socket under Trio. Raises what these do; for clients that do not
-        resume."""
-        await self._driver.run(self._iteration.pour(take, settle, seconds))
 
 
 class Entries(_AsyncIterator):
@@ -179,16 +169,6 @@ class Client(ClientBase[Batches, Entries]):
         wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, types)
         return await self._driver.run(self._engine.ask(read, wanted, wait=wait))
 
-    async def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:
-        """The server's hash of the entries from `first` up to before `end`.
-
-        The hash may be of fewer entries, as `max_bytes` and the server's limit allow. For servers
-        whose capabilities include `changes`. Raises `BadFromEntry` if the stream does not hold
-        entry `first`.
-        """
-        query = HashQuery(first, end, max_bytes)
-        return await self._driver.run(self._engine.ask(exchanges.range_hash, query))
-
     async def run(
         self,
         callback: Callable[[Entry], object] | None = None,
@@ -213,7 +193,7 @@ class Client(ClientBase[Batches, Entries]):
         await self._driver.run(self._engine.stop())
 
 
-class ClientConnector:
+class ClientConnector(Generic[AnyClient]):
     """A client of the server at `host` and `port`, closed at the end of the block.
 
     A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
@@ -237,8 +217,11 @@ class ClientConnector:
     can read a token.
     """
 
-    def __init__(self, driver_to: DriverTo) -> None:
+    def __init__(
+        self, driver_to: DriverTo, client: Callable[[AsyncDriver, ClientEngine], AnyClient]
+    ) -> None:
         self._driver_to = driver_to
+        self._client = client
 
     @asynccontextmanager
     async def __call__(
@@ -256,7 +239,7 @@ class ClientConnector:
         heartbeat: float | None = None,
         batch_reads: bool = True,
         token: bytes | str | None = None,
-    ) -> AsyncIterator[Client]:
+    ) -> AsyncIterator[AnyClient]:
         """Connect to the server, and close the connection at the end of the block."""
         endpoint = endpoint_of(host, port, tls, tls_server_name, token_request(stream_type, token))
         driver = self._driver_to(endpoint)
@@ -272,7 +255,7 @@ class ClientConnector:
             batch_reads=batch_reads,
         )
         await driver.run(engine.open())
-        client = Client(driver, engine)
+        client = self._client(driver, engine)
         try:
             yield client
         finally:

@@ -6,10 +6,8 @@ Owns the documentation of these. How a call waits is in its face: `async_client`
 
 from __future__ import annotations
 
-import socket
 import sys
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -20,9 +18,7 @@ from datastreamer.client.iteration import Iteration
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
-from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.resume import Resumable, Rollback
-from datastreamer.transport.listeners import leads_to
 
 BatchesT = TypeVar("BatchesT")
 EntriesT = TypeVar("EntriesT")
@@ -57,17 +53,6 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
     def total_entries(self) -> int | None:
         """The newest total that the server sent on this connection; None before the first."""
         return self._engine.total_entries
-
-    @property
-    def closed_on_asking(self) -> bool:
-        """Whether the server closed a connection after the capabilities query. The client assumes
-        then that it has no extensions; the connection may also have been lost by chance."""
-        return self._engine.closed_on_asking
-
-    def leads_to(self, listeners: Iterable[socket.socket]) -> bool:
-        """Whether one of `listeners`, which are this process's, is at the other end."""
-        connection = getattr(self._engine.channel, "connection", lambda: None)()
-        return connection is not None and leads_to(connection, listeners)
 
     # Batches
 
@@ -169,16 +154,6 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         streaming = self._streaming(start, stop, cursor, on_rollback, types=types, commits=commits)
         return self._batches(streaming)
 
-    def follow(self, from_entry: int, known: KnownHistory) -> BatchesT:
-        """As `batches` with `commits`, and with each change of committed entries since the state
-        `known` from a server that reports them: see `Batches.begun` and `Batches.changes`.
-
-        For clients without `resume`: after a reconnection, the server would report all changes
-        since `known` again.
-        """
-        work = Resumable(from_entry, careful=False, commits=True, known=known)
-        return self._batches(Iteration(self._engine, work))
-
     def _streaming(
         self,
         start: tuple[int | None, bytes | None, Position | None],
@@ -248,17 +223,3 @@ class BatchesBase(IterationBase):
         delivered. None without `commits`, or if the server does not report them."""
         streaming = self._iteration.streaming
         return None if streaming is None else streaming.commit_ahead
-
-    @property
-    def begun(self) -> FollowBegun | None:
-        """The server's report at the beginning of a `follow`; None if it does not report
-        changes."""
-        streaming = self._iteration.streaming
-        return None if streaming is None else streaming.begun
-
-    @property
-    def changes(self) -> deque[ChangeReceived]:
-        """Changes that were reported since the batch before, in order, to be removed by the
-        caller; each comes with a batch of no entries."""
-        streaming = self._iteration.streaming
-        return deque() if streaming is None else streaming.changes

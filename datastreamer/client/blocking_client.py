@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
@@ -21,15 +21,12 @@ from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
-from datastreamer.protocol.following import HashQuery, RangeHash
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.transport.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     import ssl
-
-AnyIterator = TypeVar("AnyIterator", bound="_BlockingIterator")
 
 
 class _BlockingIterator(IterationBase):
@@ -184,12 +181,6 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
         """The entries from `from_entry` on, in one answer: see `Client.batch_read`."""
         wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, types)
         return self._driver.run(self._engine.ask(read, wanted, wait=wait))
-
-    def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:
-        """The server's hash of the entries from `first` up to before `end`: see
-        `Client.range_hash`."""
-        query = HashQuery(first, end, max_bytes)
-        return self._driver.run(self._engine.ask(exchanges.range_hash, query))
 
     def run(
         self,

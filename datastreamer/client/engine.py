@@ -221,7 +221,11 @@ class ClientEngine(ServerLink):
     def pour(
         self, iteration: OpenIteration, take: Take, settle: Settle, seconds: float
     ) -> Steps[None]:
-        """See `Batches.pour`."""
+        """Have `take` called, in a thread, with the batches that arrive next, for `seconds` or
+        until none arrives for a moment: without a turn of the event loop between batches. `settle`
+        is called when everything that has arrived was passed to `take`. Does nothing unless the
+        connection is a plain socket under Trio. Raises what these do; for clients that do not
+        resume."""
         self._claim()
         channel, work = self.channel, iteration.work
         receiving = getattr(channel, "for_thread", None)

@@ -127,7 +127,7 @@ class Iteration(Generic[Item]):
         return True
 
     def pour(self, take: Take, settle: Settle, seconds: float) -> Steps[None]:
-        """See `Batches.pour`."""
+        """See `ClientEngine.pour`."""
         return self._engine.pour(self, take, settle, seconds)
 
     def leave(self, failed: bool) -> Steps[None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from datastreamer.client.async_client import ClientConnector
+from datastreamer.client.async_client import Client, ClientConnector
 from datastreamer.client.effects import (
     AsyncDriver,
     Call,
@@ -149,4 +149,4 @@ def trio_driver_to(endpoint: Endpoint | None) -> TrioDriver:
     return TrioDriver(partial(dial, endpoint), endpoint.peer)
 
 
-connect = ClientConnector(trio_driver_to)
+connect = ClientConnector(trio_driver_to, Client)

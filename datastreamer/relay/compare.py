@@ -15,9 +15,9 @@ from typing import Final
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.client.async_client import Client
 from datastreamer.errors import DamagedFile, NotFound, PeerError, UpstreamRewritten
 from datastreamer.relay.apply_changes import ChangeApplier, Compared
+from datastreamer.relay.client import RelayClient
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
@@ -34,7 +34,7 @@ _PAUSE_SECONDS: Final = 5.0
 _WAIT_SECONDS: Final = 0.05
 _SAY_SECONDS: Final = 10.0
 
-Connect = Callable[[], AbstractAsyncContextManager[Client]]
+Connect = Callable[[], AbstractAsyncContextManager[RelayClient]]
 
 
 class Comparison:
@@ -89,7 +89,7 @@ class Comparison:
                 await trio.sleep(_PAUSE_SECONDS)
         _log.info("compared all %d entries with the upstream's", high)
 
-    async def _compare(self, client: Client, high: int) -> None:
+    async def _compare(self, client: RelayClient, high: int) -> None:
         """Find entries that differ, from the next one on."""
         logged_at = trio.current_time()
         while self._low < high:
@@ -107,7 +107,7 @@ class Comparison:
                 _log.info("comparing with the upstream's entries: %d of %d", low, high)
             await trio.sleep(max(0.0, self._pause(first, low) - (now - began)))
 
-    async def _replace(self, client: Client, high: int) -> None:
+    async def _replace(self, client: RelayClient, high: int) -> None:
         """Replace entries that differ, now that all of them can be updates."""
         while self._found:
             updates = await self._fetch(client, self._found[:_FEW])
@@ -126,7 +126,7 @@ class Comparison:
         self._report_arrived.set()
         self._report_arrived = trio.Event()
 
-    async def _ensure_same(self, client: Client, stream_id: bytes) -> None:
+    async def _ensure_same(self, client: RelayClient, stream_id: bytes) -> None:
         if (await client.capabilities()).stream_id != stream_id:
             raise PeerError(
                 f"{client.peer} serves another stream on this connection than on its other one"
@@ -137,7 +137,7 @@ class Comparison:
         reader = self._stream.reader
         return (reader.cursor(end).offset - reader.cursor(first).offset) / BYTES_PER_SECOND
 
-    async def _differs(self, client: Client, first: int, end: int) -> int:
+    async def _differs(self, client: RelayClient, first: int, end: int) -> int:
         """The end of the compared piece; negative if the hashes differ."""
         size, reader = _PIECE_BYTES, self._stream.reader
         while True:
@@ -156,7 +156,7 @@ class Comparison:
             size = max(1, size // 4)
         return theirs.end if digest == theirs.digest else -theirs.end
 
-    async def _find(self, client: Client, first: int, end: int) -> array[int]:
+    async def _find(self, client: RelayClient, first: int, end: int) -> array[int]:
         """The numbers of differing entries from `first` up to `end`, by bisection.
 
         Raises `UpstreamRewritten` if there are too many, or some cannot be updates.
@@ -187,7 +187,7 @@ class Comparison:
                         ranges.append((part, upto))
         return found
 
-    async def _fetch(self, client: Client, numbers: Sequence[int]) -> list[Entry]:
+    async def _fetch(self, client: RelayClient, numbers: Sequence[int]) -> list[Entry]:
         """The upstream's entries that differ from the file's and were not reported meanwhile."""
         async with client.entries_by_number(numbers) as entries:
             theirs = [entry async for entry in entries]

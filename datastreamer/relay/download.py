@@ -19,7 +19,6 @@ from functools import partial
 
 import trio
 
-from datastreamer.client.async_client import Client
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     ConnectionLost,
@@ -37,9 +36,10 @@ from datastreamer.relay.apply_changes import (
     keep_over_truncation,
     known_agreement,
 )
+from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.truncation_point import truncation_point
-from datastreamer.relay.upstream import Joined, client_of, common_entries, join
+from datastreamer.relay.upstream import Joined, common_entries, join
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.stream import DataStream
 
@@ -183,7 +183,7 @@ class Download:
 
     def _connect(
         self, state: UpstreamState, heartbeat: float | None = None
-    ) -> AbstractAsyncContextManager[Client]:
+    ) -> AbstractAsyncContextManager[RelayClient]:
         return client_of(state.upstream, self._stream_type, self._timeout, heartbeat, self.own)
 
     async def _header_of(self, state: UpstreamState) -> Header:
@@ -253,7 +253,7 @@ class Download:
             steady = lasted and isinstance(error, PeerError)
         return steady or stream.total_entries > before
 
-    def _check_capabilities(self, state: UpstreamState, client: Client) -> None:
+    def _check_capabilities(self, state: UpstreamState, client: RelayClient) -> None:
         """Only several connections in a row that were lost on a query for capabilities show that
         the upstream does not support it."""
         closed = client.closed_on_asking

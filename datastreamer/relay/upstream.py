@@ -1,4 +1,4 @@
-"""Connects a relay to an upstream and checks that both hold the same entries.
+"""Joins an upstream's stream and checks that both hold the same entries.
 
 Owns the comparison of an upstream with the file, and the search for the last entry that they have
 in common. Writes nothing but updates that the upstream reports; `relay.py` decides what follows
@@ -8,22 +8,15 @@ from a difference.
 from __future__ import annotations
 
 import math
-import socket
 from collections import deque
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.client.async_client import Batches, Client
-from datastreamer.client.trio_driver import connect
-from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     NoAnswer,
-    PeerError,
     ProtocolViolation,
     UnknownEntry,
     UpstreamMismatch,
@@ -41,6 +34,7 @@ from datastreamer.protocol.following import (
     Reports,
 )
 from datastreamer.relay.apply_changes import ChangeApplier, known_agreement
+from datastreamer.relay.client import RelayBatches, RelayClient
 from datastreamer.storage.header.records import Agreement
 from datastreamer.storage.stream import DataStream
 
@@ -49,49 +43,18 @@ _MARKS: Final = 4
 _MOST_COMPARED: Final = 16 << 20
 
 
-@asynccontextmanager
-async def client_of(
-    upstream: Upstream,
-    stream_type: int,
-    timeout: float,
-    heartbeat: float | None,
-    own: Collection[socket.socket],
-) -> AsyncIterator[Client]:
-    """A client that does not reconnect: the relay decides which upstream is next.
-
-    `own` are the relay's listeners. Raises `PeerError` if one of them is at the other end: the
-    relay would always agree with itself, and never use the other upstreams.
-    """
-    async with connect(
-        upstream.host,
-        upstream.port,
-        stream_type=stream_type,
-        timeout=timeout,
-        tls=upstream.tls,
-        tls_server_name=upstream.tls_server_name,
-        resume=False,
-        heartbeat=heartbeat,
-        token=upstream.token,
-    ) as client:
-        if client.leads_to(own):
-            raise PeerError(
-                f"{client.peer} is this relay itself; name another server to relay from"
-            )
-        yield client
-
-
 @dataclass(slots=True)
 class Joined:
     """An upstream whose entries continue the file. `rest` are new entries that arrived with those
     that were compared, to append before those of `batches`; None: there are none."""
 
     header: Header
-    batches: Batches
+    batches: RelayBatches
     rest: EntryBatch | None
     change_applier: ChangeApplier
 
 
-async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
+async def join(client: RelayClient, stream: DataStream, timeout: float) -> Joined:
     """Join the upstream's stream at the file's head, after checking that it is the same stream.
 
     Changes since the file last agreed with the upstream are applied first, if it reports them.
@@ -275,7 +238,7 @@ def _differing(stream: DataStream, theirs: EntryBatch) -> list[Entry]:
     return found
 
 
-async def common_entries(client: Client, stream: DataStream, most: int) -> int:
+async def common_entries(client: RelayClient, stream: DataStream, most: int) -> int:
     """How many of the file's first `most` entries the upstream also holds, by bisection.
 
     Each step compares a run of 256 entries, the last one first: different blocks may end in equal
@@ -295,7 +258,7 @@ async def common_entries(client: Client, stream: DataStream, most: int) -> int:
     return same
 
 
-async def _differs_at(client: Client, stream: DataStream, numbers: range) -> int | None:
+async def _differs_at(client: RelayClient, stream: DataStream, numbers: range) -> int | None:
     """The first of these entries that differs; None if all are equal."""
     try:
         async with client.entries_by_number(numbers, window=exchanges.WINDOW) as entries:

@@ -12,10 +12,10 @@ from typing import Final
 import trio
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.async_client import Batches
 from datastreamer.errors import ProtocolViolation
 from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.relay.apply_changes import ChangeApplier, Compared
+from datastreamer.relay.client import RelayBatches
 from datastreamer.storage.stream import DataStream
 
 AT_ONCE: Final = 64 << 10
@@ -54,7 +54,7 @@ class RelayWriter:
     def __init__(
         self,
         stream: DataStream,
-        batches: Batches,
+        batches: RelayBatches,
         commits: MutableSequence[int],
         backlog: int,
         change_applier: ChangeApplier,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,20 +12,19 @@ import pytest
 import trio
 
 from datastreamer._codec import Entry, EntryBatch, scan
-from datastreamer.client.async_client import Batches, Client
 from datastreamer.client.iteration import Iteration
-from datastreamer.client.trio_driver import connect
 from datastreamer.errors import ConnectionLost, ProtocolViolation
 from datastreamer.protocol.resume import Resumable
 from datastreamer.relay import writer as keeping
 from datastreamer.relay.apply_changes import ChangeApplier
+from datastreamer.relay.client import RelayBatches, RelayClient, connect_relay
 from tests.network.proxy import NONE, End, Fault, FaultyServer
 from tests.network.stub import Stub, sample
 from tests.relay.relaying import contents, fill, new, nursery_for, relaying, serving
 
 
-def alone(port: int) -> Client:
-    return connect("127.0.0.1", port, resume=False)
+def alone(port: int) -> AbstractAsyncContextManager[RelayClient]:
+    return connect_relay("127.0.0.1", port, resume=False)
 
 
 def nothing() -> None:
@@ -32,7 +32,7 @@ def nothing() -> None:
 
 
 async def pour_on(
-    batches: Batches,
+    batches: RelayBatches,
     take: Callable[[EntryBatch], object],
     settle: Callable[[], object] = nothing,
 ) -> None:
@@ -126,9 +126,8 @@ def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     with new(tmp_path / "stream.bin") as stream:
         # Of an upstream that does not tell where its commits end.
         applying = ChangeApplier(stream, "the upstream", None)
-        pouring = keeping.RelayWriter(
-            stream, Batches(cast("Any", None), Iteration(cast("Any", None), work)), [], 0, applying
-        )
+        batches = RelayBatches(cast("Any", None), Iteration(cast("Any", None), work))
+        pouring = keeping.RelayWriter(stream, batches, [], 0, applying)
         expected = []
         for first in range(0, 40, 8):
             entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]

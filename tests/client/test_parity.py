@@ -48,7 +48,6 @@ PAIRS = [
     Pair(
         async_client.Batches,
         blocking_client.BlockingBatches,
-        only_asynchronous=frozenset({"pour"}),  # a thread of Trio's
     ),
     Pair(async_client.Entries, blocking_client.BlockingEntries),
     Pair(
