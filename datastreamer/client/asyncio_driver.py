@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from inspect import isawaitable
 from typing import Any
 
@@ -87,8 +86,11 @@ class AsyncioDriver(AsyncDriver):
     async def _race(self, tasks: Sequence[asyncio.Future[None]]) -> None:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await _end(tasks)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await _end(tasks)
+            raise
+        await _end(tasks)
 
     @asynccontextmanager
     async def background(
@@ -135,7 +137,7 @@ async def _finish(task: asyncio.Future[Any], seconds: float | None = None) -> No
         in_time = task.done()
     finally:
         task.cancel()
-        await _until_done(task)
+        await _until_done([task])
     if not in_time:
         raise TimeoutError
 
@@ -144,25 +146,31 @@ async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:
     """Cancel them. Raises what the first of them that failed did."""
     for task in tasks:
         task.cancel()
-    for task in tasks:
-        await _until_done(task)
+    await _until_done(tasks)
     for task in tasks:
         if not task.cancelled():
             task.result()
 
 
-async def _until_done(task: asyncio.Future[Any]) -> None:
-    """Wait for `task`, also where the caller is cancelled meanwhile, for which it is too late."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
+async def _until_done(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait until all `tasks` are done. A cancellation of the caller is raised then, once: however
+    many there were, asyncio counts them in the caller's task."""
+    cancellation: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    for task in tasks:
+        if not task.cancelled():
+            # Otherwise asyncio logs an exception that nothing has asked for.
+            task.exception()
+    if cancellation is not None:
+        raise cancellation
 
 
 async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call it in a thread; a cancellation is raised when it has returned."""
     call = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
-    try:
-        await asyncio.wait({call})
-    finally:
-        await _until_done(call)
+    await _until_done([call])
     return call.result()

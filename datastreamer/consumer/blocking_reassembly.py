@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from datastreamer.client.asyncio_driver import AsyncioDriver
-from datastreamer.client.asyncio_thread import AsyncioThread
 from datastreamer.client.effects import Call, Steps
 from datastreamer.client.thread_driver import ThreadDriver
 from datastreamer.consumer.arrivals import Arrivals
@@ -24,6 +23,7 @@ from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore
+from datastreamer.transport.asyncio_thread import AsyncioThread
 
 
 class BlockingReassembly(ReassemblyBase):

@@ -174,7 +174,7 @@ class SourceConnection:
         """Operations without a receipt, in order."""
         self.size = 0
         """The size of these in bytes."""
-        self.failure: DatastreamerError | None = None
+        self.failure: Exception | None = None
         self.over = False
         self._terms = terms
         self._peer = ""
@@ -236,7 +236,7 @@ class SourceConnection:
             self.end(error)
             raise
 
-    def end(self, error: DatastreamerError) -> None:
+    def end(self, error: Exception) -> None:
         """Stop for good with this error, unless it has stopped before."""
         if not self.over:
             self.over, self.failure = True, error

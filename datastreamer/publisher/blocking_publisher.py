@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from datastreamer.client.asyncio_driver import AsyncioDriver
-from datastreamer.client.asyncio_thread import AsyncioThread
 from datastreamer.client.effects import Steps
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.exchanges import TIMEOUT
@@ -21,6 +20,7 @@ from datastreamer.protocol.publishing import Receipt
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.publisher.base import OperationBase, PublisherBase, ReceiptBase
 from datastreamer.publisher.engine import RETRY_SECONDS, UNACKNOWLEDGED_BYTES, PublisherEngine
+from datastreamer.transport.asyncio_thread import AsyncioThread
 from datastreamer.transport.endpoint import endpoint_of
 
 if TYPE_CHECKING:

@@ -251,10 +251,11 @@ class PublisherEngine(ForkGuard):
     # Connections
 
     def serve(self) -> Steps[None]:
-        """Make one connection after another, until an error is final."""
+        """Make one connection after another, until the publisher is closed or an error is final,
+        which the calls that wait raise."""
         source, attempt, lost_at = self.source, 0, math.inf
         try:
-            while True:
+            while not self.closed:
                 before = source.lease
                 try:
                     self.channel = yield Connect(self.timeout)
@@ -276,7 +277,7 @@ class PublisherEngine(ForkGuard):
                     wait = self._backoff.wait(attempt, random.random())  # noqa: S311
                     yield Sleep(now + wait)
                     attempt += 1
-        except DatastreamerError as error:
+        except Exception as error:  # noqa: BLE001 - raised by the calls, which would wait for ever
             source.end(error)
         finally:
             self._moved.set()

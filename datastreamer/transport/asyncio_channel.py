@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 _RECEIVE_SIZE: Final = 4096
 
+_TURN_SECONDS: Final = 0.001
+"""Time after which a stream that never waits yields to other tasks and to timers."""
+
 
 class AsyncioChannel:
     """A TCP or Unix connection, with or without TLS. Owns the socket."""
@@ -42,6 +46,7 @@ class AsyncioChannel:
         # Whether to receive before waiting: TLS may hold decrypted bytes, and after a full buffer
         # more has usually arrived. Otherwise the attempt would mostly fail.
         self._tries = self._secure = isinstance(connection, ssl.SSLSocket)
+        self._turn_ends = 0.0
 
     def connection(self) -> socket.socket:
         """The socket, for the system's information."""
@@ -60,6 +65,9 @@ class AsyncioChannel:
         cancelled, it has received none."""
         if not self._tries:
             await self._ready(write=False, seconds=seconds)
+        elif time.monotonic() >= self._turn_ends:
+            await asyncio.sleep(0)
+            self._begin_turn()
         count = await self._attempt(self._socket.recv_into, buffer, seconds=seconds)
         self._tries = self._secure or count == len(buffer)
         return count
@@ -93,13 +101,13 @@ class AsyncioChannel:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 pass
             except OSError as error:
+                self._ensure_open()
                 raise connection_lost(self._peer, error) from None
             await self._ready(write=write, seconds=seconds)
 
     async def _ready(self, *, write: bool, seconds: float | None) -> None:
         """Wait until the socket is readable, or writable."""
-        if self._socket.fileno() < 0:
-            raise closed_here(self._peer)
+        self._ensure_open()
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, _fail, future, TimeoutError())
@@ -110,12 +118,20 @@ class AsyncioChannel:
             loop.add_reader(self._socket, _wake, future)
         try:
             await future
+            self._begin_turn()
         finally:
             self._waits.discard(future)
             if timer is not None:
                 timer.cancel()
             if self._socket.fileno() >= 0:
                 (loop.remove_writer if write else loop.remove_reader)(self._socket)
+
+    def _begin_turn(self) -> None:
+        self._turn_ends = time.monotonic() + _TURN_SECONDS
+
+    def _ensure_open(self) -> None:
+        if self._socket.fileno() < 0:
+            raise closed_here(self._peer)
 
     def close(self, *, farewell: bool = True) -> None:
         """Close at once; a task that waits raises `ConnectionLost`. With `farewell`, the TLS close

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ from datastreamer.errors import ConnectFailed, ConnectionLost, StreamClosed, TLS
 from datastreamer.protocol.messages import EntryQuery, HeaderQuery, Start
 from datastreamer.protocol.retry import Backoff
 from datastreamer.service.embedded import StreamServer
+from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio
+from datastreamer.transport.endpoint import endpoint_of
 from datastreamer.transport.tls import ServerTLS
 from tests.network.proxy import NONE, End, Fault, FaultyServer
 from tests.network.secure import HOST, Authority
@@ -203,14 +209,62 @@ async def test_tls(tmp_path: Path, authority: Authority) -> None:
                 pass
 
 
+@contextmanager
+def endless(context: ssl.SSLContext | None) -> Iterator[int]:
+    """The port of a server that sends bytes for as long as a connection lasts."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            if context is not None:
+                connection = context.wrap_socket(connection, server_side=True)
+            with connection, suppress(OSError):
+                while True:
+                    connection.sendall(bytes(1 << 20))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(20)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_fast_stream_does_not_hold_up_other_tasks(authority: Authority, secure: bool) -> None:
+    context, client = None, None
+    if secure:
+        context, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authority.context()
+        context.load_cert_chain(*authority.issue("endless"))
+
+    async def receive(channel: AsyncioChannel) -> None:
+        room = memoryview(bytearray(4 << 10))
+        for _ in range(600):
+            await channel.receive_into(room)
+            time.sleep(0.001)
+
+    async def main(port: int) -> int:
+        channel = await dial_asyncio(endpoint_of(HOST, port, client or False))
+        ticks = 0
+        receiving = asyncio.ensure_future(asyncio.wait_for(receive(channel), 0.2))
+        while not receiving.done():
+            await asyncio.sleep(0)
+            ticks += 1
+        channel.close(farewell=False)
+        with pytest.raises(asyncio.TimeoutError):
+            await receiving
+        return ticks
+
+    with endless(context) as port:
+        assert asyncio.run(main(port)) > 20
+
+
 @asynchronous
 async def test_a_unix_socket(tmp_path: Path) -> None:
-    socket = tmp_path / "s.sock"
-    with StreamServer(tmp_path / "s.bin", host=None, port=None, unix=socket) as server:
+    path = tmp_path / "s.sock"
+    with StreamServer(tmp_path / "s.bin", host=None, port=None, unix=path) as server:
         with server.stream.atomic_op() as op:
             op.add_entries(1, [b"data"] * 10)
-        async with aio.connect(f"unix:{socket}") as client:
+        async with aio.connect(f"unix:{path}") as client:
             assert (await client.header()).total_entries == 10
     with pytest.raises(ConnectFailed):
-        async with aio.connect(f"unix:{socket}"):
+        async with aio.connect(f"unix:{path}"):
             pass

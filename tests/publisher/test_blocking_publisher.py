@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from datastreamer import BlockingPublisher, Publishing, StreamServer
 from datastreamer.errors import (
     ConnectFailed,
     SourceBusy,
+    StreamClosed,
 )
 from datastreamer.protocol.retry import Backoff
 
@@ -132,3 +133,28 @@ def test_an_interrupt_leaves_no_half_of_an_operation(
         found = contents(server)
         assert found[-1] == b"b" * 5000
         assert found[:-1] == [b"a" * 1000] * committed or not committed
+
+
+def test_a_close_while_other_threads_wait_or_close(path: Path, token_file: Path) -> None:
+    with served(path, token_file) as server:
+        for turn in range(10):
+            publisher = publisher_of(server, take_over=True)
+            busy = threading.Barrier(2)
+
+            def work(publisher: BlockingPublisher, busy: threading.Barrier) -> None:
+                publisher.flush()
+                busy.wait()
+                while True:
+                    publisher.flush()
+
+            with ThreadPoolExecutor(3) as pool:
+                working = pool.submit(work, publisher, busy)
+                busy.wait()
+                threading.Event().wait(turn * 0.001)
+                closing = [pool.submit(publisher.close) for _ in range(2)]
+                assert [each.result(20) for each in closing] == [None, None]
+                with pytest.raises(StreamClosed):
+                    working.result(20)
+            with pytest.raises(StreamClosed):
+                publisher.atomic_op().commit()
+            publisher.close()

@@ -23,6 +23,7 @@ from datastreamer.errors import (
     StreamClosed,
     UsageError,
 )
+from datastreamer.protocol.publisher import SourceConnection
 from datastreamer.protocol.retry import Backoff
 from tests.network.drivers import kinds, publisher_of_kind
 
@@ -147,3 +148,24 @@ def test_refusals(kind: str, path: Path, token_file: Path) -> None:
         ):
             put(again, b"other")
         assert contents(server) == [b"small"]
+
+
+def test_an_unexpected_error_is_raised_by_the_calls(
+    kind: str, path: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def receive(source: SourceConnection, data: bytes) -> None:
+        raise ZeroDivisionError("a defect")
+
+    with (
+        served(path, token_file) as server,
+        suppress(ZeroDivisionError),
+        publisher_of(kind, server) as publisher,
+    ):
+        put(publisher, b"one")
+        monkeypatch.setattr(SourceConnection, "receive", receive)
+        for _ in range(2):
+            op = publisher.atomic_op()
+            op.add_entry(3, b"two")
+            with pytest.raises(ZeroDivisionError):
+                op.commit()
+            op.roll_back()
