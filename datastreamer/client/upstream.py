@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from datastreamer.errors import UsageError
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.protocol.authentication import token_request
 from datastreamer.transport.endpoint import check_endpoint
@@ -32,3 +33,12 @@ class Upstream:
     def name(self) -> str:
         """Its name in messages."""
         return self.host if self.host.startswith(UNIX) else address_of((self.host, self.port))
+
+
+def upstream_of(address: Upstream | tuple[str, int]) -> Upstream:
+    """The upstream that a caller named. Raises `UsageError`."""
+    if isinstance(address, Upstream):
+        return address
+    if not isinstance(address, tuple | list) or len(address) != 2:
+        raise UsageError(f"an upstream is an Upstream or (host, port), not {address!r}")
+    return Upstream(*address)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from datastreamer.client.upstream import Upstream
+from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.consumer.state import Notice
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
@@ -66,6 +66,8 @@ class ReassemblyOptions:
 def named(addresses: Addresses) -> dict[str, Upstream | str]:
     """Sources by name; a file is its path. Raises `UsageError`."""
     pairs: list[tuple[str | None, Address]]
+    if isinstance(addresses, str | bytes):
+        raise UsageError(f'upstreams is a list such as [("host", 6900)], not {addresses!r}')
     if isinstance(addresses, Mapping):
         pairs = list(addresses.items())
     else:
@@ -73,12 +75,10 @@ def named(addresses: Addresses) -> dict[str, Upstream | str]:
     found: dict[str, Upstream | str] = {}
     for name, address in pairs:
         place: Upstream | str
-        if isinstance(address, tuple):
-            place = Upstream(*address)
-        elif isinstance(address, Upstream):
-            place = address
-        else:
+        if isinstance(address, str | os.PathLike):
             place = os.fspath(address)
+        else:
+            place = upstream_of(address)
         own = name or (place if isinstance(place, str) else place.name)
         if own in found:
             raise UsageError(f"{own} is named twice; name each source once")

@@ -23,7 +23,7 @@ from datastreamer.reassembly._state cimport (
     hold_at, node_at, table_add, table_find, table_remove,
 )
 
-from datastreamer.errors import UsageError
+from datastreamer.errors import BadArgument, UsageError
 from datastreamer.reassembly.checkpoint import Checkpoint, SourceCounts, Stats
 from datastreamer.reassembly.events import Dropped
 
@@ -71,11 +71,11 @@ cdef class Ledger:
         if self._sources or self._known:
             raise UsageError("a Reassembler must be initialized once")
         if reorg_threshold < 0:
-            raise ValueError(f"reorg_threshold must be at least 0, not {reorg_threshold}")
+            raise BadArgument(f"reorg_threshold must be at least 0, not {reorg_threshold}")
         if budget <= 0:
-            raise ValueError(f"budget must be at least 1 byte, not {budget}")
+            raise BadArgument(f"budget must be at least 1 byte, not {budget}")
         if max_age is not None and not max_age > 0:
-            raise ValueError(f"max_age must be more than 0 seconds, or None, not {max_age}")
+            raise BadArgument(f"max_age must be more than 0 seconds, or None, not {max_age}")
         self._threshold = min(reorg_threshold, UINT32_MAX)
         self._budget = min(budget, UINT64_MAX >> 1)
         self._ages = max_age is not None
@@ -227,7 +227,7 @@ cdef class Ledger:
             self._replaying += source.seen_before > source.next
         for key, prefixes in resume.known:
             if len(key) != PREFIX_SIZE - 1:
-                raise ValueError(f"a payload's id must have {PREFIX_SIZE - 1} bytes, not {len(key)}")
+                raise BadArgument(f"a payload's id must have {PREFIX_SIZE - 1} bytes, not {len(key)}")
             key = b"\0" + key
             payload = self._find(<const uint8_t*>PyBytes_AS_STRING(key))
             if payload != NONE:
@@ -235,7 +235,7 @@ cdef class Ledger:
             payload = self._new_node(<const uint8_t*>PyBytes_AS_STRING(key), FINISHED)
             for key in prefixes:
                 if len(key) != PREFIX_SIZE:
-                    raise ValueError(f"a prefix must have {PREFIX_SIZE} bytes, not {len(key)}")
+                    raise BadArgument(f"a prefix must have {PREFIX_SIZE} bytes, not {len(key)}")
                 if self._find(<const uint8_t*>PyBytes_AS_STRING(key)) == NONE:
                     prefix = self._new_node(<const uint8_t*>PyBytes_AS_STRING(key), ANNOUNCED)
                     self._adopt(payload, prefix)

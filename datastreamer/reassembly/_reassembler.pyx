@@ -30,6 +30,7 @@ from datastreamer.reassembly._state cimport (
     message_find, message_new, message_room, reverse_messages, node_at,
 )
 
+from datastreamer.errors import BadArgument
 from datastreamer.reassembly.events import Conflict, Malformed, PayloadComplete
 
 
@@ -144,7 +145,7 @@ cdef class Reassembler(Ledger):
         source.received += 1
         if placed:
             if position == UINT64_MAX:
-                raise ValueError(f"a position must be at most {UINT64_MAX - 1}")
+                raise BadArgument(f"a position must be at most {UINT64_MAX - 1}")
             self._advance(source, position + 1)
         if key_size < PREFIX_SIZE:
             self._malformed(key, key_size, f"a key of {key_size} bytes, less than {PREFIX_SIZE}",

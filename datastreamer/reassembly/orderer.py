@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from datastreamer.errors import UsageError
+from datastreamer.errors import BadArgument, UsageError
 
 T = TypeVar("T")
 
@@ -104,11 +104,11 @@ class Orderer(Generic[T]):
         size_of: Callable[[T], int] | None = None,
     ) -> None:
         if reorg_threshold < 0:
-            raise ValueError(f"reorg_threshold must be at least 0, not {reorg_threshold}")
+            raise BadArgument(f"reorg_threshold must be at least 0, not {reorg_threshold}")
         if most_waiting < 1:
-            raise ValueError(f"most_waiting must be at least 1, not {most_waiting}")
+            raise BadArgument(f"most_waiting must be at least 1, not {most_waiting}")
         if budget is not None and budget < 1:
-            raise ValueError(f"budget must be at least 1 byte, not {budget}")
+            raise BadArgument(f"budget must be at least 1 byte, not {budget}")
         if (budget is None) != (size_of is None):
             raise UsageError("pass `budget` and `size_of` together")
         self._after = after

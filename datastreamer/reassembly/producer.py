@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
-from datastreamer.errors import BadEntryType
+from datastreamer.errors import BadArgument, BadEntryType
 from datastreamer.format import MAX_BOOKMARK_SIZE, MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
 from datastreamer.reassembly._messages import pack_message
 from datastreamer.reassembly.splitter import Part, Splitter
@@ -42,7 +42,7 @@ class Producer:
         if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
             raise BadEntryType(f"messages need a u32 entry type that is no bookmark's, not {type}")
         if limit > MAX_DATA_SIZE - 2:
-            raise ValueError(
+            raise BadArgument(
                 f"the limit must be at most {MAX_DATA_SIZE - 2:,} bytes, not {limit:,}"
             )
         self._stream = stream

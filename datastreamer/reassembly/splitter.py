@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from datastreamer.errors import BadPayload
+from datastreamer.errors import BadArgument, BadPayload
 from datastreamer.format import MAX_DATA_SIZE, U32_MAX
 from datastreamer.reassembly._messages import pack_records
 
@@ -34,7 +34,7 @@ class Splitter:
 
     def __init__(self, limit: int = MAX_DATA_SIZE - 2) -> None:
         if limit < SMALLEST_LIMIT:
-            raise ValueError(f"the limit must be at least {SMALLEST_LIMIT} bytes, not {limit}")
+            raise BadArgument(f"the limit must be at least {SMALLEST_LIMIT} bytes, not {limit}")
         self.limit = limit
 
     def split(self, id: bytes, parts: Mapping[bytes, Part]) -> list[tuple[bytes, bytes]]:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import trio
 
-from datastreamer.client.upstream import Upstream
+from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
 from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.metrics.writer_numbers import WriterNumbers
@@ -90,11 +90,13 @@ class Relay:
         metrics_host: Hosts = None,
         ready_lag: int = READY_LAG,
     ) -> None:
+        if isinstance(upstreams, str):
+            raise UsageError(f'upstreams is a list such as [("host", 6900)], not {upstreams!r}')
         if not upstreams:
             raise UsageError("a relay needs a server to download from")
         if on_rewrite not in ("stop", "follow"):
             raise UsageError(f'on_rewrite is "stop" or "follow", not {on_rewrite!r}')
-        sources = [each if isinstance(each, Upstream) else Upstream(*each) for each in upstreams]
+        sources = [upstream_of(each) for each in upstreams]
         if stream_type is not None:
             check_number("stream_type", stream_type)
         check_waits(timeout, heartbeat=heartbeat)

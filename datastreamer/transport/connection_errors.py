@@ -20,7 +20,10 @@ def check_port(port: int) -> None:
 
 def connect_failed(peer: str, error: OSError | UnicodeError) -> ConnectFailed:
     """The exception for a failed connection, or a name that no host can have."""
-    return ConnectFailed(f"cannot connect to {peer}: {_reason(error)}; is a server running there?")
+    hint = ""
+    if isinstance(_cause(error), ConnectionRefusedError | FileNotFoundError):
+        hint = "; is a server running there?"
+    return ConnectFailed(f"cannot connect to {peer}: {_reason(error)}{hint}")
 
 
 def connect_timeout(peer: str, timeout: float) -> ConnectFailed:
@@ -86,12 +89,18 @@ def say_back(log: logging.Logger, peer: str, number: int | None) -> None:
         log.warning("connected to %s again, continuing at entry %d", peer, number)
 
 
-def _reason(error: BaseException) -> str:
-    """The system's message, without error numbers."""
+def _cause(error: BaseException) -> BaseException:
+    """The error of the system; of several, the first."""
     while error.__cause__ is not None:
         error = error.__cause__
     # Trio reports all addresses that it tried.
-    error = next(iter(getattr(error, "exceptions", ())), error)
+    first: BaseException = next(iter(getattr(error, "exceptions", ())), error)
+    return first
+
+
+def _reason(error: BaseException) -> str:
+    """The system's message, without error numbers."""
+    error = _cause(error)
     # OpenSSL's errors have numbers of their own.
     openssl = getattr(error, "reason", None)
     if isinstance(openssl, str) and isinstance(error, OSError):

@@ -44,6 +44,12 @@ class ServerTLS:
     ) -> None:
         if not pairs:
             raise BadCertificate("TLS needs a certificate and its key")
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise UsageError(
+                    'ServerTLS needs pairs of files, as in ServerTLS(("cert.pem", "key.pem")), '
+                    f"not {pair!r}"
+                )
         self._pairs = [(os.path.abspath(cert), os.path.abspath(key)) for cert, key in pairs]
         self._client_ca = None if client_ca is None else os.path.abspath(client_ca)
         self._context = self._load()

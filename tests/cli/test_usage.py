@@ -68,10 +68,10 @@ from tests.cli.process import done
         (["serve", "FILE", "--create", "--stream-version", "0"], "it is a number from 1 to 255"),
         (["serve", "FILE", "--create", "--follow"], "--create and --follow exclude each other"),
         (["serve", "FILE", "--max-clients", "0"], "it is a number from 1 to"),
-        (["serve", "FILE", "--reserved-clients", "9"], "no other client can use these places"),
+        (["serve", "FILE", "--reserved-clients", "9"], "no other client can use these slots"),
         (
             ["relay", "--server", "h:1", "--file", "f", "--reserved-clients", "9"],
-            "use these places",
+            "use these slots",
         ),
         (["serve", "FILE", "--sync", "never"], "'never' is not one of"),
         (["append", "FILE", "--system-id", "7"], "require --create"),

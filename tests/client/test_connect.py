@@ -242,14 +242,14 @@ async def test_nobody_listens() -> None:
 
 
 async def test_no_such_host() -> None:
-    with pytest.raises(ConnectFailed, match=r"cannot connect to host.invalid:6900: "):
+    with pytest.raises(ConnectFailed, match=r"^cannot connect to host.invalid:6900: [^;]+$"):
         async with connect("host.invalid"):
             raise AssertionError
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "\ud800", "unix:\ud800"])
 async def test_a_name_that_no_host_can_have(host: str) -> None:
-    told = "cannot connect to .*: (?!TLS).*; is a server running there"
+    told = "cannot connect to .*: (?!TLS)[^;]+$"
     with pytest.raises(ConnectFailed, match=told):
         async with connect(host):
             raise AssertionError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastreamer.errors import UsageError
+from datastreamer.errors import BadArgument, UsageError
 from datastreamer.reassembly import Applied, Block, Gap, Orderer, Rejected, Reorg
 
 START = b"start"
@@ -286,9 +286,9 @@ def test_wrong_use() -> None:
         Orderer(applied=[(Block(1, b"a", b""), 1), (Block(3, b"b", b"a"), 3)])
     with pytest.raises(UsageError, match="`applied` says where to continue"):
         Orderer(b"x", applied=[(Block(1, b"a", b""), 1)])
-    with pytest.raises(ValueError, match="reorg_threshold"):
+    with pytest.raises(BadArgument, match="reorg_threshold"):
         Orderer(reorg_threshold=-1)
-    with pytest.raises(ValueError, match="most_waiting"):
+    with pytest.raises(BadArgument, match="most_waiting"):
         Orderer(most_waiting=0)
 
 
@@ -327,7 +327,7 @@ def test_what_waits_is_bounded_in_bytes() -> None:
 
 
 def test_a_budget_wants_sizes() -> None:
-    with pytest.raises(ValueError, match="at least 1 byte"):
+    with pytest.raises(BadArgument, match="at least 1 byte"):
         Orderer(budget=0, size_of=len)
     with pytest.raises(UsageError, match="`budget` and `size_of`"):
         Orderer(budget=1)

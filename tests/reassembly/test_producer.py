@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import BadEntryType, BadPayload
+from datastreamer.errors import BadArgument, BadEntryType, BadPayload
 from datastreamer.format import MAX_DATA_SIZE
 from datastreamer.reassembly import PayloadComplete, Producer, Reassembler, Splitter
 from tests.reassembly.made_up import name
@@ -69,5 +69,5 @@ def test_wrong_options(tmp_path: Path) -> None:
         for wrong in (0xB0, -1, 2**32):
             with pytest.raises(BadEntryType, match="messages need a u32 entry type"):
                 Producer(stream, wrong)
-        with pytest.raises(ValueError, match="at most 1,048,557 bytes, not 1,048,558"):
+        with pytest.raises(BadArgument, match="at most 1,048,557 bytes, not 1,048,558"):
             Producer(stream, limit=MAX_DATA_SIZE - 1)

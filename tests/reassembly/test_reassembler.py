@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer._codec import scan
-from datastreamer.errors import UsageError
+from datastreamer.errors import BadArgument, UsageError
 from datastreamer.reassembly import (
     Checkpoint,
     Conflict,
@@ -493,7 +493,7 @@ def test_any_buffer_will_do_and_is_copied() -> None:
     [{"reorg_threshold": -1}, {"budget": 0}, {"max_age": 0.0}, {"max_age": float("nan")}],
 )
 def test_wrong_options(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", ".")):
+    with pytest.raises(BadArgument, match=next(iter(wrong)).replace("_", ".")):
         Reassembler(**wrong)
 
 
@@ -503,13 +503,13 @@ def test_wrong_arguments() -> None:
         reassembler.receive(P, b"", 7)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         reassembler.receive("text", b"")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a position must be at most"):
+    with pytest.raises(BadArgument, match="a position must be at most"):
         reassembler.receive(P, b"", "a", 2**64 - 1)
     with pytest.raises(TypeError, match="a subscription must be bytes"):
         Reassembler(["0x01"])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="id must have 32 bytes"):
+    with pytest.raises(BadArgument, match="id must have 32 bytes"):
         Reassembler(resume=Checkpoint({}, {}, [(b"x", [])]))
-    with pytest.raises(ValueError, match="prefix must have 33 bytes"):
+    with pytest.raises(BadArgument, match="prefix must have 33 bytes"):
         Reassembler(resume=Checkpoint({}, {}, [(A, [b"x"])]))
     # All of them left it as it was.
     assert whole(feed(reassembler, header(A))) == [(A, [])]

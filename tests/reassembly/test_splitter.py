@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastreamer.errors import BadPayload
+from datastreamer.errors import BadArgument, BadPayload
 from datastreamer.format import MAX_DATA_SIZE
 from datastreamer.reassembly import (
     PayloadComplete,
@@ -123,5 +123,5 @@ def test_what_cannot_be_cut(id: bytes, parts: dict[bytes, Any], why: str) -> Non
 
 def test_a_limit_too_small() -> None:
     Splitter(111)
-    with pytest.raises(ValueError, match="at least 111 bytes, not 110"):
+    with pytest.raises(BadArgument, match="at least 111 bytes, not 110"):
         Splitter(110)

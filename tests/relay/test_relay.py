@@ -350,6 +350,8 @@ async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"127\.0\.0\.1:1 is given 2 times"):
         Relay([("127.0.0.1", 1), ("b", 1), ("127.0.0.1", 1)], tmp_path / "r")
+    with pytest.raises(UsageError, match=r"^upstreams is a list such as .*, not .host:6900.$"):
+        Relay("host:6900", tmp_path / "r")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="needs a server"):
         Relay([], tmp_path / "r")
     with pytest.raises(UsageError, match="on_rewrite"):

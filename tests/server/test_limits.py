@@ -38,7 +38,7 @@ def test_they_travel_as_json() -> None:
         assert Limits(**json.loads(json.dumps(limits.as_json()))) == limits
 
 
-def test_a_share_of_the_reserved_places() -> None:
+def test_a_share_of_the_reserved_slots() -> None:
     assert [Limits(reserved_clients=5).share(at, 2).reserved for at in range(2)] == [3, 3]
     assert [Limits(reserved_clients=1).share(at, 3).reserved for at in range(3)] == [1, 1, 1]
     assert [Limits(reserved_clients=0).share(at, 3).reserved for at in range(3)] == [0, 0, 0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.errors import BadCertificate
+from datastreamer.errors import BadCertificate, UsageError
 from datastreamer.transport.tls import ServerTLS, client_tls
 from tests.network.secure import Authority
 
@@ -125,6 +125,11 @@ def refused(message: str, pair: Pair, ca: Path | None = None) -> None:
         with pytest.raises(BadCertificate, match=message) as caught:
             make()
         assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_pair() -> None:
+    with pytest.raises(UsageError, match=r"^ServerTLS needs pairs of files, .* not 'c.pem'$"):
+        ServerTLS("c.pem", "k.pem")  # type: ignore[arg-type]
 
 
 def test_files_that_are_not_there_or_cannot_be_read(authority: Authority, tmp_path: Path) -> None:

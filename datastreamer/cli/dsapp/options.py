@@ -34,8 +34,8 @@ InactivityTimeoutOption = Annotated[
     int,
     number_option(
         "--inactivitytimeout",
-        "S",
-        "Disconnect a client that neither streams nor sends commands for S seconds; 0: never.",
+        "SECONDS",
+        "Disconnect a client that neither streams nor sends commands for this time; 0: never.",
     ),
 ]
 

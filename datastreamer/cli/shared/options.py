@@ -200,8 +200,8 @@ class EntryOutput:
         Format | None,
         typer.Option(
             "--format",
-            help="Set the output format [table on a terminal, else jsonl]; raw: the entries' "
-            "bytes.",
+            help="Set the output format [table on a terminal, else jsonl]; raw: the bytes "
+            "as they are stored.",
         ),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")] = False

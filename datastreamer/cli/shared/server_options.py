@@ -97,7 +97,7 @@ class ServerOptions:
         text_option(
             "--client-token-file",
             "FILE",
-            "Give a client that presents a token, a line of this file, a reserved place when the "
+            "Give a client that presents a token, a line of this file, a reserved slot when the "
             "server is full.",
         ),
     ] = None
@@ -154,8 +154,8 @@ class ServerOptions:
         int,
         number_option(
             "--inactivity-timeout",
-            "S",
-            "Disconnect a client that neither streams nor sends commands for S seconds; 0: never.",
+            "SECONDS",
+            "Disconnect a client that neither streams nor sends commands for this time; 0: never.",
             most=U32_MAX,
         ),
     ] = int(INACTIVITY_SECONDS)
@@ -163,8 +163,8 @@ class ServerOptions:
         int,
         number_option(
             "--write-timeout",
-            "S",
-            "Disconnect a client that receives no byte for S seconds; 0: never.",
+            "SECONDS",
+            "Disconnect a client that receives no byte for this time; 0: never.",
             most=U32_MAX,
         ),
     ] = 0
@@ -172,8 +172,8 @@ class ServerOptions:
         int,
         number_option(
             "--grace",
-            "S",
-            "Time after the signal for clients to receive committed entries, in seconds.",
+            "SECONDS",
+            "Time after the signal for clients to receive committed entries.",
             most=U32_MAX,
         ),
     ] = int(GRACE_SECONDS)
@@ -234,11 +234,11 @@ class ServerOptions:
         return ServerTLS(*pairs, client_ca=self.tls_client_ca)
 
     def check_reserve(self, tls: ServerTLS | None, *, publishing: bool) -> None:
-        """Raises for unreadable tokens, and for reserved places that no client can use."""
+        """Raises for unreadable tokens, and for reserved slots that no client can use."""
         check_client_tokens(self.client_token_file)
         proofs = (self.client_token_file, publishing, tls is not None and tls.asks_clients)
         if self.reserved_clients and not any(proofs):
             raise typer.BadParameter(
                 "--reserved-clients requires --client-token-file, --tls-client-ca or publishing: "
-                "no other client can use these places"
+                "no other client can use these slots"
             )

@@ -64,8 +64,8 @@ class PublisherOptions:
         int | None,
         number_option(
             "--retry-for",
-            "S",
-            "To a server: reconnect to a lost server for up to S seconds [60].",
+            "SECONDS",
+            "To a server: reconnect to a lost server for up to this time [60].",
             most=U32_MAX,
         ),
     ] = None

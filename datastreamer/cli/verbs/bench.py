@@ -28,9 +28,7 @@ _MOST_ENTRIES = 1_000_000
 
 SecondsOption = Annotated[
     float,
-    fraction_option(
-        "--seconds", "S", "Duration of each measurement, in seconds.", least=0.01, most=60
-    ),
+    fraction_option("--seconds", "SECONDS", "Duration of each measurement.", least=0.01, most=60),
 ]
 FolderOption = Annotated[
     Path,

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 def info(source: SourceArgument, *, output: EntryOutput, options: SourceOptions) -> None:
-    """Show the header of a stream; of a file also its pages, bookmarks and entries by type.
+    """Show the header of a stream, and what a file holds.
 
-    The table also shows the records, the writer and the index of a file. Of a damaged file, the
-    readable part is shown, and then the damage, with exit code 1.
+    Of a file also its pages, bookmarks and entries by type; the table also shows its records,
+    writer and index. Of a damaged file, the readable part is shown, and then the damage, with exit
+    code 1. --format raw and hex write the 38 bytes of the header.
     """
     shape = output.chosen()
     rows: list[tuple[str, str]] = []

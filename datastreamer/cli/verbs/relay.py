@@ -79,7 +79,7 @@ UpstreamTokenFileOption = Annotated[
     text_option(
         "--server-token-file",
         "FILE",
-        "Present the first token in this file to each server, for a reserved place there.",
+        "Present the first token in this file to each server, for a reserved slot there.",
     ),
 ]
 ReadyLagOption = Annotated[

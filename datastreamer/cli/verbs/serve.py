@@ -42,12 +42,13 @@ PublishClientCertOption = Annotated[
 FollowOption = Annotated[
     bool,
     typer.Option(
-        "--follow", help="Serve a file that another process writes [hold the writer's lock]."
+        "--follow",
+        help="Serve a file that another process writes [default: this process writes the file].",
     ),
 ]
 WorkersOption = Annotated[
     int,
-    number_option("--workers", "N", "Number of serving processes [1].", most=1024, least=1),
+    number_option("--workers", "N", "Number of serving processes.", most=1024, least=1),
 ]
 
 

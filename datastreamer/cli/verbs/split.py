@@ -27,14 +27,14 @@ _SHAPE = (
 
 MessageTypeOption = Annotated[
     int,
-    number_option("--type", "T", f"Entry type of messages [{MESSAGE_TYPE}].", most=U32_MAX),
+    number_option("--type", "T", "Entry type of messages.", most=U32_MAX),
 ]
 LimitOption = Annotated[
     int,
     number_option(
         "--limit",
         "BYTES",
-        f"Maximum size of a message, key and value, in bytes [{MAX_DATA_SIZE - 2}].",
+        "Maximum size of a message, key and value.",
         most=MAX_DATA_SIZE - 2,
         least=SMALLEST_LIMIT,
     ),

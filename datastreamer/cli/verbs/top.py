@@ -27,9 +27,7 @@ _log = logging.getLogger(__name__)
 
 IntervalOption = Annotated[
     float,
-    fraction_option(
-        "--interval", "S", "Interval between updates, in seconds.", least=0.1, most=3600
-    ),
+    fraction_option("--interval", "SECONDS", "Interval between updates.", least=0.1, most=3600),
 ]
 CountOption = Annotated[
     int, number_option("--count", "N", "Exit after N updates; 0: run until SIGINT.")

@@ -14,10 +14,11 @@ from datastreamer.storage.maintain.report import NO_REPAIR, Report
 
 
 def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptions) -> None:
-    """Check a stream file: header, every entry, padding, totals, records and bookmark index.
+    """Check a stream file, or the stream of a server.
 
-    Only reads, also while the file is written, and reports all damage, each with its repair;
-    exit code 1 if there is any. Of a server: checks that it sends every entry in order, and that
+    Of a file: header, every entry, padding, totals, records and bookmark index. Only reads, also
+    while the file is written, and reports all damage, each with its repair; exit code 1 if there is
+    any. Of a server: checks that it sends every entry in order, and that
     up to 1,000 bookmarks lead to their entries.
     """
     shape = output.chosen()

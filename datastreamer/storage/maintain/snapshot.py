@@ -72,7 +72,7 @@ class Snapshot(NamedTuple):
     means: Means
 
 
-class _MovedError(Exception):
+class _ChangedError(Exception):
     """Entries were truncated or updated while they were copied, `changes` times."""
 
     def __init__(self, what: str, changes: int = 0) -> None:
@@ -80,7 +80,7 @@ class _MovedError(Exception):
         self.changes = changes
 
 
-class _WrongEndError(_MovedError):
+class _WrongEndError(_ChangedError):
     """The copy does not end where its header says, at byte `at`."""
 
     def __init__(self, what: str, at: int) -> None:
@@ -170,7 +170,7 @@ def _snapshot(
                 if page == before:  # nothing has changed
                     raise DamagedEntry(path, error.at, str(error)) from None
                 before = page
-            except _MovedError as error:
+            except _ChangedError as error:
                 changes += error.changes
     raise StreamBusy(
         path,
@@ -242,7 +242,7 @@ def _copy(
 ) -> Snapshot:
     watch = ChangeWatch(source.file, page)
     if watch.epoch not in (None, state.epoch):
-        raise _MovedError("entries were truncated or updated before they were copied", 1)
+        raise _ChangedError("entries were truncated or updated before they were copied", 1)
 
     def copied(done: int, total: int) -> None:
         watch.look()  # often enough: the page names the newest changes only
@@ -291,7 +291,7 @@ def _reconciled(
         everything.extend(found)
         lacking.extend(found)
         if lacking.unknown:
-            raise _MovedError("entries were truncated or updated, which ones is not known", 1)
+            raise _ChangedError("entries were truncated or updated, which ones is not known", 1)
         if not lacking.touch(state.head.entries):
             return state, attempt > 0
         seen = None if watch.page.changing else watch.page.visible
@@ -300,7 +300,7 @@ def _reconciled(
     cut = _after_lowest_truncation(source, everything, watch)
     if cut is None:
         what = "entries were truncated and updated while they were copied"
-        raise _MovedError(what, everything.count)
+        raise _ChangedError(what, everything.count)
     return cut, True
 
 

@@ -109,7 +109,7 @@ def test_hosts_that_are_this_machine() -> None:
         assert not is_local(host_of(address))
 
 
-def test_reserved_places_are_for_who_proves_it() -> None:
+def test_reserved_slots_are_for_who_proves_it() -> None:
     door = Door(reserved=3, max_clients=2)
     readers = [door.come() for _ in range(2)]
     ninth = door.come()
@@ -135,7 +135,7 @@ def test_reserved_places_are_for_who_proves_it() -> None:
     assert door.placed()
 
 
-def test_two_of_the_reserved_places_are_for_publishers() -> None:
+def test_two_of_the_reserved_slots_are_for_publishers() -> None:
     door = Door(reserved=3, publishing=True, max_clients=1)
     assert door.placed()
     assert door.prove(door.come())

@@ -36,7 +36,7 @@ FollowOption = Annotated[
 EveryOption = Annotated[
     float,
     fraction_option(
-        "--every", "S", "With --follow: interval between writes, in seconds.", least=0, most=1e6
+        "--every", "SECONDS", "With --follow: interval between writes.", least=0, most=1e6
     ),
 ]
 ChunkOption = Annotated[int, number_option("--chunk", "N", "Number of entries per write.", least=1)]
