@@ -20,6 +20,7 @@ from datastreamer.client.effects import (
     Interrupted,
     InThread,
     Now,
+    Open,
     Race,
     Receive,
     Send,
@@ -27,6 +28,7 @@ from datastreamer.client.effects import (
     Sleep,
     Wait,
 )
+from datastreamer.client.introduction import connecting
 from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio
 from datastreamer.transport.connection_errors import connect_timeout
 from datastreamer.transport.endpoint import Endpoint
@@ -60,6 +62,9 @@ class AsyncioDriver(AsyncDriver):
                 await channel.send(data, seconds)
             case Connect(seconds):
                 return await self._connect(seconds)
+            case Open():
+                assert self._endpoint is not None
+                return await dial_asyncio(self._endpoint)
             case Close(channel, farewell):
                 channel.close(farewell=farewell)
             case Now():
@@ -106,7 +111,8 @@ class AsyncioDriver(AsyncDriver):
         made: list[AsyncioChannel] = []
 
         async def connect() -> None:
-            made.append(await dial_asyncio(endpoint))
+            steps = connecting(endpoint.token_request, endpoint.peer, seconds)
+            made.append(await self.run(steps))
 
         try:
             await self._interruptibly(connect(), seconds)

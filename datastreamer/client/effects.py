@@ -40,6 +40,14 @@ class Connect:
 
 
 @dataclass(slots=True)
+class Open:
+    """Connect, with TLS but without a token: gives a `Channel`. A step of `Connect`; raises
+    `ConnectFailed`, and `TLSFailed` if the handshake fails."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
 class Send:
     """Send all of `data`. Raises `TimeoutError` after `seconds` (None: no limit)."""
 
@@ -120,7 +128,18 @@ class Race:
 
 
 Effect: TypeAlias = (
-    Connect | Send | Receive | Close | Interrupt | Now | Sleep | Wait | Call | InThread | Race
+    Connect
+    | Open
+    | Send
+    | Receive
+    | Close
+    | Interrupt
+    | Now
+    | Sleep
+    | Wait
+    | Call
+    | InThread
+    | Race
 )
 Steps: TypeAlias = Generator[Effect, Any, T]
 

@@ -22,12 +22,14 @@ from datastreamer.client.effects import (
     Interrupted,
     InThread,
     Now,
+    Open,
     Receive,
     Send,
     Signal,
     Sleep,
     Steps,
 )
+from datastreamer.client.introduction import connecting
 from datastreamer.transport.connection_errors import connection_lost
 from datastreamer.transport.endpoint import Endpoint, close_blocking, connect_blocking
 from datastreamer.transport.tcp_info import CLIENT_KEEPALIVE, keep_alive
@@ -87,6 +89,9 @@ class ThreadDriver(Driver):
     def _perform(self, effect: Effect) -> Any:
         match effect:
             case Connect(seconds):
+                assert self._endpoint is not None
+                return self.run(connecting(self._endpoint.token_request, self._peer, seconds))
+            case Open(seconds):
                 assert self._endpoint is not None
                 made = connect_blocking(self._endpoint, seconds)
                 keep_alive(made.setsockopt, CLIENT_KEEPALIVE)

@@ -23,6 +23,7 @@ from datastreamer.client.effects import (
     Interrupted,
     InThread,
     Now,
+    Open,
     Race,
     Receive,
     Send,
@@ -31,6 +32,7 @@ from datastreamer.client.effects import (
     Steps,
     Wait,
 )
+from datastreamer.client.introduction import connecting
 from datastreamer.transport.connection_errors import connect_timeout
 from datastreamer.transport.endpoint import Endpoint
 from datastreamer.transport.trio_channel import Channel, channel_over, dial
@@ -39,14 +41,16 @@ Dial = Callable[[], Awaitable[trio.abc.Stream]]
 
 
 class TrioDriver(AsyncDriver):
-    """Makes connections to one server by `redial` (None: it cannot)."""
+    """Makes connections to one server by `redial` (None: it cannot), and sends each the request
+    with a token (empty: none)."""
 
     cancelled = (trio.Cancelled,)
 
-    def __init__(self, redial: Dial | None, peer: str) -> None:
+    def __init__(self, redial: Dial | None, peer: str, token_request: bytes = b"") -> None:
         self.turn = threading.Lock()
         self.redial = redial
         self._peer = peer
+        self._token_request = token_request
         self._interruptible: trio.CancelScope | None = None
 
     @property
@@ -63,6 +67,9 @@ class TrioDriver(AsyncDriver):
         match effect:
             case Receive(channel, buffer, seconds):
                 return await _within(seconds, partial(channel.receive_into, buffer))
+            case Open():
+                assert self.redial is not None
+                return channel_over(await self.redial(), self._peer)
             case Send(channel, data, seconds):
                 await _within(seconds, partial(channel.send, data))
             case Connect(seconds):
@@ -121,9 +128,9 @@ class TrioDriver(AsyncDriver):
         await trio.lowlevel.checkpoint_if_cancelled()
 
     async def _connect(self, seconds: float) -> Channel:
-        assert self.redial is not None
         with trio.move_on_after(seconds):
-            return channel_over(await self.redial(), self._peer)
+            steps: Steps[Channel] = connecting(self._token_request, self._peer, seconds)
+            return await self.run(steps)
         raise connect_timeout(self._peer, seconds)
 
     async def _interruptibly(self, wait: Callable[[], Awaitable[Any]]) -> Any:
@@ -146,7 +153,7 @@ def trio_driver_to(endpoint: Endpoint | None) -> TrioDriver:
     """A driver that connects to `endpoint` (None: that makes no connections)."""
     if endpoint is None:
         return TrioDriver(None, "")
-    return TrioDriver(partial(dial, endpoint), endpoint.peer)
+    return TrioDriver(partial(dial, endpoint), endpoint.peer, endpoint.token_request)
 
 
 connect = ClientConnector(trio_driver_to, Client)

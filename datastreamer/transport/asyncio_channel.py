@@ -12,24 +12,24 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from datastreamer.errors import ConnectFailed
-from datastreamer.protocol.authentication import Introduction
 from datastreamer.transport.connection_errors import (
     closed_here,
     connect_failed,
     connection_lost,
 )
-from datastreamer.transport.endpoint import Endpoint, close_blocking, say_no_tokens
+from datastreamer.transport.endpoint import Endpoint, close_blocking
 from datastreamer.transport.listeners import tune
 from datastreamer.transport.tcp_info import CLIENT_KEEPALIVE, keep_alive
 from datastreamer.transport.tls import tls_failed
 
 T = TypeVar("T")
 
-_RECEIVE_SIZE: Final = 4096
+_HEAD_START_SECONDS: Final = 0.25
+"""Wait for an address before the next one of the same host is tried as well (RFC 8305)."""
 
 _TURN_SECONDS: Final = 0.001
 """Time after which a stream that never waits yields to other tasks and to timers."""
@@ -160,38 +160,8 @@ def _fail(future: asyncio.Future[None], error: Exception) -> None:
 
 
 async def dial_asyncio(endpoint: Endpoint) -> AsyncioChannel:
-    """Connect to `endpoint`, with TLS and token.
-
-    Raises `ConnectFailed`, `TLSFailed` if the handshake fails, and `NotAllowed` if the server does
-    not accept the token.
-    """
-    channel = await _dial(endpoint)
-    if not endpoint.token_request:
-        return channel
-    accepted = False
-    try:
-        accepted = await _introduce(channel, endpoint)
-    finally:
-        if not accepted:
-            channel.close()
-    if accepted:
-        return channel
-    say_no_tokens(endpoint)
-    return await _dial(endpoint)
-
-
-async def _introduce(channel: AsyncioChannel, endpoint: Endpoint) -> bool:
-    """Send the token; whether the server supports tokens."""
-    introduction = Introduction(endpoint.token_request, endpoint.peer)
-    await channel.send(introduction.request)
-    room = memoryview(bytearray(_RECEIVE_SIZE))
-    while True:
-        count = await channel.receive_into(room)
-        if (accepted := introduction.receive(bytes(room[:count]))) is not None:
-            return accepted
-
-
-async def _dial(endpoint: Endpoint) -> AsyncioChannel:
+    """Connect to `endpoint`, with TLS. Raises `ConnectFailed`, and `TLSFailed` if the handshake
+    fails."""
     made = await _connect(endpoint)
     tune(made)
     keep_alive(made.setsockopt, CLIENT_KEEPALIVE)
@@ -214,21 +184,45 @@ async def _dial(endpoint: Endpoint) -> AsyncioChannel:
 
 async def _connect(endpoint: Endpoint) -> socket.socket:
     loop = asyncio.get_running_loop()
-    failure: OSError | UnicodeError | None = None
     try:
         if endpoint.path is not None:
             return await _connect_to(socket.AF_UNIX, endpoint.path)
         host, port = endpoint.host, endpoint.port
-        for family, *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                return await _connect_to(family, address)
-            except OSError as error:
-                failure = failure or error
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return await _connect_to_first([(family, address) for family, *_, address in found])
     except (OSError, UnicodeError) as error:
-        failure = error
-    if failure is None:
-        raise ConnectFailed(f"cannot connect to {endpoint.peer}: its name has no address")
-    raise connect_failed(endpoint.peer, failure) from None
+        raise connect_failed(endpoint.peer, error) from None
+
+
+async def _connect_to_first(addresses: Sequence[tuple[int, Any]]) -> socket.socket:
+    """A connection to the address that answers first; each has a head start over the next."""
+    attempts: list[asyncio.Task[socket.socket]] = []
+    made: socket.socket | None = None
+
+    def close_other(attempt: asyncio.Task[socket.socket]) -> None:
+        if not attempt.cancelled() and not attempt.exception() and attempt.result() is not made:
+            attempt.result().close()
+
+    if not addresses:
+        raise OSError("its name has no address")
+    try:
+        for family, address in addresses:
+            attempts.append(asyncio.ensure_future(_connect_to(family, address)))
+            pending = [attempt for attempt in attempts if not attempt.done()]
+            await asyncio.wait(
+                pending, timeout=_HEAD_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if any(attempt.done() and not attempt.exception() for attempt in attempts):
+                break
+        for attempt in asyncio.as_completed(attempts):
+            with suppress(OSError):
+                made = await attempt
+                return made
+        return await attempts[0]
+    finally:
+        for each in attempts:
+            each.cancel()
+            each.add_done_callback(close_other)
 
 
 async def _connect_to(family: int, address: Any) -> socket.socket:

@@ -6,7 +6,6 @@ Owns the address, its checks, and the connection for synchronous clients. Must n
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -14,22 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datastreamer.errors import UsageError
-from datastreamer.protocol.authentication import Introduction
 from datastreamer.transport.connection_errors import (
-    answer_timeout,
     check_port,
     connect_failed,
     connect_timeout,
-    connection_lost,
 )
 from datastreamer.transport.listeners import UNIX, address_of, tune, unbracketed
 
 if TYPE_CHECKING:
     import ssl
 
-_log = logging.getLogger(__name__)
-
-_RECEIVE_SIZE = 4096
 # The longest name that TLS can send.
 _LONGEST_NAME = 255
 
@@ -102,43 +95,10 @@ def check_endpoint(
 
 
 def connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
-    """Connect to `place`, with TLS and token, each step within `timeout` seconds.
+    """Connect to `place`, with TLS, each step within `timeout` seconds.
 
-    Raises `ConnectFailed`, `TLSFailed` if the handshake fails, and `NotAllowed` if the server does
-    not accept the token.
+    Raises `ConnectFailed`, and `TLSFailed` if the handshake fails.
     """
-    made = _connect_blocking(place, timeout)
-    if not place.token_request:
-        return made
-    with _closed_on_failure(made):
-        if _introduce_blocking(made, place, timeout):
-            return made
-    close_blocking(made)
-    say_no_tokens(place)
-    return _connect_blocking(place, timeout)
-
-
-def _introduce_blocking(made: socket.socket, place: Endpoint, timeout: float) -> bool:
-    """Send the token; whether the server supports tokens."""
-    introduction = Introduction(place.token_request, place.peer)
-    try:
-        made.settimeout(timeout)
-        made.sendall(introduction.request)
-        while (accepted := introduction.receive(made.recv(_RECEIVE_SIZE))) is None:
-            pass
-    except TimeoutError:
-        raise answer_timeout(place.peer, timeout) from None
-    except OSError as error:
-        raise connection_lost(place.peer, error) from None
-    return accepted
-
-
-def say_no_tokens(place: Endpoint) -> None:
-    """Log that the server does not support tokens, or has closed the connection."""
-    _log.warning("%s accepts no tokens; connected to it without one", place.peer)
-
-
-def _connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
     try:
         if place.path is None:
             made = socket.create_connection((place.host, place.port), timeout)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast
 
 import trio
 
-from datastreamer.protocol.authentication import Introduction
 from datastreamer.transport.connection_errors import (
     closed_here,
     connect_failed,
     connection_lost,
 )
-from datastreamer.transport.endpoint import Endpoint, say_no_tokens
+from datastreamer.transport.endpoint import Endpoint
 from datastreamer.transport.listeners import tune
 from datastreamer.transport.tcp_info import CLIENT_KEEPALIVE, keep_alive
 
@@ -54,8 +53,6 @@ _GATHERED_BYTES: Final = 64 << 10
 """Within a turn, wait for this many bytes for a moment: receiving as fast as possible would split
 the stream into too many pieces. If the wait takes the whole moment, the turn ends: the stream is
 slower, and waiting would only delay other tasks."""
-
-_RECEIVE_SIZE: Final = 4096
 
 # `select` accepts descriptors below this.
 _MOST_DESCRIPTORS: Final = 1024
@@ -274,19 +271,8 @@ def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
 
 
 async def dial(place: Endpoint) -> trio.abc.Stream:
-    """Connect to `place`, with TLS and token.
-
-    Raises `ConnectFailed`, `TLSFailed` if the handshake fails, and `NotAllowed` if the server does
-    not accept the token.
-    """
-    stream = await _dial(place)
-    if not place.token_request or await _introduce(stream, place):
-        return stream
-    say_no_tokens(place)
-    return await _dial(place)
-
-
-async def _dial(place: Endpoint) -> trio.abc.Stream:
+    """Connect to `place`, with TLS. Raises `ConnectFailed`, and `TLSFailed` if the handshake
+    fails."""
     try:
         if place.path is not None:
             return await trio.open_unix_socket(place.path)
@@ -296,21 +282,6 @@ async def _dial(place: Endpoint) -> trio.abc.Stream:
     if place.context is None:
         return stream
     return await _with_tls(stream, place, place.context)
-
-
-async def _introduce(stream: trio.abc.Stream, place: Endpoint) -> bool:
-    """Send the token; whether the server supports tokens. If not, close the connection."""
-    introduction, accepted = Introduction(place.token_request, place.peer), None
-    try:
-        await stream.send_all(introduction.request)
-        while accepted is None:
-            accepted = introduction.receive(bytes(await stream.receive_some(_RECEIVE_SIZE)))
-    except trio.BrokenResourceError as error:
-        raise connection_lost(place.peer, error) from None
-    finally:
-        if not accepted:
-            await trio.aclose_forcefully(stream)
-    return accepted
 
 
 async def _with_tls(

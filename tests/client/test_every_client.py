@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from datastreamer.protocol.messages import EntryQuery, Start, Stop
 from datastreamer.service.embedded import StreamServer
 from tests.network.drivers import client_of_kind, kinds
 from tests.network.stub import Stub, StubServer, handler, key, sample
+from tests.network.vanishing import linux
 
 pytestmark = kinds
 
@@ -255,3 +257,23 @@ def test_no_such_host_or_port(kind: str) -> None:
         client_of_kind(kind, "host.invalid").__enter__()
     with pytest.raises(UsageError, match="65536"):
         client_of_kind(kind, "127.0.0.1", 65536).__enter__()
+
+
+@linux
+def test_a_host_whose_first_address_does_not_answer(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        socket.create_server(("127.0.0.2", 0), backlog=0) as full,
+        contextlib.ExitStack() as stack,
+        StubServer(handler(Stub(TEN))) as server,
+    ):
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        addresses = [full.getsockname(), ("127.0.0.1", server.port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **options: found)
+        with client_of_kind(kind, "two.example", 6900, timeout=1) as client:
+            assert client.header().total_entries == 10

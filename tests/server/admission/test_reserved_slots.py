@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
-from datastreamer.errors import NotAllowed, PeerError, UsageError
+from datastreamer.errors import ConnectFailed, NoAnswer, NotAllowed, PeerError, UsageError
 from datastreamer.protocol.authentication import encode_authenticate
 from datastreamer.publisher.blocking_publisher import BlockingPublisher
 from datastreamer.publisher.trio_publisher import connect_publisher
@@ -34,9 +34,11 @@ from datastreamer.transport.listeners import open_listeners
 from datastreamer.transport.tls import ServerTLS
 from tests.cli.process import Running, running
 from tests.network import model as wire
+from tests.network.drivers import client_of_kind, kinds
 from tests.network.fixtures import PATIENCE, Peer, append, until
 from tests.network.model import OK
 from tests.network.secure import Authority, dial
+from tests.network.stub import StubServer
 from tests.server.publish.test_publishing import ONE, lease_of, publish, refusal
 
 TOKEN = b"a token"
@@ -447,50 +449,54 @@ async def test_known_clients_that_are_idle_leave_for_known_ones_alone(
 # Tokens.
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+async def ask(kind: str, port: int, token: bytes | str, **options: Any) -> int:
+    """The total that a client of this kind receives over a new connection."""
+
+    def block() -> int:
+        with client_of_kind(kind, "127.0.0.1", port, token=token, **options) as client:
+            total: int = client.header().total_entries
+            return total
+
+    return await trio.to_thread.run_sync(block)
+
+
+@kinds
 async def test_a_token_is_shown_on_each_connection(
-    stream: DataStream, token_file: Path, blocking: bool
+    kind: str, stream: DataStream, token_file: Path
 ) -> None:
     async with serving(stream, client_token_file=str(token_file)) as rig:
-
-        async def ask(token: bytes | str) -> int:
-            def block() -> int:
-                with BlockingClient("127.0.0.1", rig.port, token=token) as client:
-                    return client.header().total_entries
-
-            if blocking:
-                return await trio.to_thread.run_sync(block)
-            async with connect("127.0.0.1", rig.port, token=token) as client:
-                return (await client.header()).total_entries
-
-        assert await ask(TOKEN) == 0
-        assert await ask(TOKEN.decode()) == 0
+        assert await ask(kind, rig.port, TOKEN) == 0
+        assert await ask(kind, rig.port, TOKEN.decode()) == 0
         with pytest.raises(NotAllowed, match="does not know this token"):
-            await ask("wrong")
+            await ask(kind, rig.port, "wrong")
         for bad in (b"", bytes(1025)):
             with pytest.raises(UsageError, match="a token must have 1 to 1024 bytes"):
-                await ask(bad)
+                await ask(kind, rig.port, bad)
     assert rig.server.counts.commands["authenticate"] == 3
     assert rig.server.counts.not_allowed == {"authenticate": 1}
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+@kinds
 async def test_a_server_without_tokens_is_connected_to_without_one(
-    stream: DataStream, blocking: bool, caplog: pytest.LogCaptureFixture
+    kind: str, stream: DataStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(stream) as rig:
-
-        def block() -> int:
-            with BlockingClient("127.0.0.1", rig.port, token=TOKEN) as client:
-                return client.header().total_entries
-
-        if blocking:
-            assert await trio.to_thread.run_sync(block) == 0
-        else:
-            async with connect("127.0.0.1", rig.port, token=TOKEN) as client:
-                assert (await client.header()).total_entries == 0
+        assert await ask(kind, rig.port, TOKEN) == 0
     assert "accepts no tokens" in caplog.text
     assert not any(TOKEN.decode() in r.getMessage() for r in caplog.records)
+
+
+@kinds
+async def test_a_server_that_does_not_answer_a_token(kind: str) -> None:
+    def wait(connection: socket.socket) -> None:
+        while connection.recv(1024):
+            pass
+
+    with (
+        StubServer(wait) as server,
+        pytest.raises((ConnectFailed, NoAnswer), match=r"no answer .*within 0.1 s"),
+    ):
+        await ask(kind, server.port, TOKEN, timeout=0.1)
 
 
 async def test_a_token_of_no_length_is_no_request(stream: DataStream, token_file: Path) -> None:
