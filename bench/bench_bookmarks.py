@@ -194,7 +194,7 @@ def commits(stream: DataStream, numbers: Iterator[int], count: int, key: bool) -
 @pytest.mark.parametrize("sync", ["commit", "os"])
 def test_commit(record: Record, smoke: bool, tmp_path: Path, sync: SyncPolicy) -> None:
     """Both in turn, a stretch each, so that a disk that drifts drifts for both. The index is
-    written meanwhile: under "os" what a sync every so often allows."""
+    written meanwhile: under "os" as far as occasional syncs allow."""
     stretch = 5 if smoke else 500 if sync == "commit" else 10_000
     times: dict[bool, list[float]] = {True: [], False: []}
     with (

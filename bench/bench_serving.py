@@ -221,7 +221,7 @@ def live(
 
 def its_live(reference: Any, clients: int, operations: int, rate: int) -> Latencies | None:
     """The reference's figures, or None: now and then it loses or repeats entries of a client
-    that joins, and then there is no telling how long they took."""
+    that joins, and then their times are not known."""
     try:
         return reference.live(clients=clients, operations=operations, rate=rate, timeout=20.0)
     except ConnectionError:

@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _lines.pyx.
+# The contracts are in the docstrings of _lines.pyx.
 
 from datastreamer._codec import EntryBatch
 

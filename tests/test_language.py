@@ -1,4 +1,4 @@
-"""Help, error messages, log lines and documentation use plain technical English.
+"""Help, messages, docstrings, comments and documentation use plain technical English.
 
 A short list of phrases stays out of them: each has a plainer word, which is named beside it.
 """
@@ -36,20 +36,13 @@ PHRASES = {
     r"behind the (end|head|file)": "after the end, lagging",
     r"cut back|taken back|takes? back": "truncate",
     r"all the same": "nevertheless",
+    r"what becomes of": "how ... is handled",
+    r"by chance|of its own accord": "say what happens",
+    r"once more": "again, one more time",
+    r"(?<!holds )(?<!to )no stream file": "not a stream file",
     r"(?<!there )is no (hex|JSON|TOML|event|entry|stream|number|server)": "is not a ...",
 }
 BANNED = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): use for phrase, use in PHRASES.items()}
-
-# Calls whose string arguments a user reads, beside those of `raise` and of a logger.
-SHOWN = {
-    *("say", "say_error", "number_option", "fraction_option", "text_option"),
-    *("Option", "Argument", "BadParameter"),
-}
-LOGGED = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-
-# Parts of the package, and documents, that are still to be rewritten.
-PARTS_TO_DO: set[str] = set()
-DOCUMENTS_TO_DO: set[str] = set()
 
 
 def findings(text: str) -> list[str]:
@@ -79,42 +72,54 @@ def test_metrics() -> None:
     assert {name: bad for name, it in METRICS.items() if (bad := findings(it.help))} == {}
 
 
-def messages(path: Path) -> Iterator[str]:
-    """The string literals in a source file that are raised, logged or shown."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            yield from literals(node.exc)
-        elif isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Attribute):
-                logs = function.attr in LOGGED and "log" in ast.unparse(function.value)
-                if logs or function.attr in SHOWN:
-                    yield from literals(node)
-            elif isinstance(function, ast.Name) and function.id in SHOWN:
-                yield from literals(node)
+def texts(path: Path) -> Iterator[str]:
+    """What a source file says: strings of more than one word, docstrings and comments.
+
+    A Cython source is one text.
+    """
+    source = path.read_text()
+    if path.suffix not in (".py", ".pyi"):
+        yield plain(source)
+        return
+    tree = ast.parse(source)
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    inside = {id(part) for node in joined for part in node.values}
+    for node in joined:
+        # The fields of an f-string are left out.
+        parts = [it.value if isinstance(it, ast.Constant) else "..." for it in node.values]
+        yield plain("".join(map(str, parts)))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or id(node) in inside:
+            continue
+        if isinstance(node.value, str) and " " in node.value:
+            yield plain(node.value)
+    yield from map(plain, COMMENTS.findall(source))
 
 
-def literals(node: ast.AST) -> Iterator[str]:
-    """Its strings; the fields of an f-string are left out."""
-    for child in ast.walk(node):
-        if isinstance(child, ast.JoinedStr):
-            parts = [it.value if isinstance(it, ast.Constant) else "..." for it in child.values]
-            yield "".join(map(str, parts))
-        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
-            yield child.value
+COMMENTS = re.compile(r"(?:^[ \t]*#[^\n]*\n)+|(?<=  )# [^\n]*", re.MULTILINE)
+
+
+def plain(text: str) -> str:
+    """On one line, without comment signs."""
+    return " ".join(re.sub(r"^[ \t]*#[:!]?", "", text, flags=re.MULTILINE).split())
 
 
 PACKAGE = ROOT / "datastreamer"
-PARTS = sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")})
+SOURCES = sorted(
+    path
+    for path in PACKAGE.rglob("*")
+    if path.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h") and "_pb2" not in path.name
+)
+PARTS = sorted({path.relative_to(PACKAGE).parts[0] for path in SOURCES})
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part not in PARTS_TO_DO])
-def test_messages(part: str) -> None:
-    folder = PACKAGE / part
+@pytest.mark.parametrize("part", PARTS)
+def test_sources(part: str) -> None:
     found = {
         f"{path.relative_to(PACKAGE)}": bad
-        for path in ([folder] if folder.is_file() else sorted(folder.rglob("*.py")))
-        if (bad := [line for text in messages(path) for line in findings(text)])
+        for path in SOURCES
+        if path.relative_to(PACKAGE).parts[0] == part
+        if (bad := [line for text in texts(path) for line in findings(text)])
     }
     assert found == {}
 
@@ -125,7 +130,7 @@ DOCUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in DOCUMENTS_TO_DO])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents(name: str) -> None:
     paragraphs = re.split(r"\n\s*\n", (ROOT / name).read_text())
     found = [bad for text in paragraphs for bad in findings(" ".join(text.split()))]
@@ -134,6 +139,14 @@ def test_documents(name: str) -> None:
 
 def test_finds_a_phrase(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
-    path.write_text('_log.info("%s was told", x)\nraise E(f"{x}: nobody has it")\ny = "told"\n')
-    found = [line for text in messages(path) for line in findings(text)]
-    assert sorted({line.split(" in ")[0] for line in found}) == ["'nobody'", "'told'"]
+    path.write_text(
+        '"""The byte stands."""\n_log.info("%s was told", x)\nraise E(f"{x}: nobody has it")\n'
+        "y = 'it goes' ' on'  # whoever asks\n# that is cut\n# back\nstanding = 'standing'\n"
+    )
+    compiled = tmp_path / "bad.pyx"
+    compiled.write_text("# all the\n# same\nraise E('it is gone')\n")
+    found = [line for file in (path, compiled) for text in texts(file) for line in findings(text)]
+    assert sorted(line.split(" in ")[0] for line in found) == [
+        *("'all the same'", "'cut back'", "'goes on'", "'is gone'"),
+        *("'nobody'", "'stands'", "'told'", "'whoever'"),
+    ]

@@ -356,7 +356,7 @@ class _Export:
         writers: dict[str, PartWriter],
         trail: Trail,
     ) -> None:
-        """Write the rows of a batch to all tables, up to the first entry that is no event."""
+        """Write the rows of a batch to all tables, up to the first entry that is not an event."""
         found = {table: converter.convert(batch) for table, converter in converters.items()}
         errors = [each.error for each in found.values() if each.error is not None]
         worst: DecodeFailed | None = None

@@ -1,7 +1,7 @@
 """Converts batches of entries to Arrow record batches.
 
-Owns how the columns of the compiled decoder become Arrow arrays, without another copy, and what
-becomes of an entry that is no event.
+Owns how the columns of the compiled decoder become Arrow arrays, without another copy, and how an
+entry that is not an event is handled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST: Final = U64_MAX >> 1
 
 
 class Converted(NamedTuple):
-    """The rows of a batch. With on_error "raise", they end before the first entry that is no
+    """The rows of a batch. With on_error "raise", they end before the first entry that is not an
     event, and `error` says why."""
 
     batch: Any
@@ -166,7 +166,7 @@ def to_record_batch(
     """The entries of a batch as a `pyarrow.RecordBatch` of this table.
 
     `version` is the stream's (`Header.version`); every table but entries needs it. `columns`
-    selects columns. An entry that is no event raises `DecodeFailed`, which names it; with
+    selects columns. An entry that is not an event raises `DecodeFailed`, which names it; with
     ``on_error="null"`` its fields are null and the column ``error`` says why, with "drop" it is
     skipped. Raises `UsageError` for invalid arguments, for numbers above 2**63 - 1 and for more
     than 2 GiB of bytes in a column.

@@ -84,7 +84,7 @@ class ArrowStream:
         """A `pyarrow.RecordBatchReader` over the range.
 
         Reading raises what the source raises, after the rows that precede it: `DamagedEntry` for a
-        damaged page, `DecodeFailed` for an entry that is no event, `NotFound` if entries of the
+        damaged page, `DecodeFailed` for an entry that is not an event, `NotFound` if entries of the
         range are truncated meanwhile. Raises `UnknownEntry` if the stream ends before `start`.
         """
         batches = record_batches(self._batches(), self._converter)

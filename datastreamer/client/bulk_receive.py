@@ -1,6 +1,6 @@
 """Entries that arrive faster than an event loop turns: received and processed in a thread.
 
-Owns one turn of such a thread. Must not know what becomes of the entries. A turn is short, because
+Owns one turn of such a thread. Must not know how entries are processed. A turn is short, because
 the loop's other work, such as cancellation, waits for its end.
 """
 

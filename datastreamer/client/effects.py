@@ -77,8 +77,8 @@ class Close:
 
 @dataclass(slots=True)
 class Interrupt:
-    """End the wait of another task or thread: a `Sleep` or `Connect` raises `Interrupted`, a
-    wait for `channel` sees its end."""
+    """End the wait of another task or thread: a `Sleep` or `Connect` raises `Interrupted`, and a
+    `Receive` on `channel` returns 0."""
 
     channel: Channel | None
 
@@ -122,7 +122,7 @@ class InThread:
 @dataclass(slots=True)
 class Race:
     """Perform all of these at the same time until one ends; the others are cancelled then.
-    Raises what the first of them that failed did."""
+    Raises the error of the first racer that failed."""
 
     racers: tuple[Steps[None], ...]
 
@@ -216,4 +216,4 @@ class AsyncDriver(Driver):
         """Run these beside the block, whose end cancels them. The block raises nothing."""
 
     async def checkpoint_if_cancelled(self) -> None:
-        """Raise the caller's cancellation, where the event loop can tell of it."""
+        """Raise the caller's cancellation, if the event loop can report it."""

@@ -157,7 +157,7 @@ class SourceConnection:
 
     For each connection call `begin`; pass on what is received, and send what `take` returns.
     Operations are acknowledged in order; or there is a `failure`, which stops them until `resend`
-    or `drop`. If it is `over`, it has stopped for good.
+    or `drop`. If it is `over`, it has stopped permanently.
     """
 
     def __init__(self, terms: SourceTerms) -> None:
@@ -237,7 +237,7 @@ class SourceConnection:
             raise
 
     def end(self, error: Exception) -> None:
-        """Stop for good with this error, unless it has stopped before."""
+        """Stop permanently with this error; a second call does nothing."""
         if not self.over:
             self.over, self.failure = True, error
 

@@ -42,7 +42,7 @@ class PublisherBase:
         return len(self._engine.source.underway)
 
     def give_up(self) -> None:
-        """Try to reach a lost server only once more; calls that wait for it raise the failure.
+        """Make one last attempt to reconnect; calls that wait for a lost server raise its failure.
 
         A signal's handler may call it.
         """

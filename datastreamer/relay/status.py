@@ -55,8 +55,8 @@ def unready(download: Download, server: Server | None, bound: int) -> str:
 async def gather(
     download: Download, server: Server | None, numbers: WriterNumbers | None, limit: int
 ) -> MetricsSnapshot:
-    """As `collect` of the relay's server, with the upstreams' metrics; only the latter while there
-    is no server."""
+    """As `collect` of the relay's server, with the upstreams' metrics; only the latter while no
+    server runs."""
     if server is None:
         snapshot = of_process()
     else:

@@ -64,7 +64,7 @@ async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> No
                 session.end(reason, _WORDS[reason].format(seconds), reset=reason in _RESET)
             since = session.idle_since() if crowded else None
             if since is not None and trio.current_time() - since >= IDLE_SECONDS:
-                idle.append((session.client_proof.standing, since, session))
+                idle.append((session.client_proof.trust, since, session))
         gate.note_idle(idle)
 
 

@@ -116,7 +116,7 @@ class Options:
 
     @property
     def on_error(self) -> OnError:
-        """How the Arrow reader handles an entry that is no event."""
+        """How the Arrow reader handles an entry that is not an event."""
         return ON_ERROR[self.mode]
 
 

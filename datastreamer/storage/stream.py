@@ -479,7 +479,7 @@ class DataStream(StreamView):
         except EntriesLost:
             raise
         except CommitInDoubt:
-            pass  # the writer's close tries once more, and raises
+            pass  # the writer's close tries again, and raises
         finally:
             try:
                 self._close_bookmarks()

@@ -1,7 +1,7 @@
 """The events of streams of version 1, in fixed binary layouts.
 
 Owns how an event becomes bytes and back; all integers are big-endian. The layouts changed over
-time: StartL2Block has four, two other events have two, and the length tells them apart. A field
+time: StartL2Block has four, two other events have two, and the length distinguishes them. A field
 that a layout lacks is None, and an event is packed in the layout whose fields it has. Fields are
 named as in the protobuf messages.
 """

@@ -453,7 +453,7 @@ def test_a_stream_that_is_cut_back_meanwhile(
                 with writer.atomic_op() as op:
                     op.add_entry(1, b"after!" * 100_000)
 
-        with pytest.raises(NotFound, match="cut back while it was read"):
+        with pytest.raises(NotFound, match="was removed by a truncation during the read"):
             export(s, out, advance=advance)
     assert (names(out) if name == "out" else out.exists()) == (
         ["entries-000000000000-000000000005.parquet"] if name == "out" else False

@@ -136,9 +136,9 @@ def test_wrong_usage_names_the_help(invoke: Invoke, made: Path) -> None:
         ("::1:6900", "::1:6900: no such file, and not HOST:PORT; write an IPv6 address as"),
         ("tcps://localhost:1", "cannot connect to localhost:1"),
         ("folder", "folder: is a folder, not a stream file"),
-        ("text", "text: no stream file"),
-        ("short", "short: no stream file"),
-        ("cut", "cut: at byte 6000: the file ends there, its data only at byte"),
+        ("text", "text: not a stream file"),
+        ("short", "short: not a stream file"),
+        ("cut", "cut: at byte 6000: the file ends here, but its data ends at byte"),
         ("nobody", "cannot connect to 127.0.0.1:"),
     ],
 )

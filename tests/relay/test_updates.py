@@ -360,7 +360,7 @@ async def test_updates_are_applied_while_hashes_are_made(
         await settled(rig, source)
         assert failed == [0, 0, 0]
         assert "comparison with the upstream waits" not in caplog.text
-        assert "cut back" not in caplog.text
+        assert "removed by a truncation" not in caplog.text
 
 
 async def test_truncations_that_concern_nobody_are_reported(

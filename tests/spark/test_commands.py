@@ -74,7 +74,7 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     [
         (["report", "{}"], "{}: it holds no tables: ingest a stream into it first"),
         (["ingest", "{}/none", "{}/out"], "{}/none: no such file"),
-        (["ingest", "{}/text", "{}/out"], "{}/text: no stream file"),
+        (["ingest", "{}/text", "{}/out"], "{}/text: not a stream file"),
         (["ingest", "{}/one.bin", "{}/out"], "the stream is of version 1"),
         (["ingest", "{}/two.bin", "{}/text"], "{}/text: cannot be created: Not a directory"),
         (["ingest", "127.0.0.1:1", "{}/out"], "cannot connect to 127.0.0.1:1"),

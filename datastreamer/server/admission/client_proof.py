@@ -43,9 +43,9 @@ class ClientProof:
         self._finishing = False
 
     @property
-    def standing(self) -> TrustLevel:
+    def trust(self) -> TrustLevel:
         """What the client has proven."""
-        proven = TrustLevel.UNPROVEN if self._place is None else self._place.standing
+        proven = TrustLevel.UNPROVEN if self._place is None else self._place.trust
         return max(proven, TrustLevel.KNOWN) if self._transport.certified else proven
 
     def allows(self, event: Event) -> bool:
@@ -59,12 +59,12 @@ class ClientProof:
         self.undecided = False
         return self._gate.confirm(self._place, trio.current_time())
 
-    def accept(self, standing: TrustLevel) -> bool:
-        """The client has proven `standing`; returns whether it has a slot now."""
+    def accept(self, trust: TrustLevel) -> bool:
+        """The client has proven `trust`; returns whether it has a slot now."""
         if self._place is None:
             return True
         self.undecided = False
-        return self._gate.prove(self._place, standing, trio.current_time())
+        return self._gate.prove(self._place, trust, trio.current_time())
 
     async def examine(self, command: str, check: Callable[[], bool]) -> bool | None:
         """The result of `check`, which compares the credentials in `command`; None: it was not

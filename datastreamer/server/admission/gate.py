@@ -66,7 +66,7 @@ class GatedSession(Protocol):
 class ConnectionSlot:
     """One accepted connection, as admission sees it."""
 
-    __slots__ = ("came_at", "held", "host", "over", "peer", "session", "short_of", "standing")
+    __slots__ = ("came_at", "held", "host", "over", "peer", "session", "short_of", "trust")
 
     def __init__(self, host: str, peer: str, now: float, short_of: str) -> None:
         self.host = host
@@ -78,7 +78,7 @@ class ConnectionSlot:
         """Whether it has a slot. Until then it is provisional: it may only prove its identity."""
         self.over = False
         """Whether it is to be closed, or has been."""
-        self.standing = TrustLevel.UNPROVEN
+        self.trust = TrustLevel.UNPROVEN
         self.session: GatedSession | None = None
         """The session that serves it."""
 
@@ -183,25 +183,25 @@ class Gate:
     def _occupy(self, place: ConnectionSlot) -> None:
         place.held, place.short_of = True, ""
         self.clients += 1
-        self._publishers += place.standing is TrustLevel.PUBLISHER
+        self._publishers += place.trust is TrustLevel.PUBLISHER
         self._counts.accepted += 1
         self._note(place.host, +1)
         self.note_room()
 
     # Proof.
 
-    def prove(self, place: ConnectionSlot, standing: TrustLevel, now: float) -> bool:
+    def prove(self, place: ConnectionSlot, trust: TrustLevel, now: float) -> bool:
         """The client has proven its identity; returns whether it has a slot now."""
-        before, place.standing = place.standing, max(place.standing, standing)
+        before, place.trust = place.trust, max(place.trust, trust)
         if place.held:
-            publishes = place.standing is TrustLevel.PUBLISHER
+            publishes = place.trust is TrustLevel.PUBLISHER
             self._publishers += publishes and before is not TrustLevel.PUBLISHER
         if place.held or place.over:
             return place.held
         most = self._limits.max_clients + self.reserved
-        if standing is not TrustLevel.PUBLISHER:
+        if trust is not TrustLevel.PUBLISHER:
             most -= max(0, self._for_publishers - self._publishers)
-        if self.clients >= most and not self._evict(standing, now):
+        if self.clients >= most and not self._evict(trust, now):
             self._dismiss(place, now)
             return False
         self._promote(place)
@@ -233,7 +233,7 @@ class Gate:
         if place.held:
             place.held = False
             self.clients -= 1
-            self._publishers -= place.standing is TrustLevel.PUBLISHER
+            self._publishers -= place.trust is TrustLevel.PUBLISHER
             self._note(place.host, -1)
             self.note_room()
         else:

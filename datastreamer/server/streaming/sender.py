@@ -421,7 +421,7 @@ class Sender:
             count = page_start(number + 1) - start + ENTRY_HEAD_SIZE
         else:
             count = min(span.end - start, _SENDFILE_BYTES)
-        # If memory is so short that the pages were evicted again, they are sent all the same.
+        # If memory is so short that the pages were evicted again, they are sent anyway.
         if start == self._warm:
             return False
         if cold.resident(start, count):
@@ -438,7 +438,7 @@ class Sender:
         try:
             sent = self._output.send_file(self._stream.fileno(), self.at, count)
         except EOFError:
-            raise DamagedEntry(self._stream.path, self.at, "the file ends there") from None
+            raise DamagedEntry(self._stream.path, self.at, "the file ends here") from None
         self.at += sent
         self._zero_copy.sent(self.at)
         if self.at == span.end:
@@ -452,7 +452,7 @@ class Sender:
 
     async def _go_live(self) -> None:
         """Everything is sent: join the broadcast until a nudge. A client that the broadcast does
-        not serve is live all the same."""
+        not serve is live too."""
         broadcast, filtered = self._broadcast, self._filtered is not None
         alone = filtered or self._bounds.commits or self.transport.socket_fd is None
         self.state = State.LIVE

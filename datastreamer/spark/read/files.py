@@ -220,5 +220,5 @@ def ensure_same(file: Readable, snapshot: FileSnapshot) -> None:
     size = file.size()
     if size < planned.total_length:
         # An error in every mode: any number of entries may be missing.
-        what = f"the file ends there, but its data ends at byte {planned.total_length}"
+        what = f"the file ends here, but its data ends at byte {planned.total_length}"
         raise BadFileSize(path, size, what)

@@ -65,7 +65,7 @@ def find(paths: tuple[str, ...]) -> list[FileLocation]:
     """The stream files that `paths` mean, without duplicates, sorted by name within each path.
 
     In a folder, files that begin as streams; names that begin with a dot or an underscore are
-    skipped, as Spark does. Raises `FileMissing` for a path that means no stream file.
+    skipped, as Spark does. Raises `FileMissing` for a path that leads to no stream file.
     """
     found: dict[str, FileLocation] = {}
     for path in paths:

@@ -1,6 +1,6 @@
 """Converts entries to the record batches that a query needs, and handles bad entries.
 
-Owns the modes, which treat an entry that is no event like a damaged page: FAILFAST raises,
+Owns the modes, which treat an entry that is not an event like a damaged page: FAILFAST raises,
 PERMISSIVE makes a row with the error, DROPMALFORMED skips it.
 """
 

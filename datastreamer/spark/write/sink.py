@@ -65,7 +65,7 @@ class StreamSink(DataSourceArrowWriter):
     def write(self, iterator: Iterator[Any]) -> Staged:
         """In a task: write the rows of a partition to a file.
 
-        Raises `UsageError` for a row that is no entry; the whole write is aborted then.
+        Raises `UsageError` for a row that is not an entry; the whole write is aborted then.
         """
         task = TaskContext.get()
         assert task is not None
@@ -105,7 +105,7 @@ class StreamSink(DataSourceArrowWriter):
             staging.remove(self._staging)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """In the driver, after a task has failed for good: remove the staged rows."""
+        """In the driver, after the last attempt of a task has failed: remove the staged rows."""
         staging.remove(self._staging)
 
 

@@ -81,9 +81,9 @@ class HeaderPage(bytes):
         """The header. Raises `NotAStream`, `DamagedHeader`, `WrongStreamType`."""
         if self[:HEADER_OFFSET] != MAGIC:
             what = "is empty" if not self else f"does not begin with {MAGIC.decode()}"
-            raise NotAStream(path, f"no stream file: it {what}")
+            raise NotAStream(path, f"not a stream file: it {what}")
         if len(self) < HEADER_PAGE_SIZE:
-            raise NotAStream(path, f"no stream file: the header page is cut at byte {len(self)}")
+            raise NotAStream(path, f"not a stream file: the header page is cut at byte {len(self)}")
         for offset, what in self.wrong:
             raise DamagedHeader(path, offset, what)
         if stream_type is not None and self.raw.stream_type != stream_type:

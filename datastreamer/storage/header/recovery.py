@@ -91,7 +91,7 @@ def _check_size(size: int, header: Header, path: str, record: CommitRecord | Non
         raise DamagedHeader(path, 38, f"the header's total length {length} is not possible")
     least = length if record is None else record.base.length
     if least > size:
-        raise BadFileSize(path, size, f"the file ends there, its data only at byte {least}")
+        raise BadFileSize(path, size, f"the file ends here, but its data ends at byte {least}")
     if entries > (length - HEADER_PAGE_SIZE) // ENTRY_HEAD_SIZE or (
         entries == 0 and length != HEADER_PAGE_SIZE
     ):

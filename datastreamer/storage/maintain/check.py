@@ -153,7 +153,7 @@ class _Examiner:
         live = self._file.locked_elsewhere() and record is not None and record.boot_id == boot_id()
         self._done = done = Examination(self._report, page, self._size, live)
         if (page.wrong and page.wrong[0][0] == 0) and page.known_header is None:
-            self._done.problem(0, f"{page.wrong[0][1]}: no stream file", Help.NOTHING)
+            self._done.problem(0, f"{page.wrong[0][1]}: not a stream file", Help.NOTHING)
             return self._finished()
         self._check_header()
         self._check_records()
@@ -182,7 +182,7 @@ class _Examiner:
     def _too_short(self) -> Examination:
         page = HeaderPage(self.page.ljust(HEADER_PAGE_SIZE, b"\0"))
         self._done = Examination(self._report, page, self._size, False)
-        what = f"the file ends there, inside of the header page of {HEADER_PAGE_SIZE} bytes"
+        what = f"the file ends here, inside the header page of {HEADER_PAGE_SIZE} bytes"
         self._done.problem(self._size, what, Help.NOTHING)
         return self._finished()
 
@@ -236,7 +236,7 @@ class _Examiner:
             self._done.problem(_TOTAL_ENTRIES_OFFSET, what, Help.TOTALS)
             return None
         if length > self._size:
-            what = f"the file ends there, its data only at byte {length}"
+            what = f"the file ends here, but its data ends at byte {length}"
             self._done.problem(self._size, what, Help.CUT)
         return Head(length, entries)
 

@@ -153,7 +153,9 @@ class Chain:
         page, intact = self._page, self.intact
         self.padded = page.broken is None and page.batch.end < len(page.content)
         if self.padded and not to_the_end:
-            page = page.broken_at(f"padding where entry {self.due} is due: the data goes on")
+            page = page.broken_at(
+                f"padding in place of entry {self.due}, although more entries follow"
+            )
         if intact and page.batch:
             self.whole = page.end
         if page.broken is not None:
@@ -207,8 +209,8 @@ class Page(NamedTuple):
             return self._replace(broken=(end, what))
         what = (
             f"entry {batch.next_number - 1} of {batch.lengths[-1] + ENTRY_HEAD_SIZE} bytes ends at "
-            f"byte {self.start + end}, where entry {batch.next_number} does not stand: that is at "
-            f"byte {self.start + follows}; the length, or padding, is wrong"
+            f"byte {self.start + end}, but entry {batch.next_number} begins at byte "
+            f"{self.start + follows}; the length or the padding is wrong"
         )
         return self._replace(batch=batch[:-1], broken=(last, what))
 
@@ -222,7 +224,7 @@ def read_page(file: Readable, content: bytes, start: int, due: int | None) -> Pa
     else:
         page = Page(start, content, batch, None)
         if batch.more:
-            what = f"the entry goes on past byte {start + len(content)}, where the data ends"
+            what = f"the entry extends past the end of the data, byte {start + len(content)}"
             page = page._replace(broken=(batch.end, what))
         return page
     if offset == 0 and due is not None:

@@ -430,7 +430,7 @@ class Reader:
         """`count` bytes of entries from file offset `start` on."""
         data = self._file.read(count, start)
         if len(data) < count:
-            raise DamagedEntry(self._path, start, "the file ends there")
+            raise DamagedEntry(self._path, start, "the file ends here")
         return data
 
     def _past_padding(self, state: _ReaderState, cursor: Cursor) -> int:
@@ -465,7 +465,7 @@ class Reader:
 
 def truncated_below(number: int) -> NotFound:
     """The error of an iteration whose next entry was `number`."""
-    return NotFound(f"the stream was cut back while it was read, to before entry {number}")
+    return NotFound(f"entry {number} was removed by a truncation during the read")
 
 
 def doubt(file: Readable, head: Head) -> str:
@@ -488,7 +488,7 @@ def doubt(file: Readable, head: Head) -> str:
     if end == length or (len(content) == PAGE_SIZE and not batch.more):
         if batch.next_number == entries:
             return ""
-        return f"entry {batch.next_number - 1} is the last before there"
+        return f"the last entry is {batch.next_number - 1}, which does not match the header"
     return f"at byte {end}: {'an entry is cut off' if batch.more else 'there is padding'}"
 
 

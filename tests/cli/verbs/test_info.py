@@ -177,7 +177,7 @@ def _damage(path: Path, offset: int, new: bytes) -> None:
     [
         (46, (7).to_bytes(8, "big"), "ends with 7 entries", 200),
         (46, (1 << 60).to_bytes(8, "big"), "counts 1152921504606846976 entries in", 200),
-        (38, (1 << 62).to_bytes(8, "big"), "its data only at byte 4611686018427387904", 200),
+        (38, (1 << 62).to_bytes(8, "big"), "its data ends at byte 4611686018427387904", 200),
         (38, bytes(8), "total length 0 is not possible", 0),
         (4096, b"\x09", "the page does not start with an entry", 0),
     ],
@@ -210,7 +210,7 @@ def test_damage_in_the_middle(invoke: Invoke, copy: Path) -> None:
 def test_a_file_that_ends_early(invoke: Invoke, copy: Path) -> None:
     os.truncate(copy, 6000)
     result = invoke("info", copy)
-    assert "the file ends there, its data only at byte" in result.failed()
+    assert "the file ends here, but its data ends at byte" in result.failed()
     assert result.objects[0]["file_size"] == 6000
     whole = sum(result.objects[0]["entries_by_type"].values())
     assert 0 < whole < 200

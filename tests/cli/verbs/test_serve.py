@@ -118,8 +118,8 @@ def test_an_address_of_another_machine(invoke: Invoke, copy: Path) -> None:
     "name, message",
     [
         ("folder", "folder: is a folder, not a stream file"),
-        ("text", "text: no stream file"),
-        ("cut", "cut: at byte 6000: the file ends there, its data only at byte"),
+        ("text", "text: not a stream file"),
+        ("cut", "cut: at byte 6000: the file ends here, but its data ends at byte"),
     ],
 )
 def test_nothing_to_serve(

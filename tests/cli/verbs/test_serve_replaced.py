@@ -87,7 +87,7 @@ def test_a_file_that_is_removed_and_created_later(path: Path, workers: int) -> N
         process.err.until(f"{REMOVED}; its clients are disconnected")
         process.err.until("waiting for a stream at this path: .*no such file")
         path.write_bytes(b"junk" * 10_000)
-        process.err.until("waiting for a stream at this path: .*no stream file")
+        process.err.until("waiting for a stream at this path: .*not a stream file")
         path.unlink()
         make(path, b"new")
         process.err.until("now serving the stream at this path")

@@ -40,9 +40,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("missing", "missing: no such file"),
         ("folder", "folder: is a folder, not a stream file"),
         ("pipe", "pipe: is a device or a pipe"),
-        ("text", "text: no stream file: it does not begin with polygonDATSTREAM"),
-        ("short", "short: no stream file: the header page is cut"),
-        ("cut", "cut: at byte 6000: the file ends there, its data only at byte"),
+        ("text", "text: not a stream file: it does not begin with polygonDATSTREAM"),
+        ("short", "short: not a stream file: the header page is cut"),
+        ("cut", "cut: at byte 6000: the file ends here, but its data ends at byte"),
         ("torn", "torn: at byte 16: the header says that the stream ends with 1 entries"),
     ],
 )

@@ -52,9 +52,9 @@ class Door:
         place = self.come(host)
         return place is not None and place.held
 
-    def prove(self, place: ConnectionSlot | None, standing: TrustLevel = TrustLevel.KNOWN) -> bool:
+    def prove(self, place: ConnectionSlot | None, trust: TrustLevel = TrustLevel.KNOWN) -> bool:
         assert place is not None
-        return self.gate.prove(place, standing, self.now)
+        return self.gate.prove(place, trust, self.now)
 
     def leave(self, place: ConnectionSlot | None) -> None:
         assert place is not None
@@ -231,7 +231,7 @@ class Idler:
 
 
 def idle_client(place: ConnectionSlot, since: float) -> Idle:
-    return place.standing, since, cast("Session", Idler(place, since))
+    return place.trust, since, cast("Session", Idler(place, since))
 
 
 def test_the_idle_client_that_has_proven_least_leaves_first() -> None:
@@ -280,7 +280,7 @@ def test_places_are_counted(steps: list[tuple[int, int]]) -> None:
         waiting = [place for place in places if not place.held and not place.over]
         assert gate.clients == len(held) <= 7
         assert gate.provisional == len(waiting)
-        assert sum(place.standing < TrustLevel.PUBLISHER for place in held) <= 5
+        assert sum(place.trust < TrustLevel.PUBLISHER for place in held) <= 5
         assert gate._by_address == Counter(place.host for place in held)
         assert door.counts.accepted + sum(door.counts.refused.values()) + len(waiting) == came
     for place in places:

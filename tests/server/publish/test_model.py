@@ -177,11 +177,11 @@ def test_each_operation_is_there_once(
                 receipts = len(made) - len(waiting) - len(source.underway)
                 # What was acknowledged is there, whatever comes.
                 acknowledged = [item for op in made[:receipts] for item in op]
-                standing = [(e.type, e.data) for e in stream.entries()]
-                assert standing[: len(acknowledged)] == acknowledged
+                stored = [(e.type, e.data) for e in stream.entries()]
+                assert stored[: len(acknowledged)] == acknowledged
             assert not waiting
             assert not source.underway
-            assert standing == [item for op in made for item in op]
+            assert stored == [item for op in made for item in op]
             assert source.failure is None
         finally:
             stream.close()
@@ -238,10 +238,10 @@ def test_entries_that_are_gone_or_others_are_noticed(
                 assert refused == 21
                 assert commit.first + commit.entries > cut
         stream.sync()
-        standing = [(e.type, e.data) for e in stream.entries()]
+        stored = [(e.type, e.data) for e in stream.entries()]
         if change and cut < len(flat):
-            assert standing[cut] == (7, b"of another history")
-        assert standing[:cut] == flat[:cut]
+            assert stored[cut] == (7, b"of another history")
+        assert stored[:cut] == flat[:cut]
 
 
 # What cannot be read.

@@ -471,7 +471,7 @@ def test_a_file_that_was_cut_off_is_an_error_in_each_mode(tmp_path: Path, mode: 
     query = Query(path=path, mode=mode, partitionBytes="2m")
     os.truncate(path, page_start(3) + 500)
     for at in range(len(query.parts)):
-        with pytest.raises(BadFileSize, match="the file ends there, but its data ends at byte"):
+        with pytest.raises(BadFileSize, match="the file ends here, but its data ends at byte"):
             query.part(at)
 
 
@@ -482,7 +482,7 @@ def test_a_file_that_is_cut_off_while_a_part_is_read(tmp_path: Path) -> None:
     reading = query._reader.read(query.parts[0])
     next(reading)
     os.truncate(path, page_start(3))
-    with pytest.raises(BadFileSize, match="the file ends there, but its data ends at byte"):
+    with pytest.raises(BadFileSize, match="the file ends here, but its data ends at byte"):
         list(reading)
 
 

@@ -147,12 +147,12 @@ def test_a_record_about_another_header(tmp_path: Path) -> None:
 
 OPENED: dict[str, tuple[type[StreamFileError] | None, str]] = {
     "open: good": (None, ""),
-    "open: empty file (0 bytes)": (NotAStream, "no stream file: it is empty"),
+    "open: empty file (0 bytes)": (NotAStream, "not a stream file: it is empty"),
     "open: 15 bytes": (NotAStream, "does not begin with polygonDATSTREAM"),
     "open: 4095 bytes": (NotAStream, "the header page is cut at byte 4095"),
     "open: header page only, totalLength says 4849": (
         BadFileSize,
-        "at byte 4096: the file ends there, its data only at byte 4849",
+        "at byte 4096: the file ends here, but its data ends at byte 4849",
     ),
     "open: one byte missing at the end": (
         BadFileSize,
@@ -164,7 +164,7 @@ OPENED: dict[str, tuple[type[StreamFileError] | None, str]] = {
     "open: headerLength 39": (DamagedHeader, "at byte 16: the header's length is 39, not 38"),
     "open: streamType 2 in the file": (WrongStreamType, "the stream is of type 2, not 1"),
     "open: version 9 in the file": (None, ""),
-    "open: totalLength past the file": (BadFileSize, "its data only at byte 1052673"),
+    "open: totalLength past the file": (BadFileSize, "its data ends at byte 1052673"),
     "open: totalLength 2^64-1": (DamagedHeader, "at byte 38: .* 18446744073709551615 is not"),
     "open: totalLength 0": (DamagedHeader, "at byte 38: the header's total length 0 is not"),
     "open: totalLength 4095": (DamagedHeader, "at byte 38: the header's total length 4095 is"),

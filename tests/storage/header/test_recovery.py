@@ -340,7 +340,7 @@ def test_synced_data_that_is_not_there_is_damage(tmp_path: Path) -> None:
             found, tmp_path / "p.bin", change=lambda c, cut=cut: c.__delitem__(slice(cut, None))
         )
         for mode in MODES:
-            with pytest.raises(BadFileSize, match="the file ends there, its data only at byte"):
+            with pytest.raises(BadFileSize, match="the file ends here, but its data ends at byte"):
                 DataStream.open(path, **mode)
         assert path.stat().st_size == cut
 

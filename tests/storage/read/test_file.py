@@ -177,7 +177,7 @@ def test_what_is_no_stream(tmp_path: Path, what: str, mode: dict[str, Any]) -> N
             says = "is a device or a pipe, not a stream file"
         case _:
             path.write_text("hello " * (1000 if "page" in what else 1))
-            says = "no stream file: it does not begin with polygonDATSTREAM"
+            says = "not a stream file: it does not begin with polygonDATSTREAM"
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(error) as caught:
         DataStream.open(path, **mode)

@@ -138,7 +138,7 @@ def test_an_iteration_ends_where_its_history_does(writer: DataStream) -> None:
     # Before it.
     writer.truncate(5)
     fill(writer, 5, 195, b"new", 190)
-    with pytest.raises(NotFound, match="the stream was cut back while it was read"):
+    with pytest.raises(NotFound, match="was removed by a truncation during the read"):
         next(entries)
 
 

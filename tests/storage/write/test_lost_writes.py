@@ -269,7 +269,7 @@ def test_damage_below_what_was_synced_stays_damage(tmp_path: Path) -> None:
     assert problem == "repair truncates to 0 entries"
     short = lost(found, change=lambda content: content.__delitem__(slice(base - 1, None)))
     for mode in MODES:
-        with pytest.raises(BadFileSize, match="its data only at byte"):
+        with pytest.raises(BadFileSize, match="its data ends at byte"):
             DataStream.open(short, **mode)
 
 
