@@ -56,8 +56,9 @@ class RelayClient(Client):
 
     @property
     def closed_on_asking(self) -> bool:
-        """Whether the server closed a connection after the capabilities query. The client assumes
-        then that it has no extensions; the connection may also have been lost by chance."""
+        """Whether the server closed a connection in answer to the capabilities query. The client
+        then assumes a server without extensions, although the connection may have failed for
+        another reason."""
         return self._engine.closed_on_asking
 
     def leads_to(self, listeners: Collection[socket.socket]) -> bool:

@@ -179,7 +179,7 @@ async def test_a_silent_server_is_asked_on_a_second_connection() -> None:
 
 
 @asynchronous
-async def test_nobody_answers_in_time() -> None:
+async def test_no_answer_in_time() -> None:
     with (
         StubServer(handler(Stub(FIFTY, deaf=(Start,)))) as server,
         pytest.raises(ConnectionLost, match="no answer"),

@@ -40,7 +40,7 @@ def test_examples(example: int, real_stream: Path, tmp_path: Path) -> None:
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    told = {}
+    printed = {}
     for name, columns in re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", TEXT, re.MULTILINE):
         if name not in arrow.NAMES:
             continue
@@ -53,7 +53,7 @@ def test_the_tables_are_those_of_the_code() -> None:
                 found |= dict.fromkeys(waiting, kind)
                 waiting = []
         assert not waiting
-        told[name] = found
-    assert told == {
+        printed[name] = found
+    assert printed == {
         name: {field.name: str(field.type) for field in arrow.schema(name)} for name in arrow.NAMES
     }

@@ -73,17 +73,17 @@ def test_a_file_has_the_rows(real_stream: Path, tmp_path: Path) -> None:
 
 
 def test_all_tables_in_folders(real_stream: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     done = export(
         real_stream,
         tmp_path,
         "all",
         part_bytes=2_000_000,
-        advance=lambda *progress: told.append(progress),
+        advance=lambda *progress: reported.append(progress),
     )
     assert names(tmp_path) == sorted(arrow.NAMES)
-    assert told[-1] == (34723, 34723)
-    assert told == sorted(told)
+    assert reported[-1] == (34723, 34723)
+    assert reported == sorted(reported)
     for table in arrow.NAMES:
         parts = names(tmp_path / table)
         assert len(parts) > 2
@@ -256,10 +256,10 @@ def test_another_version_is_refused(make: Make, tmp_path: Path) -> None:
 def test_a_part_that_does_not_say_its_version(make: Make, tmp_path: Path) -> None:
     path = make([(2, b""), (2, b"")])
     (part,) = export(path, tmp_path / "out", "blocks", stop=1).files
-    told = json.loads(pq.read_metadata(part).metadata[b"datastreamer"])
-    assert told.pop("version") == 2
+    reported = json.loads(pq.read_metadata(part).metadata[b"datastreamer"])
+    assert reported.pop("version") == 2
     table = pq.read_table(part)
-    pq.write_table(table.replace_schema_metadata({"datastreamer": json.dumps(told)}), part)
+    pq.write_table(table.replace_schema_metadata({"datastreamer": json.dumps(reported)}), part)
     assert export(path, tmp_path / "out", "blocks").rows == {"blocks": 1}
 
 
@@ -335,7 +335,7 @@ def test_what_stands_before_damage_is_kept(make: Make, tmp_path: Path) -> None:
     assert export(path, out, "all").rows["blocks"] == 5
 
 
-def test_an_entry_that_is_no_event(make: Make, tmp_path: Path) -> None:
+def test_an_entry_that_is_not_an_event(make: Make, tmp_path: Path) -> None:
     path = make([(1, b"\x08\x01"), (2, b"\x08\x01"), (2, b"\x07"), (4, b"\x01"), (2, b"")])
     out = tmp_path / "out"
     with pytest.raises(DecodeFailed, match="entry 2"):
@@ -348,8 +348,8 @@ def test_an_entry_that_is_no_event(make: Make, tmp_path: Path) -> None:
         "entries": 3,
         "blocks": 1,
     }
-    told = export(path, tmp_path / "null.jsonl", "blocks", on_error="null")
-    assert told.rows == {"blocks": 3}
+    reported = export(path, tmp_path / "null.jsonl", "blocks", on_error="null")
+    assert reported.rows == {"blocks": 3}
     lines = [json.loads(line) for line in (tmp_path / "null.jsonl").read_text().splitlines()]
     assert [line["number"] for line in lines] == [1, None, 0]
     assert lines[1]["error"].startswith("entry 2: invalid L2Block")
@@ -398,7 +398,7 @@ def test_a_disk_that_refuses(real_stream: Path, tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written_or_read(three: Path, tmp_path: Path) -> None:
-    def told(out: Path, table: str = "entries") -> str:
+    def reported(out: Path, table: str = "entries") -> str:
         with pytest.raises(StreamFileError) as caught:
             export(three, out, table)
         return str(caught.value)
@@ -406,18 +406,18 @@ def test_places_that_cannot_be_written_or_read(three: Path, tmp_path: Path) -> N
     gone = tmp_path / "gone"
     for name in ("out.csv", "out.parquet"):
         why = "it could not be written: No such file or directory"
-        assert told(gone / name) == f"{gone / name}: {why}"
+        assert reported(gone / name) == f"{gone / name}: {why}"
     (tmp_path / "blocks").touch()
-    assert told(tmp_path, "all") == f"{tmp_path / 'blocks'}: it cannot be created: File exists"
+    assert reported(tmp_path, "all") == f"{tmp_path / 'blocks'}: it cannot be created: File exists"
     inside = tmp_path / "blocks" / "out"
-    assert told(inside) == f"{inside}: it cannot be created: Not a directory"
+    assert reported(inside) == f"{inside}: it cannot be created: Not a directory"
     part = tmp_path / "out" / "entries-000000000000-000000000000.parquet"
     part.parent.mkdir()
     part.symlink_to(gone)
-    assert told(part.parent) == f"{part}: is a symbolic link, which is not followed here"
+    assert reported(part.parent) == f"{part}: is a symbolic link, which is not followed here"
     part.unlink()
     part.mkdir()
-    assert told(part.parent) == f"{part}: is not a regular file"
+    assert reported(part.parent) == f"{part}: is not a regular file"
 
 
 def test_what_others_keep_in_the_folder_stays(three: Path, tmp_path: Path) -> None:

@@ -122,26 +122,26 @@ def test_damaged_messages_are_judged_as_decode_does(kind: int, version: int) -> 
             (kind, mutated(encode(event, version=version)[1], change)) for event, change in given
         ]
         batch = batch_of(run)
-        told: list[str | None] = []
+        reported: list[str | None] = []
         rows = []
         for i, (_, data) in enumerate(run):
             try:
                 event = decode_data(kind, data, version=version, number=5 + i)
             except DecodeFailed as error:
-                told.append(str(error))
+                reported.append(str(error))
                 continue
             if fits(event):
-                told.append(None)
+                reported.append(None)
                 values = plain(event)
                 if version == 1 and table == "transactions":
                     values["im_state_root"] = values.pop("state_root")
                 rows.append(values)
             else:
-                told.append("too large")
+                reported.append("too large")
         found = arrow.to_record_batch(batch, table, version=version, on_error="null")
         found.validate(full=True)
         assert found.schema == arrow.schema(table, error=True)
-        for row, text in zip(found.to_pylist(), told, strict=True):
+        for row, text in zip(found.to_pylist(), reported, strict=True):
             if text == "too large":
                 assert "the maximum of a signed column" in row["error"]
             else:
@@ -157,14 +157,14 @@ def test_damaged_messages_are_judged_as_decode_does(kind: int, version: int) -> 
             if row["error"] is None
         ]
         assert [{name: row[name] for name in rows[0]} for row in good.to_pylist()] == rows
-        worst = next((text for text in told if text is not None), None)
+        worst = next((text for text in reported if text is not None), None)
         if worst is None:
             assert arrow.to_record_batch(batch, table, version=version).equals(good)
         else:
             with pytest.raises(DecodeFailed) as caught:
                 arrow.to_record_batch(batch, table, version=version)
             assert worst in ("too large", str(caught.value))
-            assert caught.value.number == 5 + told.index(worst)
+            assert caught.value.number == 5 + reported.index(worst)
 
     check()
 

@@ -280,7 +280,7 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(hundred: Path) -> Any:
-    """What stands in it."""
+    """Its content."""
     return arrow.ArrowStream(hundred).reader().read_all()
 
 
@@ -347,9 +347,9 @@ def test_a_message_that_is_none_costs_no_other(paged: Path) -> None:
     assert numbers(arrow.ArrowStream(paged).reader()) == (list(range(18)), None)
     table = arrow.ArrowStream(paged, "blocks", on_error="null").reader().read_all()
     assert table.num_rows == 18
-    told = table.column("error").to_pylist()
-    assert [i for i, text in enumerate(told) if text is not None] == [7]
-    assert told[7] == str(error)
+    reported = table.column("error").to_pylist()
+    assert [i for i, text in enumerate(reported) if text is not None] == [7]
+    assert reported[7] == str(error)
     left = arrow.ArrowStream(paged, "blocks", on_error="drop").reader().read_all()
     assert left.column("entry_number").to_pylist() == [*range(7), *range(8, 18)]
 

@@ -139,7 +139,7 @@ def test_wrong_usage_names_the_help(invoke: Invoke, made: Path) -> None:
         ("text", "text: not a stream file"),
         ("short", "short: not a stream file"),
         ("cut", "cut: at byte 6000: the file ends here, but its data ends at byte"),
-        ("nobody", "cannot connect to 127.0.0.1:"),
+        ("absent", "cannot connect to 127.0.0.1:"),
     ],
 )
 def test_sources_that_cannot_be_read(
@@ -158,7 +158,7 @@ def test_sources_that_cannot_be_read(
     Path("cut").write_bytes(made.read_bytes()[:6000])
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        if name == "nobody":
+        if name == "absent":
             name = f"127.0.0.1:{nobody.getsockname()[1]}"
         more = {"entry": ["0"], "bookmark": ["block:0"]}.get(verb, [])
         assert message in invoke(verb, name, *more).failed()

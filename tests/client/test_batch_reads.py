@@ -188,7 +188,7 @@ async def test_an_iteration_meets_such_a_server_too(kind: str, extensions: str) 
 
 
 @kinds
-async def test_a_server_that_is_gone_is_not_taken_for_an_old_one(kind: str) -> None:
+async def test_a_lost_server_is_not_mistaken_for_an_old_one(kind: str) -> None:
     with StubServer(handler(Stub(HUNDRED, extensions="closed"))) as server:
         async with opened(kind, server.port, resume=False) as client:
             server.listener.shutdown(socket.SHUT_RDWR)
@@ -227,7 +227,7 @@ async def test_a_server_without_ranges_costs_the_connection_and_no_more(kind: st
 @kinds
 @pytest.mark.parametrize("size", [0, 36, 40, 700, 2_000, 4_321])
 async def test_a_connection_that_breaks_is_replaced_and_no_entry_lost(kind: str, size: int) -> None:
-    """It breaks after so many bytes."""
+    """The connection breaks after this number of bytes."""
 
     def breaks(connection: socket.socket) -> None:
         left = 48 + 24 + size

@@ -219,7 +219,7 @@ def test_another_thread_ends_a_wait_over_tls(
             assert isinstance(reader.error, StreamClosed if end == "close" else type(None))
 
 
-def test_nobody_answers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(place: object, timeout: float) -> socket.socket:
         raise TimeoutError
 

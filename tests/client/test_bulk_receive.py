@@ -50,7 +50,7 @@ async def test_all_comes_in_order_and_a_turn_ends_with_it(tmp_path: Path) -> Non
                 taken.append(await batches.__anext__())
                 while taken[-1].next_number < 20_000:
                     await batches.pour(taken.append, nothing, 5.0)
-                # Nothing is left: a turn is over at once, and the loop's way goes on.
+                # Nothing is left: a turn ends at once, and the event loop continues.
                 await batches.pour(taken.append, nothing, 5.0)
                 fill(stream, 10)
                 taken.append(await batches.__anext__())
@@ -72,14 +72,14 @@ async def test_a_turn_ends_when_its_time_is_over(tmp_path: Path) -> None:
 
 async def test_what_is_raised_by_who_takes_is_raised(tmp_path: Path) -> None:
     def refuse(batch: EntryBatch) -> None:
-        raise LookupError("made up")
+        raise LookupError("from the callback")
 
     with new(tmp_path / "stream.bin") as stream:
         fill(stream, 100)
         async with nursery_for() as nursery:
             server = await serving(nursery, stream)
             async with alone(server.port) as client, client.batches() as batches:
-                with pytest.raises(LookupError, match="made up"):
+                with pytest.raises(LookupError, match="from the callback"):
                     await pour_on(batches, refuse)
 
 
@@ -97,26 +97,26 @@ async def test_a_connection_that_is_lost(end: End) -> None:
 
 async def test_it_is_settled_when_all_that_came_was_taken(tmp_path: Path) -> None:
     """Where nothing more has come behind a batch, and at the end of the turn, whatever it is."""
-    told: list[str] = []
+    reported: list[str] = []
 
     def take(batch: EntryBatch) -> None:
-        told.append("taken")
+        reported.append("taken")
         if batch.first_number:
-            raise LookupError("made up")
+            raise LookupError("from the callback")
 
     with new(tmp_path / "stream.bin") as stream:
         fill(stream, 100)
         async with nursery_for() as nursery:
             server = await serving(nursery, stream)
             async with alone(server.port) as client, client.batches() as batches:
-                while not told:
-                    await batches.pour(take, lambda: told.append("settled"), 5.0)
+                while not reported:
+                    await batches.pour(take, lambda: reported.append("settled"), 5.0)
                 # A small one has nothing behind it; then the turn ends.
-                assert told[-3:] == ["taken", "settled", "settled"]
+                assert reported[-3:] == ["taken", "settled", "settled"]
                 fill(stream, 100)
-                with pytest.raises(LookupError, match="made up"):
-                    await pour_on(batches, take, lambda: told.append("settled"))
-                assert told[-2:] == ["taken", "settled"]
+                with pytest.raises(LookupError, match="from the callback"):
+                    await pour_on(batches, take, lambda: reported.append("settled"))
+                assert reported[-2:] == ["taken", "settled"]
 
 
 @pytest.mark.parametrize("size", [keeping.COMMIT_BYTES // 4 + 1, keeping.COMMIT_BYTES + 1])
@@ -124,7 +124,7 @@ def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     """Or all that was taken, before whatever goes wrong."""
     work = Resumable(0)
     with new(tmp_path / "stream.bin") as stream:
-        # Of an upstream that does not tell where its commits end.
+        # The upstream does not report where its commits end.
         applying = ChangeApplier(stream, "the upstream", None)
         batches = RelayBatches(cast("Any", None), Iteration(cast("Any", None), work))
         pouring = keeping.RelayWriter(stream, batches, [], 0, applying)

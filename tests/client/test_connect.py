@@ -110,20 +110,20 @@ async def test_a_lost_socket() -> None:
 
 
 @pytest.mark.parametrize("words", [16, 24])
-async def test_who_is_never_answered_is_told_why_that_may_be(words: int) -> None:
+async def test_the_error_of_a_server_that_never_answers_names_possible_reasons(words: int) -> None:
     """Whether the server ends the connection or resets it, as one does that has no place."""
 
     def turn_away(connection: Any) -> None:
         connection.recv(words)
 
-    told = r"without an answer: .*accept no more clients$"
+    message = r"without an answer: .*accept no more clients$"
     with StubServer(turn_away, turn_away) as server:
         async with connect("127.0.0.1", server.port) as client:
-            with pytest.raises(ConnectionLost, match=told):
+            with pytest.raises(ConnectionLost, match=message):
                 await client.header()
         with (
             BlockingClient("127.0.0.1", server.port) as blocking,
-            pytest.raises(ConnectionLost, match=told),
+            pytest.raises(ConnectionLost, match=message),
         ):
             blocking.header()
 
@@ -163,16 +163,16 @@ async def test_another_entry_in_place_of_a_bookmark(says: bytes, between: bool) 
         connection.sendall(says)
         connection.recv(100)
 
-    told = "instead of bookmark 0x6[bc]: its index does not match"
+    message = "instead of bookmark 0x6[bc]: its index does not match"
     with StubServer(stale, stale) as server:
         place = ("127.0.0.1", server.port)
         async with connect(*place, resume=False) as client:
             entries = client.between_bookmarks(b"k", b"l") if between else None
-            with pytest.raises(ProtocolViolation, match=told):
+            with pytest.raises(ProtocolViolation, match=message):
                 await listed(entries or client.entries(from_bookmark=b"k"))
         with BlockingClient(*place, resume=False) as blocking:
             runs = blocking.between_bookmarks(b"k", b"l") if between else None
-            with pytest.raises(ProtocolViolation, match=told):
+            with pytest.raises(ProtocolViolation, match=message):
                 list(runs or blocking.batches(from_bookmark=b"k"))
 
 
@@ -180,15 +180,15 @@ async def test_a_bookmark_behind_which_nothing_comes() -> None:
     """It is there, so its entry is due: silence is not that of a quiet stream."""
     silent, asked = Fault(len(OK), End.HALF_OPEN, 65536), NONE
     servers = [(functools.partial(Stub, TEN), fault) for fault in (silent, asked) * 2]
-    told = re.escape("sent nothing for 0.1 s, not even the bookmark's own entry")
+    message = re.escape("sent nothing for 0.1 s, not even the bookmark's own entry")
     with FaultyServer(*servers) as server:
         place = ("127.0.0.1", server.port)
         async with connect(*place, resume=False, heartbeat=0.1) as client:
-            with pytest.raises(ConnectionLost, match=told):
+            with pytest.raises(ConnectionLost, match=message):
                 await listed(client.entries(from_bookmark=key(0)))
         with (
             BlockingClient(*place, resume=False, heartbeat=0.1) as blocking,
-            pytest.raises(ConnectionLost, match=told),
+            pytest.raises(ConnectionLost, match=message),
         ):
             list(blocking.entries(from_bookmark=key(0)))
 
@@ -232,11 +232,13 @@ async def test_a_request_larger_than_the_socket_takes() -> None:
             )
 
 
-async def test_nobody_listens() -> None:
+async def test_a_port_without_a_listener() -> None:
     with StubServer() as server:
         port = server.port
-    told = rf"cannot connect to 127.0.0.1:{port}: Connection refused; is a server running there\?"
-    with pytest.raises(ConnectFailed, match=told):
+    message = (
+        rf"cannot connect to 127.0.0.1:{port}: Connection refused; is a server running there\?"
+    )
+    with pytest.raises(ConnectFailed, match=message):
         async with connect("127.0.0.1", port):
             raise AssertionError
 
@@ -249,11 +251,11 @@ async def test_no_such_host() -> None:
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "\ud800", "unix:\ud800"])
 async def test_a_name_that_no_host_can_have(host: str) -> None:
-    told = "cannot connect to .*: (?!TLS)[^;]+$"
-    with pytest.raises(ConnectFailed, match=told):
+    message = "cannot connect to .*: (?!TLS)[^;]+$"
+    with pytest.raises(ConnectFailed, match=message):
         async with connect(host):
             raise AssertionError
-    with pytest.raises(ConnectFailed, match=told):
+    with pytest.raises(ConnectFailed, match=message):
         await trio.to_thread.run_sync(BlockingClient, host)
 
 
@@ -264,7 +266,7 @@ async def test_no_such_port(port: int) -> None:
             raise AssertionError
 
 
-async def test_nobody_answers_in_time(monkeypatch: pytest.MonkeyPatch, autojump_clock: Any) -> None:
+async def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch, autojump_clock: Any) -> None:
     async def never(host: str, port: int) -> Awaitable[trio.abc.Stream]:
         await trio.sleep_forever()
         raise AssertionError

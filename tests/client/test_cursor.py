@@ -102,7 +102,7 @@ def trail_of(entries: list[Entry]) -> bytes:
     return trail.hashes
 
 
-async def test_the_next_run_goes_on_after_asking_again() -> None:
+async def test_the_next_run_continues_after_comparing_its_last_entries() -> None:
     stub = Stub(THOUSAND)
     cursor = Memory(Position(600, trail_of(THOUSAND[344:600]), Identity(2, 137, 1)))
     async with client_behind((stub, NONE)) as (client, _):
@@ -123,7 +123,7 @@ async def test_a_position_without_a_trail_is_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    "position, told",
+    "position, message",
     [
         (Position(600, trail_of(THOUSAND[344:600]), Identity(2, 138, 1)), "another stream"),
         (Position(1001, b"", Identity(2, 137, 1)), "entry 1001 is the next one needed"),
@@ -132,14 +132,14 @@ async def test_a_position_without_a_trail_is_believed() -> None:
         (Position(600, bytes(2048)), "all of entries 344 to 599 differ"),
     ],
 )
-async def test_a_history_that_changed_between_two_runs(position: Position, told: str) -> None:
+async def test_a_history_that_changed_between_two_runs(position: Position, message: str) -> None:
     cursor = Memory(
         Position(position.next_entry, position.trail[-2048:], position.stream)
         if len(position.trail) <= 2048
         else None
     )
     async with client_behind((Stub(THOUSAND), NONE)) as (client, _):
-        with pytest.raises(HistoryChanged, match=told):
+        with pytest.raises(HistoryChanged, match=message):
             await seen_of(client.batches(cursor=cursor), [])
         assert cursor.saved == []
 
@@ -179,7 +179,7 @@ async def test_a_rollback_that_the_caller_fails_at_is_not_kept() -> None:
             assert cursor.saved == []
 
 
-async def test_entries_that_nobody_wants_are_done_with_too() -> None:
+async def test_the_position_passes_entries_of_other_types_too() -> None:
     cursor = Memory()
     stubs = [(Closing(THOUSAND[:n]), NONE) for n in (100, 200, 300)]
     async with client_behind(*stubs, (Stub(THOUSAND), NONE)) as (client, _):

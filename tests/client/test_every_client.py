@@ -223,10 +223,10 @@ def test_the_end_of_the_connection(kind: str) -> None:
 
 
 def test_a_wrong_stream_type_shows_at_the_first_request(kind: str) -> None:
-    told = "another stream type than"
+    message = "another stream type than"
     with (
         client_of(kind, Stub(TEN, stream_type=2)) as (client, _),
-        pytest.raises(ConnectionLost, match=told),
+        pytest.raises(ConnectionLost, match=message),
     ):
         client.header()
 
@@ -244,11 +244,13 @@ def test_a_closed_client(kind: str) -> None:
         assert list(entries) == []
 
 
-def test_nobody_listens(kind: str) -> None:
+def test_a_port_without_a_listener(kind: str) -> None:
     with StubServer() as server:
         port = server.port
-    told = rf"cannot connect to 127.0.0.1:{port}: Connection refused; is a server running there\?"
-    with pytest.raises(ConnectFailed, match=told):
+    message = (
+        rf"cannot connect to 127.0.0.1:{port}: Connection refused; is a server running there\?"
+    )
+    with pytest.raises(ConnectFailed, match=message):
         client_of_kind(kind, "127.0.0.1", port).__enter__()
 
 

@@ -140,14 +140,14 @@ async def test_half_open_without_a_heartbeat_waits(autojump_clock: trio.testing.
         assert faulty.connections == 1
 
 
-def made_up(first: int, count: int, generation: int) -> list[Entry]:
+def generated(first: int, count: int, generation: int) -> list[Entry]:
     numbers = range(first, first + count)
     return [Entry(number, 3, b"%d: %d" % (generation, number)) for number in numbers]
 
 
 @st.composite
 def changing(draw: st.DrawFn) -> list[tuple[list[Entry], Fault]]:
-    """Histories, each cut back from the one before and grown another way, behind faults.
+    """Histories, each the one before, truncated and continued differently, served with faults.
 
     The last one alone has 60 entries, and no fault.
     """
@@ -157,11 +157,11 @@ def changing(draw: st.DrawFn) -> list[tuple[list[Entry], Fault]]:
         last = draw(st.integers(0, 9)) == 0 or generation == 5
         del history[draw(st.integers(0, len(history))) :]
         grown = draw(st.integers(0, 59 - len(history)))
-        history += made_up(len(history), grown, generation)
+        history += generated(len(history), grown, generation)
         plan.append((list(history), draw(later if plan else spoken)))
         if last:
             break
-    history += made_up(len(history), 60 - len(history), 99)
+    history += generated(len(history), 60 - len(history), 99)
     return [*plan, *[(list(history), NONE)] * 20]
 
 

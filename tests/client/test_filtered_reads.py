@@ -204,7 +204,9 @@ async def test_the_next_request_is_underway_when_the_answer_has_said_how_far_it_
 
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("first, second", list(itertools.product(["new", "old"], repeat=2)))
-async def test_it_goes_on_behind_what_came(types: set[int], first: str, second: str) -> None:
+async def test_it_continues_after_the_last_received_entry(
+    types: set[int], first: str, second: str
+) -> None:
     """From a server of either kind to one of either."""
 
     class OldClosing(Stub):
@@ -227,7 +229,7 @@ async def test_it_goes_on_behind_what_came(types: set[int], first: str, second: 
 
 
 async def test_what_is_remembered_is_asked_for_again_and_no_more() -> None:
-    """Of a filtered reading: the last 256 wanted entries, and where they stood."""
+    """The last 256 matching entries of a filtered reading, and their numbers."""
     lost, back = Closing(THOUSAND[:600]), Filtering(THOUSAND)
     async with client_behind((lost, NONE), (back, NONE)) as (client, _):
         seen: list[Entry] = []
@@ -360,7 +362,7 @@ async def test_what_was_remembered_of_all_is_remembered_of_some(old: bool) -> No
 
 
 async def test_another_epoch_between_two_requests_has_the_last_entries_compared() -> None:
-    """Entries were taken back and others put in their place, on the same connection."""
+    """Entries were truncated and others appended in their place, on the same connection."""
 
     class Rewriting(Filtering):
         def answer(self, event: Any) -> bytes:
@@ -395,7 +397,7 @@ plans = st.tuples(spoken, st.lists(later, max_size=6)).map(lambda plan: [plan[0]
 def test_cuts_anywhere_lose_nothing(
     plan: list[Fault], start: int, types: set[int], method: str, new: list[bool], span: int
 ) -> None:
-    """Whatever becomes of the connections, and whoever answers the next one."""
+    """With any losses of connections, and any server at the next connection."""
     history = sample(50)
 
     def stub(at: int) -> Stub:
@@ -429,7 +431,7 @@ def test_a_blocking_client_over_cuts(cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, message",
     [
         ({"first": 1}, "chosen from 1 to"),
         ({"stop": 0}, "chosen from 0 to 0"),
@@ -441,7 +443,7 @@ def test_a_blocking_client_over_cuts(cut: int) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["batches", "read_batches"])
-async def test_frames_that_are_wrong(change: dict[str, Any], told: str, method: str) -> None:
+async def test_frames_that_are_wrong(change: dict[str, Any], message: str, method: str) -> None:
     class Wrong(Filtering):
         def frame(self, first: int, stop: int, chosen: Sequence[Entry]) -> bytes:
             if "types" in change:
@@ -456,7 +458,7 @@ async def test_frames_that_are_wrong(change: dict[str, Any], told: str, method: 
             return made
 
     async with client_behind(*[(Wrong(HUNDRED, span=40), NONE) for _ in range(2)]) as (client, _):
-        with pytest.raises(ProtocolViolation, match=told):
+        with pytest.raises(ProtocolViolation, match=message):
             await seen_of(getattr(client, method)(stop=90, types={3}), [])
 
 

@@ -1,5 +1,5 @@
 """What a call of the Trio client costs: cancelled, refused, answered by a server that misbehaves
-or leaves. Each says whether the connection was lost by it, and that the client goes on.
+or leaves. Each says whether the connection was lost by it, and that the client continues.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def test_a_cancelled_block_ends_its_streaming() -> None:
         assert wire.connections == 2
 
 
-async def test_a_cancelled_look_up_goes_on(autojump_clock: Any) -> None:
+async def test_a_cancelled_look_up_continues(autojump_clock: Any) -> None:
     stub = Stub(TEN, deaf=(EntryQuery,))
     async with client_of(stub) as (client, wire):
         entries = client.entries_by_number([1, 2, 3], window=3)
@@ -134,8 +134,8 @@ async def test_a_refusal_is_raised_and_the_client_stays_usable(
 ) -> None:
     stubs = Stub(TEN, after_refusal=after_refusal), Stub(TEN)
     async with client_of(*stubs, redial=True) as (client, wire):
-        told = r"the server refused Start from entry 11: Bad from entry \(error 3\)"
-        with pytest.raises(BadFromEntry, match=told) as caught:
+        message = r"the server refused Start from entry 11: Bad from entry \(error 3\)"
+        with pytest.raises(BadFromEntry, match=message) as caught:
             await listed(client.entries(from_entry=11))
         assert (caught.value.number, caught.value.text) == (3, "Bad from entry")
         assert await client.entry(4) == TEN[4]

@@ -79,7 +79,9 @@ async def seen_of(items: Any, seen: list[Entry]) -> None:
 
 
 @pytest.mark.parametrize("method", ["entries", "batches"])
-async def test_it_goes_on_behind_what_came(method: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_continues_after_the_last_received_entry(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     back = Stub(THOUSAND)
     async with client_behind((Closing(THOUSAND[:600]), NONE), (back, NONE)) as (client, _):
         seen: list[Entry] = []
@@ -108,8 +110,8 @@ async def test_a_server_with_fewer_entries() -> None:
     plan = (Closing(THOUSAND[:600]), NONE), *[(Stub(THOUSAND[:590]), NONE) for _ in range(2)]
     async with client_behind(*plan) as (client, _):
         seen: list[Entry] = []
-        told = "it holds 590 entries, and entries 590 to 599, which were received, are missing"
-        with pytest.raises(HistoryChanged, match=told) as caught:
+        message = "it holds 590 entries, and entries 590 to 599, which were received, are missing"
+        with pytest.raises(HistoryChanged, match=message) as caught:
             await seen_of(client.batches(), seen)
         assert seen == THOUSAND[:600]
         error = caught.value
@@ -136,7 +138,7 @@ async def test_a_rewritten_block_that_ends_in_the_same_bytes() -> None:
         (rewritten(THOUSAND, 550, 900)[:580], 550),
     ],
 )
-async def test_a_rollback_is_told_and_followed(
+async def test_a_rollback_is_reported_and_followed(
     method: str, other: list[Entry], to_entry: int
 ) -> None:
     back = Stub(other)
@@ -164,7 +166,7 @@ async def test_a_rollback_is_told_and_followed(
 
 
 async def test_a_history_that_changed_before_all_that_is_remembered() -> None:
-    for other, told in (
+    for other, message in (
         (
             rewritten(THOUSAND, 100, 900),
             "all of entries 344 to 599 differ from those that were received",
@@ -173,7 +175,7 @@ async def test_a_history_that_changed_before_all_that_is_remembered() -> None:
     ):
         plan = (Closing(THOUSAND[:600]), NONE), (Stub(other), NONE)
         async with client_behind(*plan) as (client, _):
-            with pytest.raises(HistoryChanged, match=told) as caught:
+            with pytest.raises(HistoryChanged, match=message) as caught:
                 await seen_of(client.entries(on_rollback=pytest.fail), [])
             assert caught.value.first_differing is None
 
@@ -189,21 +191,21 @@ async def test_all_of_a_history_changed() -> None:
 
 
 async def test_another_stream_is_no_rollback() -> None:
-    told = r"another stream: version 2, system id 138, type 1, not version 2, system id 137"
+    message = r"another stream: version 2, system id 138, type 1, not version 2, system id 137"
     for entries in (THOUSAND[:600], THOUSAND):
         plan = (Closing(THOUSAND[:600]), NONE), (Another(entries), NONE)
         async with client_behind(*plan) as (client, _):
-            with pytest.raises(HistoryChanged, match=told):
+            with pytest.raises(HistoryChanged, match=message):
                 await seen_of(client.entries(on_rollback=pytest.fail), [])
 
 
-async def test_a_rollback_that_the_caller_fails_at_is_told_again() -> None:
+async def test_a_rollback_is_reported_again_after_its_callback_failed() -> None:
     plan = (Closing(THOUSAND[:600]), NONE), (Stub(THOUSAND[:590]), NONE)
-    told: list[int] = []
+    message: list[int] = []
 
     def fail_first(rollback: Rollback) -> None:
-        told.append(rollback.to_entry)
-        if len(told) == 1:
+        message.append(rollback.to_entry)
+        if len(message) == 1:
             raise RuntimeError
 
     async with client_behind(*plan) as (client, _):
@@ -213,7 +215,7 @@ async def test_a_rollback_that_the_caller_fails_at_is_told_again() -> None:
         for _ in range(2):
             with trio.move_on_after(0):
                 await seen_of(batches, [])
-            assert told == [590, 590]
+            assert message == [590, 590]
 
 
 async def test_a_gap_is_got_over_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -256,7 +258,7 @@ class Absent:
 
 
 @pytest.fixture
-def nobody() -> ConnectFailed:
+def refused() -> ConnectFailed:
     return ConnectFailed("cannot connect to stub:1: Connection refused")
 
 
@@ -267,11 +269,11 @@ def absent(client: Client, wire: Any, until: float, error: Exception) -> Absent:
 
 
 async def test_a_server_is_waited_for_without_end(
-    autojump_clock: Any, nobody: ConnectFailed, caplog: pytest.LogCaptureFixture
+    autojump_clock: Any, refused: ConnectFailed, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = (Closing(THOUSAND[:600]), NONE), (Stub(THOUSAND), NONE)
     async with client_behind(*plan, backoff=Backoff(0.1, 5)) as (client, wire):
-        way = absent(client, wire, 86_400, nobody)
+        way = absent(client, wire, 86_400, refused)
         seen: list[Entry] = []
         await seen_of(client.entries(stop=1000), seen)
         assert seen == THOUSAND
@@ -282,10 +284,12 @@ async def test_a_server_is_waited_for_without_end(
     assert len(caplog.records) == 2
 
 
-async def test_a_server_is_waited_for_so_long(autojump_clock: Any, nobody: ConnectFailed) -> None:
+async def test_a_server_is_waited_for_at_most_that_long(
+    autojump_clock: Any, refused: ConnectFailed
+) -> None:
     plan = (Closing(THOUSAND[:600]), NONE), (Stub(THOUSAND), NONE)
     async with client_behind(*plan, backoff=Backoff(0.1, 5), retry_for=60) as (client, wire):
-        absent(client, wire, 86_400, nobody)
+        absent(client, wire, 86_400, refused)
         seen: list[Entry] = []
         begin = trio.current_time()
         with pytest.raises(ConnectionLost, match=r"given up after 60\.0 s: cannot connect"):
@@ -295,7 +299,7 @@ async def test_a_server_is_waited_for_so_long(autojump_clock: Any, nobody: Conne
 
 
 async def test_the_wait_counts_from_the_last_entry(
-    autojump_clock: Any, nobody: ConnectFailed
+    autojump_clock: Any, refused: ConnectFailed
 ) -> None:
     plan: list[tuple[Stub, Fault]] = [(Closing(THOUSAND[: 100 * n]), NONE) for n in range(1, 10)]
     plan.append((Stub(THOUSAND), NONE))
@@ -308,7 +312,7 @@ async def test_the_wait_counts_from_the_last_entry(
 async def test_a_server_that_hangs_up_at_once(
     autojump_clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is waited for as any other: it may be full, or a proxy stands before it."""
+    """It is retried like any other: it may be full, or behind a proxy."""
 
     def deaf(count: int) -> list[tuple[Stub, Fault]]:
         return [(Stub(THOUSAND, stream_type=2), NONE) for _ in range(count)]
@@ -319,8 +323,8 @@ async def test_a_server_that_hangs_up_at_once(
         seen: list[Entry] = []
         await seen_of(client.entries(stop=1000), seen)
         assert seen == THOUSAND
-    told = [record.getMessage() for record in caplog.records]
-    assert [("another stream type" in line, " again, continuing" in line) for line in told] == [
+    message = [record.getMessage() for record in caplog.records]
+    assert [("another stream type" in line, " again, continuing" in line) for line in message] == [
         (False, False),
         (True, False),
         (False, True),
@@ -346,14 +350,14 @@ async def test_a_server_that_hangs_is_waited_for(autojump_clock: Any) -> None:
         assert seen == THOUSAND
 
 
-async def test_each_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    # Back for a moment, twice, and gone again: whoever reads the log knows how it stands.
+async def test_each_loss_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    # Reachable for a moment, twice, and lost again: the log shows each change.
     flapping = [(Closing(THOUSAND[:600]), NONE) for _ in range(3)]
     deaf = [(Stub(THOUSAND, stream_type=2), NONE) for _ in range(3)]
     async with client_behind(*flapping, *deaf, (Stub(THOUSAND), NONE)) as (client, _):
         await seen_of(client.entries(stop=1000), [])
-    told = [record.getMessage().split(",")[0] for record in caplog.records]
-    assert told == ["lost the connection to stub:1", "connected to stub:1 again"] * 3
+    message = [record.getMessage().split(",")[0] for record in caplog.records]
+    assert message == ["lost the connection to stub:1", "connected to stub:1 again"] * 3
 
 
 async def test_refusals_of_a_server_that_comes_up_are_got_over() -> None:
@@ -426,7 +430,7 @@ async def test_types_are_chosen_over_all_connections() -> None:
         plan = (Closing(THOUSAND[:600]), NONE), (Stub(THOUSAND), NONE)
 
 
-async def test_types_that_are_none_are_told_at_once() -> None:
+async def test_invalid_types_are_rejected_at_once() -> None:
     async with client_behind((Stub(THOUSAND), NONE)) as (client, _):
         with pytest.raises(BadEntryType, match="not 4294967296"):
             client.batches(types={3, 2**32})
@@ -435,12 +439,12 @@ async def test_types_that_are_none_are_told_at_once() -> None:
 # Tasks
 
 
-async def test_a_wait_for_the_server_can_be_cancelled_and_goes_on(
-    autojump_clock: Any, nobody: ConnectFailed
+async def test_a_wait_for_the_server_can_be_cancelled_and_continued(
+    autojump_clock: Any, refused: ConnectFailed
 ) -> None:
     plan = (Closing(THOUSAND[:600]), NONE), (Stub(THOUSAND), NONE)
     async with client_behind(*plan, backoff=Backoff(1, 4)) as (client, wire):
-        way = absent(client, wire, 100, nobody)
+        way = absent(client, wire, 100, refused)
         seen: list[Entry] = []
         entries = client.entries(stop=1000)
         while len(seen) < 1000:
@@ -453,11 +457,11 @@ async def test_a_wait_for_the_server_can_be_cancelled_and_goes_on(
 
 @pytest.mark.parametrize("how", ["stop", "aclose"])
 async def test_a_wait_for_the_server_is_ended_by_another_task(
-    how: str, autojump_clock: Any, nobody: ConnectFailed
+    how: str, autojump_clock: Any, refused: ConnectFailed
 ) -> None:
     plan = (Closing(THOUSAND[:600]), NONE)
     async with client_behind(plan, backoff=Backoff(10, 10)) as (client, wire):
-        absent(client, wire, 86_400, nobody)
+        absent(client, wire, 86_400, refused)
         seen: list[Entry] = []
 
         async def follow() -> None:
@@ -509,7 +513,7 @@ async def test_a_stream_that_grew_in_silence_is_joined_again(autojump_clock: Any
         assert 20 <= trio.current_time() <= 30
 
 
-async def test_a_server_that_answers_nobody_is_given_up(autojump_clock: Any) -> None:
+async def test_a_server_that_answers_no_client_is_given_up(autojump_clock: Any) -> None:
     deaf = Stub(THOUSAND, deaf=(HeaderQuery,))
     plan = (Stub(THOUSAND[:600]), NONE), (deaf, NONE), (Stub(THOUSAND), NONE)
     async with client_behind(*plan, heartbeat=10, timeout=5) as (client, _):

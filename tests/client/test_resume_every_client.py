@@ -50,7 +50,7 @@ def gather(items: Any, seen: list[Entry]) -> None:
 
 @kinds
 @pytest.mark.parametrize("method", ["entries", "batches"])
-def test_it_goes_on_behind_what_came(
+def test_it_continues_after_the_last_received_entry(
     kind: str, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     back = Stub(THOUSAND)
@@ -73,7 +73,7 @@ def test_it_goes_on_behind_what_came(
 
 @kinds
 def test_another_history(kind: str) -> None:
-    for other, told in (
+    for other, message in (
         (Stub(THOUSAND[:590]), "entries 590 to 599, which were received, are missing"),
         (Stub(rewritten(THOUSAND, 400, 410)), "entry 400 is not the one that was received"),
         (Another(THOUSAND), "serves another stream"),
@@ -83,14 +83,14 @@ def test_another_history(kind: str) -> None:
             client_of(kind, server) as client,
         ):
             seen: list[Entry] = []
-            with pytest.raises(HistoryChanged, match=told):
+            with pytest.raises(HistoryChanged, match=message):
                 gather(client.entries(), seen)
             assert seen == THOUSAND[:600]
             assert client.entry(7) == THOUSAND[7]
 
 
 @kinds
-def test_a_rollback_is_told_and_followed(kind: str) -> None:
+def test_a_rollback_is_reported_and_followed(kind: str) -> None:
     other = rewritten(THOUSAND, 550, 900)
     mine: list[Entry] = []
 

@@ -1,4 +1,4 @@
-"""A client that is slow while its server's stream is cut back and written anew."""
+"""A slow client while its server's stream is truncated and written anew."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def fill(stream: DataStream, what: bytes) -> None:
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-@pytest.mark.parametrize("told", [False, True])
-def test_it_has_no_mixture(tmp_path: Path, told: bool, in_process: bool) -> None:
+@pytest.mark.parametrize("reported", [False, True])
+def test_it_has_no_mixture(tmp_path: Path, reported: bool, in_process: bool) -> None:
     """What it was sent by reference lies unread on its side when new entries of the same sizes
-    stand there; its last entries alone would all be new ones."""
+    are there; its last entries alone would all be new ones."""
     got: dict[int, bytes] = {}
 
     rolled_back: list[Rollback] = []
@@ -46,7 +46,7 @@ def test_it_has_no_mixture(tmp_path: Path, told: bool, in_process: bool) -> None
     ) as server:
         fill(server.stream, b"old")
         with BlockingClient("127.0.0.1", server.port) as client:
-            batches = client.batches(stop=COUNT, on_rollback=roll_back if told else None)
+            batches = client.batches(stop=COUNT, on_rollback=roll_back if reported else None)
             rewritten = False
             try:
                 for batch in batches:

@@ -66,7 +66,7 @@ async def test_a_server_whose_header_promises_more_than_it_has() -> None:
             await client.entry(11)
 
 
-async def test_a_bookmark_in_answer_to_a_bookmark_is_no_event() -> None:
+async def test_a_bookmark_in_answer_to_a_bookmark_is_not_an_event() -> None:
     class Odd(Stub):
         def answer(self, event: Any) -> bytes:
             return OK + encode_answer(9, TYPE_BOOKMARK, b"last")

@@ -46,7 +46,7 @@ def test_a_server_in_order() -> None:
 
 def test_a_bookmark_that_leads_elsewhere() -> None:
     wanted = "its event is entry 21"
-    for answer, told in (
+    for answer, message in (
         (sample(50)[31].pack(0xFE), f"it leads to entry 31, and {wanted}"),
         (
             Entry(21, 3, b"another").pack(0xFE),
@@ -57,7 +57,7 @@ def test_a_bookmark_that_leads_elsewhere() -> None:
         report = checked(Misled(answer))
         (problem,) = report.problems
         where = f"bookmark 0x{key(20).hex()}"
-        assert problem == Problem(where, told, "reindex the server's file")
+        assert problem == Problem(where, message, "reindex the server's file")
         assert (report.ok, report.entries, report.bookmarks) == (False, 50, 5)
 
 
@@ -99,7 +99,7 @@ def test_bookmarks_more_than_once_and_without_an_event(tmp_path: Path) -> None:
 NOTES = ["of 8 bookmarks 4 different ones were looked up"]
 
 
-def test_so_many_are_looked_up() -> None:
+def test_the_number_of_look_ups() -> None:
     entries = [Entry(n, TYPE_BOOKMARK, key(n)) if n % 2 else Entry(n, 3, b"") for n in range(2000)]
     stub = Stub(entries)
     report = checked(stub, most=100)

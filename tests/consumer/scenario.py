@@ -28,7 +28,7 @@ LIAR = "c"
 NAMES = ("a", "b", LIAR)
 TYPE = 0x10
 WINDOW = 300
-"""A message is late by as much as so many payloads."""
+"""The most payloads by which a message is late."""
 
 LIMIT = 700
 """Of a message; above it headers are nested."""
@@ -53,7 +53,7 @@ def digest_of(parts: list[Message]) -> bytes:
 def parts_of(number: int, most: int) -> dict[bytes, Any]:
     """A payload of 1 to `most` parts, most of them small; 500 in 10,000 payloads are surely there.
 
-    Each has a digest of the rest; one in fifty has so many prefixes that its header is nested.
+    Each has a digest of the rest; one in fifty has enough prefixes for a nested header.
     """
     chance = random.Random(number)
     count = 1 + min(499, int(chance.paretovariate(0.8)))
@@ -92,7 +92,7 @@ def who_has(key: bytes) -> list[str]:
     return found or [NAMES[key[-1] % len(NAMES)]]
 
 
-def told_by(name: str, payloads: int, most: int) -> Iterator[Message]:
+def published_by(name: str, payloads: int, most: int) -> Iterator[Message]:
     """What one producer sends, in its order."""
     chance = random.Random(name)
     waiting: list[tuple[float, int, Message]] = []
@@ -120,7 +120,7 @@ def produce(name: str, path: str, port: int, payloads: int, most: int) -> None:
         done = stream.total_entries
         print(f"serving from {done}", flush=True)
         run: list[bytes] = []
-        for at, message in enumerate(told_by(name, payloads, most)):
+        for at, message in enumerate(published_by(name, payloads, most)):
             if at < done:
                 continue
             run.append(pack_message(*message))
@@ -170,11 +170,11 @@ def consume(path: str, payloads: int, budget: int, ports: list[int]) -> None:
         print(f"begins at {done}", flush=True)
         for item in reassembly:
             assert isinstance(item, PayloadComplete)
-            [told] = [value for key, value in item.parts if key[0] == 2]
+            [reported] = [value for key, value in item.parts if key[0] == 2]
             keys = b"".join(hashlib.sha256(k + b"=" + v).digest()[:8] for k, v in item.parts)
             database.execute(
                 "INSERT INTO payload VALUES (?, ?, ?)",
-                (item.id, told == digest_of(item.parts), keys),
+                (item.id, reported == digest_of(item.parts), keys),
             )
             done += 1
             if done % 100 == 0:
@@ -183,7 +183,7 @@ def consume(path: str, payloads: int, budget: int, ports: list[int]) -> None:
             if done == payloads:
                 break
         stats = reassembly.stats
-    # (What getrusage tells is, of a new process, also its parent's.)
+    # (getrusage includes, in a new process, its parent's.)
     peak = re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[0]
     print(f"end used {most_used} peak {peak} dropped {stats.dropped}", flush=True)
 

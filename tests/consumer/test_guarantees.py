@@ -64,8 +64,8 @@ def slowly(*messages: Message) -> Any:
 async def test_of_what_some_can_complete_nothing_is_delayed_by_others(
     network: Network, autojump_clock: MockClock
 ) -> None:
-    """Two have it all between them. Beside them: nobody there, silence, nonsense, a closed door,
-    one byte a second, a stream that was cut back, and one that has a lie for each part."""
+    """Two have everything between them. The others: no server, silence, nonsense, a closed port,
+    one byte a second, a truncated stream, and one with a false message for each part."""
     payloads = [messages_of(number) for number in range(60)]
     everything = [message for each in payloads for message in each]
     halves = [[each for at, each in enumerate(everything) if at % 2 == half] for half in (0, 1)]
@@ -74,7 +74,7 @@ async def test_of_what_some_can_complete_nothing_is_delayed_by_others(
     liar = network.stub("liar")
     network.stub("cut", *(message for number in range(900, 980) for message in messages_of(number)))
     bad = {
-        "nobody": None,
+        "absent": None,
         "silent": silent,
         "nonsense": nonsense,
         "closed": hangs_up,
@@ -83,8 +83,8 @@ async def test_of_what_some_can_complete_nothing_is_delayed_by_others(
     for name, serve in bad.items():
         network.servers[name] = [serve]
     names = ["one", "two", "liar", "cut", *bad]
-    told: list[Any] = []
-    async with reassemble(hosts(*names), max_age=None, on_event=told.append) as found:
+    reported: list[Any] = []
+    async with reassemble(hosts(*names), max_age=None, on_event=reported.append) as found:
         before = sorted([await next_id(found) for _ in range(110)])
         assert before == [*range(30), *range(900, 980)]
         assert trio.current_time() < 1
@@ -106,11 +106,11 @@ async def test_of_what_some_can_complete_nothing_is_delayed_by_others(
     assert {name for name, state in states.items() if state is SourceState.reading} == {
         *("one", "two", "liar"),
     }
-    waited_for = {states[name] for name in ("nobody", "silent", "closed")}
+    waited_for = {states[name] for name in ("absent", "silent", "closed")}
     assert waited_for == {SourceState.connecting}
     assert states["nonsense"] is states["cut"] is SourceState.failed
-    # Each lie is told of; or it came first, and then the truth is.
-    conflicts = [event.key for event in told if isinstance(event, Conflict)]
+    # Each false message is a conflict; or it came first, and then the true one is.
+    conflicts = [event.key for event in reported if isinstance(event, Conflict)]
     assert sorted(conflicts) == sorted(key for key, _ in everything if key[0])
 
 
@@ -149,7 +149,7 @@ class Crash(Exception):
 
 
 async def given_up_after(turns: int, call: Callable[[], Awaitable[T]]) -> T | None:
-    """What `call` gives, or None where it is cancelled after so many turns of the loop."""
+    """The result of `call`, or None if it is cancelled after `turns` turns of the loop."""
     found: T | None = None
     async with trio.open_nursery() as nursery:
 

@@ -139,11 +139,11 @@ async def test_what_one_lacks_another_has(streams: list[DataStream]) -> None:
             for stream in sent or streams[:1]:
                 put(stream, message)
     async with Served(streams) as served:
-        told: list[Any] = []
-        found = await collected(served.upstreams, on_event=told.append)
+        reported: list[Any] = []
+        found = await collected(served.upstreams, on_event=reported.append)
     assert ids(found) == list(range(200))
     assert found[0].parts == messages_of(int(found[0].id))[1:]
-    assert told == []
+    assert reported == []
 
 
 async def test_subscription_with_nested_headers(streams: list[DataStream]) -> None:
@@ -185,12 +185,12 @@ async def test_a_dead_one_delays_nothing_and_is_waited_for(streams: list[DataStr
     with socket_that_refuses() as (host, port):
         pass
     async with Served(streams[:1]) as served:
-        told: list[Any] = []
+        reported: list[Any] = []
         upstreams = {**served.upstreams, "dead": (host, port)}
-        async with reassemble(upstreams, on_event=told.append, backoff=SOON) as payloads:
+        async with reassemble(upstreams, on_event=reported.append, backoff=SOON) as payloads:
             with trio.fail_after(20):
                 assert int((await payloads.__anext__()).id) == 1
-                while not told:
+                while not reported:
                     with trio.move_on_after(0.01):
                         await payloads.__anext__()
                 assert payloads.sources == {
@@ -202,7 +202,7 @@ async def test_a_dead_one_delays_nothing_and_is_waited_for(streams: list[DataStr
                 stub = [handler(Stub(entries)) for _ in range(3)]
                 with StubServer(*stub, port=port):
                     assert int((await payloads.__anext__()).id) == 2
-    lost, back = told
+    lost, back = reported
     assert back == SourceBack("dead", 0)
     assert isinstance(lost, SourceLost)
     assert lost.source == "dead"
@@ -210,7 +210,7 @@ async def test_a_dead_one_delays_nothing_and_is_waited_for(streams: list[DataStr
 
 
 def socket_that_refuses() -> Any:
-    """The address of a port that nobody listens on once the block is left."""
+    """The address of a port without a listener after the end of the block."""
     import contextlib
     import socket
 
@@ -222,34 +222,38 @@ def socket_that_refuses() -> Any:
     return found()
 
 
-async def test_one_that_fails_is_told_of_and_all_are_raised(streams: list[DataStream]) -> None:
+async def test_one_failure_is_reported_and_the_failure_of_all_is_raised(
+    streams: list[DataStream],
+) -> None:
     put(streams[0], *messages_of(1))
     with socket_that_refuses() as dead:
         pass
     async with Served(streams[:1]) as served:
-        told: list[Any] = []
-        found = await collected({**served.upstreams, "dead": dead}, on_event=told.append)
+        reported: list[Any] = []
+        found = await collected({**served.upstreams, "dead": dead}, on_event=reported.append)
     assert ids(found) == [1]
-    assert [type(event) for event in told] == [SourceFailed]
+    assert [type(event) for event in reported] == [SourceFailed]
     with pytest.raises(ConnectFailed):
         await collected([dead])
 
 
-async def test_a_liar_is_told_of(streams: list[DataStream]) -> None:
+async def test_a_false_message_is_reported(streams: list[DataStream]) -> None:
     put(streams[0], *messages_of(1))
     put(streams[1], *messages_of(1, text=b"lie "), (b"short", b""))
     async with Served(streams[:1]) as served:
-        told: list[Any] = []
+        reported: list[Any] = []
         async with reassemble(
-            {**served.upstreams, "liar": Path(streams[1].path)}, follow=False, on_event=told.append
+            {**served.upstreams, "liar": Path(streams[1].path)},
+            follow=False,
+            on_event=reported.append,
         ) as payloads:
             found = [payload async for payload in payloads]
             samples = payloads.samples()
     assert ids(found) == [1]
-    conflicts = [event for event in told if isinstance(event, Conflict)]
+    conflicts = [event for event in reported if isinstance(event, Conflict)]
     assert len(conflicts) == 3
     assert len({event.source for event in conflicts}) == 1
-    assert [type(event) for event in told if not isinstance(event, Conflict)] == [Malformed]
+    assert [type(event) for event in reported if not isinstance(event, Conflict)] == [Malformed]
     by_source = {
         labels[0]: value for labels, value in samples["datastreamer_reassembly_conflicts_total"]
     }
@@ -319,10 +323,10 @@ async def test_a_source_that_took_entries_back(streams: list[DataStream], tmp_pa
     first, second = streams[:2]
     put(first, *messages_of(1), *messages_of(2)[:2])
     async with Served(streams[:2]) as served:
-        told: list[Any] = []
+        reported: list[Any] = []
         store = SqliteStore(tmp_path / "db")
         async with reassemble(
-            served.upstreams, store=store, on_event=told.append, backoff=SOON
+            served.upstreams, store=store, on_event=reported.append, backoff=SOON
         ) as payloads:
             with trio.fail_after(20):
                 assert int((await payloads.__anext__()).id) == 1
@@ -336,7 +340,7 @@ async def test_a_source_that_took_entries_back(streams: list[DataStream], tmp_pa
                 assert int((await payloads.__anext__()).id) == 2
         progress = store.load()
         store.close()
-    assert [type(event) for event in told] == [SourceLost, SourceBack, SourceRolledBack]
+    assert [type(event) for event in reported] == [SourceLost, SourceBack, SourceRolledBack]
     assert progress is not None
     assert progress.places["a"].position == progress.places["a"].seen == 9
 
@@ -349,37 +353,37 @@ async def test_another_history_after_a_restart(
     append(stream, *[(1, b"no message")] * 300)
     put(stream, *messages_of(1), *messages_of(2)[:2], *messages_of(3))
 
-    async def read(told: list[Any]) -> list[int]:
+    async def read(reported: list[Any]) -> list[int]:
         async with Served([stream]) as served:
             upstreams: Any = {"a": Path(stream.path)} if as_file else served.upstreams
             stream.sync()
             with SqliteStore(tmp_path / "db") as store:
-                found = await collected(upstreams, store=store, on_event=told.append)
+                found = await collected(upstreams, store=store, on_event=reported.append)
         return ids(found)
 
-    told: list[Any] = []
-    assert await read(told) == [1, 3]
+    reported: list[Any] = []
+    assert await read(reported) == [1, 3]
     # The last entries are others now, of which some are read again anyhow.
     stream.truncate(308)
     put(stream, *messages_of(4), *messages_of(2)[2:])
-    assert await read(told) == [2, 4]
-    assert [type(event) for event in told] == [SourceRolledBack]
-    assert told[0].rollback.to_entry == 308
+    assert await read(reported) == [2, 4]
+    assert [type(event) for event in reported] == [SourceRolledBack]
+    assert reported[0].rollback.to_entry == 308
     # It is shorter than it was, and still has something of what is remembered.
     put(stream, *messages_of(50)[:1], *messages_of(51))
-    assert await read(told) == [51]
+    assert await read(reported) == [51]
     stream.truncate(stream.total_entries - 2)
-    assert await read(told) == []
-    assert [event.rollback.to_entry for event in told] == [308, stream.total_entries]
+    assert await read(reported) == []
+    assert [event.rollback.to_entry for event in reported] == [308, stream.total_entries]
     put(stream, *messages_of(52), *messages_of(50)[1:])
-    assert sorted(await read(told)) == [50, 52]
-    assert len(told) == 2
+    assert sorted(await read(reported)) == [50, 52]
+    assert len(reported) == 2
     # None of what is remembered is there.
     stream.truncate(0)
     append(stream, *[(2, b"something else")] * 300)
     put(stream, *(message for number in range(5, 20) for message in messages_of(number)))
     with pytest.raises(HistoryChanged):
-        await read(told)
+        await read(reported)
 
 
 def block_of(payload: PayloadComplete) -> Block:
@@ -402,7 +406,7 @@ async def test_in_order_over_restarts(streams: list[DataStream], tmp_path: Path)
         places = [(at + chance.uniform(0, 8), each) for at, each in enumerate(made)]
         put(stream, *(m for _, each in sorted(places, key=lambda p: p[0]) for m in each))
     applied: list[bytes] = []
-    told: list[Any] = []
+    reported: list[Any] = []
     async with Served(streams) as served:
         while len(applied) < 60:
             with SqliteStore(tmp_path / "db") as store:
@@ -413,7 +417,7 @@ async def test_in_order_over_restarts(streams: list[DataStream], tmp_path: Path)
                     order=block_of,
                     after=b"a0",
                     reorg_threshold=40,
-                    on_event=told.append,
+                    on_event=reported.append,
                 ) as payloads:
                     most = chance.randrange(1, 9)
                     async for item in payloads:
@@ -424,7 +428,7 @@ async def test_in_order_over_restarts(streams: list[DataStream], tmp_path: Path)
                         if not most:
                             break
         assert applied == [b"a%d" % number for number in range(1, 61)]
-        assert [event for event in told if not isinstance(event, Gap)] == []
+        assert [event for event in reported if not isinstance(event, Gap)] == []
         # The branch becomes the heavier one: both its older blocks came in a run before.
         put(streams[0], *block(61, b"b61", b"b60"))
         for number in range(32, 61):

@@ -66,9 +66,9 @@ def test_each_payload_once_and_right(payloads: int, most: int, budget: int, tmp_
         with running(*taking, cwd=tmp_path, module=MODULE) as consumer:
             end = consumer.out.until(r"end used (\d+) peak (\d+) dropped (\d+)")
             assert consumer.wait() == 0
-            told = consumer.out.seen
+            noted = consumer.out.seen
     used, peak, dropped = map(int, end.groups())
-    assert [line for line in told if line.startswith("event")] == []
+    assert [line for line in noted if line.startswith("event")] == []
     assert dropped == 0
     assert used <= budget
     assert peak <= (budget >> 10) + BESIDES_KIB
@@ -83,7 +83,7 @@ def check(path: Path, payloads: int, most: int) -> None:
         for own, sound, parts in database.execute("SELECT id, sound, parts FROM payload")
     }
     [(count,)] = database.execute("SELECT COUNT(*) FROM payload")
-    told = set(database.execute("SELECT what, key FROM conflict"))
+    noted = set(database.execute("SELECT what, key FROM conflict"))
     database.close()
     assert count == len(rows) == payloads
     lies = believed = contradicted = reported = 0
@@ -106,15 +106,15 @@ def check(path: Path, payloads: int, most: int) -> None:
             if lied and len(has) > 1:
                 expected.add(("value", key))
                 contradicted += 1
-                reported += ("value", key) in told
+                reported += ("value", key) in noted
         # The digest says whether the payload is the one that was published.
         assert bool(sound) is not fooled
-    assert told <= expected
+    assert noted <= expected
     # A late lie about a payload that a killed run delivered is not known any more; their number
     # depends on when the runs are killed.
     assert reported > 0.8 * contradicted
     assert lies > 0.003 * payloads
-    print(f"{lies} lies, {believed} believed, {reported} of {contradicted} contradictions told")
+    print(f"{lies} lies, {believed} believed, {reported} of {contradicted} contradictions reported")
 
 
 def shown(key: bytes, value: bytes) -> bytes:

@@ -64,9 +64,9 @@ async def test_a_silent_one_is_tried_again(network: Network, autojump_clock: Moc
     network.stub("good", *messages_of(1))
     honest = network.stub("late", *messages_of(2))
     network.servers["late"].insert(0, silent)
-    told: list[Any] = []
+    reported: list[Any] = []
     async with reassemble(
-        hosts("good", "late"), on_event=told.append, timeout=5, backoff=SOON
+        hosts("good", "late"), on_event=reported.append, timeout=5, backoff=SOON
     ) as payloads:
         assert int((await payloads.__anext__()).id) == 1
         assert trio.current_time() < 1
@@ -74,8 +74,8 @@ async def test_a_silent_one_is_tried_again(network: Network, autojump_clock: Moc
         assert 5 <= trio.current_time() < 7
         await network.commit("late", honest, *messages_of(3))
         assert int((await payloads.__anext__()).id) == 3
-    assert told[1:] == [SourceBack("late", 0)]
-    assert isinstance(told[0], SourceLost)
+    assert reported[1:] == [SourceBack("late", 0)]
+    assert isinstance(reported[0], SourceLost)
 
 
 async def test_one_that_falls_silent_ends_where_ends_are_waited_for(
@@ -84,16 +84,18 @@ async def test_one_that_falls_silent_ends_where_ends_are_waited_for(
     network.stub("good", *messages_of(1))
     # It claims more than it sends.
     network.stub("odd", *messages_of(2), header_total=9)
-    told: list[Any] = []
-    async with reassemble(hosts("good", "odd"), on_event=told.append, follow=False) as payloads:
+    reported: list[Any] = []
+    async with reassemble(hosts("good", "odd"), on_event=reported.append, follow=False) as payloads:
         assert sorted([int(payload.id) async for payload in payloads]) == [1, 2]
-    [failed] = told
+    [failed] = reported
     assert isinstance(failed, SourceFailed)
     assert isinstance(failed.error, ConnectionLost)
     assert failed.source == "odd"
 
 
-async def test_one_that_is_cut_off_goes_on(network: Network, autojump_clock: MockClock) -> None:
+async def test_a_source_continues_after_a_lost_connection(
+    network: Network, autojump_clock: MockClock
+) -> None:
     """The connection ends within an entry, again and again."""
     network.stub("good", *messages_of(1)[:2])
 
@@ -128,29 +130,31 @@ async def test_one_that_sends_nonsense_fails_alone(
 
     honest = network.stub("good", *messages_of(1))
     network.servers["mad"] = [nonsense]
-    told: list[Any] = []
-    async with reassemble(hosts("mad", "good"), on_event=told.append, backoff=SOON) as payloads:
+    reported: list[Any] = []
+    async with reassemble(hosts("mad", "good"), on_event=reported.append, backoff=SOON) as payloads:
         assert int((await payloads.__anext__()).id) == 1
         await network.commit("good", honest, *messages_of(3))
         assert int((await payloads.__anext__()).id) == 3
         with trio.move_on_after(60):
             await payloads.__anext__()
-    # Once may be chance; how often it is tried again stands in test_reassemble_outages.
-    assert [type(event) for event in told] == [SourceLost, SourceBack, SourceFailed]
-    assert isinstance(told[-1].error, ProtocolViolation)
+    # Once may be chance; test_outages counts the attempts.
+    assert [type(event) for event in reported] == [SourceLost, SourceBack, SourceFailed]
+    assert isinstance(reported[-1].error, ProtocolViolation)
 
 
-async def test_who_cannot_be_had_for_so_long(network: Network, autojump_clock: MockClock) -> None:
+async def test_a_source_that_is_unreachable_for_that_long(
+    network: Network, autojump_clock: MockClock
+) -> None:
     network.servers["dead"] = [None]
     network.stub("good", *messages_of(1))
-    told: list[Any] = []
+    reported: list[Any] = []
     async with reassemble(
-        hosts("dead", "good"), on_event=told.append, retry_for=20, backoff=SOON
+        hosts("dead", "good"), on_event=reported.append, retry_for=20, backoff=SOON
     ) as payloads:
         await payloads.__anext__()
         with trio.move_on_after(60):
             await payloads.__anext__()
-    assert [type(event) for event in told] == [SourceLost, SourceFailed]
+    assert [type(event) for event in reported] == [SourceLost, SourceFailed]
     with pytest.raises(ConnectionLost, match="given up after"):
         async with reassemble(hosts("dead"), retry_for=20, backoff=SOON) as payloads:
             await payloads.__anext__()
@@ -160,18 +164,18 @@ async def test_what_is_too_old_is_given_up_but_not_for_the_consumer(
     network: Network, autojump_clock: MockClock
 ) -> None:
     honest = network.stub("a", *messages_of(1), *messages_of(2)[:3])
-    told: list[Any] = []
-    async with reassemble(hosts("a"), max_age=30, on_event=told.append) as payloads:
+    reported: list[Any] = []
+    async with reassemble(hosts("a"), max_age=30, on_event=reported.append) as payloads:
         await payloads.__anext__()
         # The consumer takes an hour for it: that makes nothing old.
         await trio.sleep(3600)
         with trio.move_on_after(25):
             await payloads.__anext__()
-        assert told == []
+        assert reported == []
         assert payloads.oldest_seconds == pytest.approx(25, abs=2)
         with trio.move_on_after(25):
             await payloads.__anext__()
-        [dropped] = told
+        [dropped] = reported
         assert isinstance(dropped, Dropped)
         assert (dropped.why, dropped.payload, dropped.positions) == ("age", own(2), {"a": 4})
         # From there it can be had.
@@ -186,7 +190,7 @@ async def test_places_are_saved_without_payloads_too(
     honest = network.stub("a", *messages_of(1))
     store = Kept()
     async with reassemble(hosts("a"), store=store, subscribe=[b"\x02"]) as payloads:
-        # Nothing of it is subscribed to: it is told of at its header.
+        # Nothing of it is subscribed to: its header reports it.
         assert (await payloads.__anext__()).parts == []
         for number in range(2, 50):
             with trio.move_on_after(1):

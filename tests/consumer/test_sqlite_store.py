@@ -116,7 +116,7 @@ def test_a_block_whose_number_it_cannot_hold(
         database.execute("INSERT INTO result VALUES (1)")
         with pytest.raises(CursorFailed, match=f"block {number} is not in 0 to"):
             store.save(chain(number))
-        # It goes on with what it can hold.
+        # It continues with what it can hold.
         store.save(ReassemblyProgress({"a": SourceProgress(8, 8, Position(8))}))
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT id FROM result").fetchall() == []

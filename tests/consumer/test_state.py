@@ -8,7 +8,7 @@ from datastreamer.position import Position
 from datastreamer.reassembly import Malformed, PayloadComplete, pack_message
 from datastreamer.reassembly.merge import Merge
 from tests.oracle import pack
-from tests.reassembly.made_up import name, records
+from tests.reassembly.generated import name, records
 
 
 def test_between_the_events_of_one_message_nothing_is_saved() -> None:
@@ -26,7 +26,7 @@ def test_between_the_events_of_one_message_nothing_is_saved() -> None:
     assert state.next_event() is None
     state.arrive(Arrived("a", scan(entries[2]), Position(3)), 0.0)
     assert isinstance(state.next_event(), Malformed)
-    # Whoever is told of that raises, or is cancelled, and leaves.
+    # The callback that is notified raises, or is cancelled.
     assert state.to_save(0.0, at_end=True) is None
     assert isinstance(state.next_event(), PayloadComplete)
     state.given()

@@ -132,8 +132,8 @@ class Model:
         return b"".join(pack(number, kind, data) for number, (kind, data) in numbered)
 
     def capabilities(self) -> bytes:
-        told = (self.stream_id, self.epoch, self.most_entries, self.most_bytes)
-        return struct.pack(">BIIQ16sQII", 0xFD, 49, 1, 59, *told)
+        reported = (self.stream_id, self.epoch, self.most_entries, self.most_bytes)
+        return struct.pack(">BIIQ16sQII", 0xFD, 49, 1, 59, *reported)
 
     def batch(self, number: int, count: int, size: int) -> bytes:
         """As many as the limits allow, one at least: what a server may answer, all of it."""

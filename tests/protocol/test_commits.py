@@ -80,7 +80,7 @@ def test_the_end_of_a_commit_is_known_with_its_first_entry(
         total += size
         ends.append(total)
     bounds = sorted({0, len(data), *(place % len(data) for place in places)})
-    reached, told = start, []
+    reached, seen = start, []
     for begin, end in pairwise(bounds):
         connection.feed(data[begin:end])
         while (event := connection.next_event()) is not None:
@@ -88,8 +88,8 @@ def test_the_end_of_a_commit_is_known_with_its_first_entry(
             assert event.batch.first_number == reached
             reached = event.batch.next_number
             assert connection.commit_ahead == min(end for end in ends if end >= reached)
-            told += [reached] if reached == connection.commit_ahead else []
-    assert told == ends
+            seen += [reached] if reached == connection.commit_ahead else []
+    assert seen == ends
     assert connection.total_entries == total
 
 

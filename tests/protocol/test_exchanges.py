@@ -118,16 +118,16 @@ def test_an_entry_that_the_header_knows_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "says, told",
+    "says, message",
     [
         ([END], "without an answer: servers of another stream type than"),
         ([OK, END], "closed the connection; connect again$"),
         ([HEADER[:-1], END], "in the middle of an answer"),
     ],
 )
-def test_the_end_of_the_connection(says: list[bytes], told: str) -> None:
+def test_the_end_of_the_connection(says: list[bytes], message: str) -> None:
     peer = Peer(*says)
-    with pytest.raises(ConnectionLost, match=told):
+    with pytest.raises(ConnectionLost, match=message):
         peer.drive(exchanges.header(peer.connection))
 
 
@@ -177,7 +177,7 @@ def test_runs_that_have_arrived_need_no_steps() -> None:
 
 
 @pytest.mark.parametrize("says", [END, b"\0", encode_result(3, "no such entry")])
-def test_what_is_no_run_is_told_by_the_steps(says: bytes) -> None:
+def test_what_is_no_run_is_published_by_the_steps(says: bytes) -> None:
     peer = Peer(OK + packed(5))
     work = Streaming(5)
     peer.begun(work)

@@ -263,7 +263,7 @@ def test_positions_that_are_none(chosen: Chosen) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         '{"next_entry": 9, "trail": "", "types": [1]}',
         '{"next_entry": 9, "trail": "", "types": [1], "first_entry": "x"}',
@@ -272,9 +272,9 @@ def test_positions_that_are_none(chosen: Chosen) -> None:
         '{"next_entry": 9, "trail": "", "types": [1], "first_entry": 0, "steps": [0.5]}',
     ],
 )
-def test_json_that_is_none(told: str) -> None:
+def test_json_that_is_none(reported: str) -> None:
     with pytest.raises(BadPosition, match="not a position"):
-        Position.from_json(told)
+        Position.from_json(reported)
 
 
 # Any bytes at all, to the client's side.

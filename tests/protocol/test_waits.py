@@ -26,10 +26,10 @@ def test_what_is_no_time_is_refused(name: str, value: Any) -> None:
     if name == "retry_for" and value in (0, math.inf):
         check_waits(1, retry_for=value)
         return
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         check_waits(**{"timeout": 1, name: value})
-    assert str(told.value).startswith(f"{name} must be ")
-    assert str(told.value).endswith(f"at most 1e+09, not {value!r}")
+    assert str(reported.value).startswith(f"{name} must be ")
+    assert str(reported.value).endswith(f"at most 1e+09, not {value!r}")
 
 
 @pytest.mark.parametrize("words", [{"first": "1"}, {"most": math.nan}, {"most": math.inf}])

@@ -461,10 +461,10 @@ async def test_a_full_disk_is_told_and_tried_again(
             with pytest.raises(NotWritten):
                 await large.wait()
             assert contents(stream) == [(3, b"fits")]
-            told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-            assert told
-            assert all("its operations are refused: " in line for line in told)
-            assert "No space left on device" in told[0]
+            reported = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+            assert reported
+            assert all("its operations are refused: " in line for line in reported)
+            assert "No space left on device" in reported[0]
             disk.largest = None
             publisher.resend()
             assert (await behind.wait()).total_entries == 5

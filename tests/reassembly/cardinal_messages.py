@@ -61,14 +61,14 @@ def avro(schema: Any, datum: Any) -> bytes:
     return body.getvalue()
 
 
-def record(**told: Any) -> dict[str, Any]:
-    return {"value": b"", "count": 0, "delete": False, "subbatch": bytes(32)} | told
+def record(**reported: Any) -> dict[str, Any]:
+    return {"value": b"", "count": 0, "delete": False, "subbatch": bytes(32)} | reported
 
 
 def batch(number: int, parent: bytes, weight: int, updates: dict[str, Any]) -> bytes:
     size = (weight.bit_length() + 7) // 8
-    told = {"num": number, "weight": weight.to_bytes(size, "big"), "parent": parent}
-    return avro(BATCH, told | {"updates": updates})
+    reported = {"num": number, "weight": weight.to_bytes(size, "big"), "parent": parent}
+    return avro(BATCH, reported | {"updates": updates})
 
 
 def updated(updates: dict[str, bytes], delete: list[str] | None = None) -> bytes:

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer.reassembly import Event, Malformed, PayloadComplete, Reassembler
-from tests.reassembly.made_up import Message, deliveries, name, records, subscriptions
+from tests.reassembly.generated import Message, deliveries, name, records, subscriptions
 from tests.reassembly.twin import Twin
 
 many = settings(max_examples=400, deadline=None)
 
 
-def told(events: Any) -> list[Event]:
+def reported(events: Any) -> list[Event]:
     """Events without what is said in words, or in no order."""
     plain: list[Event] = []
     for event in events:
@@ -70,9 +70,9 @@ def test_same(made: Any, given_options: dict[str, Any]) -> None:
     ours, twin = Reassembler(**given_options), Twin(**given_options)
     for (key, value), source, position, now in made:
         events = ours.receive(key, value, source, position, now)
-        assert told(events) == told(twin.receive(key, value, source, position, now))
+        assert reported(events) == reported(twin.receive(key, value, source, position, now))
         same(ours, twin)
-    assert told(ours.expire(1e9)) == told(twin.expire(1e9))
+    assert reported(ours.expire(1e9)) == reported(twin.expire(1e9))
     same(ours, twin)
     if given_options["max_age"] is not None:
         assert ours.stats().in_flight == ours.stats().messages == 0
@@ -97,7 +97,7 @@ def test_same_after_a_restart(made: Any, given_options: dict[str, Any], data: An
     for (key, value), source, position, now in made:
         if position is None or position >= checkpoint.positions.get(source, 0):
             events = ours.receive(key, value, source, position, now)
-            assert told(events) == told(twin.receive(key, value, source, position, now))
+            assert reported(events) == reported(twin.receive(key, value, source, position, now))
             same(ours, twin)
 
 
@@ -119,7 +119,7 @@ def long_world(chance: random.Random) -> Iterator[tuple[Message, str, int, float
     messages = [message for number in range(40) for message in long_payload(chance, number)]
     apart, lost = chance.choice([0, 5, 40]), chance.choice([0.0, 0.02, 0.3])
     lone = chance.choice([0, 0, 1, 8])
-    told = []
+    reported = []
     for source in chance.choice(["a", "abc", "abc"]):
         order = [(at + chance.uniform(0, apart), key) for at, key in enumerate(messages)]
         order += chance.sample(order, 20)
@@ -127,9 +127,9 @@ def long_world(chance: random.Random) -> Iterator[tuple[Message, str, int, float
             order.append((7.3 * number, (name(3, f"lone {number}"), bytes(200))))
         kept = [place for place in order if chance.random() >= lost]
         pace = chance.choice([1.0, 1.0, 1.5])
-        told += [(pace * at, source, key) for at, key in kept]
+        reported += [(pace * at, source, key) for at, key in kept]
     positions = dict.fromkeys("abc", -1)
-    for at, source, message in sorted(told):
+    for at, source, message in sorted(reported):
         positions[source] += 1
         yield message, source, positions[source], at + chance.choice([0.0, 0.0, -30.0])
 
@@ -158,7 +158,7 @@ def test_same_for_long(seed: int) -> None:
     for (key, value), source, position, now in world:
         if position >= again.get(source, 0):
             events = ours.receive(key, value, source, position, now)
-            assert told(events) == told(twin.receive(key, value, source, position, now))
+            assert reported(events) == reported(twin.receive(key, value, source, position, now))
             same(ours, twin)
-    assert told(ours.expire(1e9)) == told(twin.expire(1e9))
+    assert reported(ours.expire(1e9)) == reported(twin.expire(1e9))
     same(ours, twin)

@@ -105,16 +105,16 @@ def test_a_producer_that_disagrees() -> None:
     reassembler = CardinalReassembler(PREFIXES)
     messages = worked_example()
     lies = [(messages[0][0], batch(1338, bytes(32), 1, {})), (messages[2][0], b"lie")]
-    told = whole(reassembler, messages[:3]) + whole(reassembler, lies, "liar")
-    told += whole(reassembler, messages[3:])
-    conflicts = [event for event in told if isinstance(event, Conflict)]
+    reported = whole(reassembler, messages[:3]) + whole(reassembler, lies, "liar")
+    reported += whole(reassembler, messages[3:])
+    conflicts = [event for event in reported if isinstance(event, Conflict)]
     assert {(event.what, event.key, event.source) for event in conflicts} == {
         ("value", lies[0][0], "liar"),
         ("value", lies[1][0], "liar"),
     }
-    [block] = [event.block for event in told if isinstance(event, CardinalPayload)]
+    [block] = [event.block for event in reported if isinstance(event, CardinalPayload)]
     assert block.number == 1337
-    assert len(told) == len(conflicts) + 1
+    assert len(reported) == len(conflicts) + 1
 
 
 def test_a_block_without_anything() -> None:
@@ -126,11 +126,11 @@ def test_a_block_without_anything() -> None:
 
 
 def test_reorgs() -> None:
-    told = whole(
+    reported = whole(
         CardinalReassembler(PREFIXES),
         [(b"\5" + HASH, avro("long", 1 << 40)), (b"\6" + HASH, avro("long", 3))],
     )
-    assert told == [
+    assert reported == [
         CardinalReorg(1 << 40, HASH, False, "a", 0),
         CardinalReorg(3, HASH, True, "a", 1),
     ]
@@ -195,10 +195,10 @@ def test_blocks_in_the_order_of_the_chain() -> None:
     messages = [(b"\0" + names[at], batch(at, names[at - 1], at * 10, {})) for at in (3, 2, 1)]
     orderer: Orderer[CardinalPayload] = Orderer(after=names[0])
     applied = [
-        told.block.number
+        reported.block.number
         for event in whole(CardinalReassembler(PREFIXES), messages)
-        for told in orderer.receive(event.block, event)
-        if isinstance(told, Applied)
+        for reported in orderer.receive(event.block, event)
+        if isinstance(reported, Applied)
     ]
     assert applied == [1, 2, 3]
 

@@ -26,8 +26,10 @@ class Place(NamedTuple):
 
 
 class Message:
-    def __init__(self, partition: int, offset: int, told: tuple[bytes, bytes], error: Any) -> None:
-        self._told = partition, offset, *told, error
+    def __init__(
+        self, partition: int, offset: int, reported: tuple[bytes, bytes], error: Any
+    ) -> None:
+        self._told = partition, offset, *reported, error
 
     def partition(self) -> int:
         return self._told[0]
@@ -73,8 +75,8 @@ class Consumer:
         found = []
         for partition, messages in enumerate(self.partitions):
             at = self.places[partition]
-            for told in messages[at : at + 3]:
-                found.append(Message(partition, at, told, self.error))
+            for reported in messages[at : at + 3]:
+                found.append(Message(partition, at, reported, self.error))
                 at += 1
             self.places[partition] = at
         return found

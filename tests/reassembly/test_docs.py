@@ -40,10 +40,10 @@ def run(program: str) -> str:
 
 
 def test_splitting_and_reassembling() -> None:
-    told = run(examples()[0])
-    assert told.startswith("b'id of the block, 32 bytes of it.' [(b'\\x01id of")
-    assert told.count("tx") == 2
-    assert told.endswith("{'one producer': 4}\n")
+    printed = run(examples()[0])
+    assert printed.startswith("b'id of the block, 32 bytes of it.' [(b'\\x01id of")
+    assert printed.count("tx") == 2
+    assert printed.endswith("{'one producer': 4}\n")
 
 
 def test_ordering() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer.reassembly import Dropped, Malformed, PayloadComplete, Reassembler
-from tests.reassembly.made_up import name, records
+from tests.reassembly.generated import name, records
 
 U32 = 2**32 - 1
 

@@ -26,7 +26,7 @@ from datastreamer.reassembly import (
 from datastreamer.reassembly.merge import Merge, Payload
 from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 from tests.oracle import pack
-from tests.reassembly.made_up import name
+from tests.reassembly.generated import name
 
 Message = tuple[bytes, bytes]
 
@@ -195,7 +195,7 @@ def test_a_reorg_comes_back_to_blocks_that_are_not_read_again_yet() -> None:
             ["a", "b"], order=lambda payload: tree[int(payload.id)], after=b"0", resume=resume
         )
 
-    def told(merge: Merge, source: str, *numbers: int, first: int = 0) -> list[object]:
+    def reported(merge: Merge, source: str, *numbers: int, first: int = 0) -> list[object]:
         batch = batch_of(
             *(message for each in numbers for message in messages_of(each)), first=first
         )
@@ -205,12 +205,12 @@ def test_a_reorg_comes_back_to_blocks_that_are_not_read_again_yet() -> None:
         return [int(block.hash) for block, _ in blocks]
 
     first = ordered(None)
-    assert len(told(first, "a", 1, 2, 3)) == 3
+    assert len(reported(first, "a", 1, 2, 3)) == 3
     again = ordered(first.progress())
-    (away,) = told(again, "b", 12, 13, 14)
+    (away,) = reported(again, "b", 12, 13, 14)
     assert isinstance(away, Reorg)
     assert numbers_of(away.rolled_back) == [3, 2]
-    (back,) = told(again, "b", 4, 5, first=9)
+    (back,) = reported(again, "b", 4, 5, first=9)
     assert isinstance(back, Reorg)
     assert numbers_of(back.rolled_back) == [14, 13, 12]
     assert numbers_of(back.applied) == [2, 3, 4, 5]
@@ -219,7 +219,7 @@ def test_a_reorg_comes_back_to_blocks_that_are_not_read_again_yet() -> None:
     assert [int(block.hash) for block, _ in chain] == [2, 3, 4, 5]
     assert [int(own) for _, (own, _) in chain] == [2, 3, 4, 5]
     # Read again at last, they are nothing new.
-    assert told(again, "a", 1, 2, 3) == []
+    assert reported(again, "a", 1, 2, 3) == []
 
 
 def test_what_a_source_brought_that_began_later_is_read_again_too() -> None:
@@ -282,7 +282,7 @@ def test_two_payloads_of_one_block_are_told_once() -> None:
     def block_of_(number: int) -> Block:
         return Block(number, b"%d" % number, b"%d" % (number - 1))
 
-    def told(merge: Merge, source: str, *numbers: int, first: int) -> list[object]:
+    def reported(merge: Merge, source: str, *numbers: int, first: int) -> list[object]:
         batch = batch_of(
             *(message for number in numbers for message in messages_of(number)), first=first
         )
@@ -292,12 +292,12 @@ def test_two_payloads_of_one_block_are_told_once() -> None:
     for source in "ab":
         first.begin(source, Position(0))
     # 101 is block 1 once more.
-    events = told(first, "a", 1, 101, 2, 3, 4, first=0)
+    events = reported(first, "a", 1, 101, 2, 3, 4, first=0)
     assert [type(event) for event in events] == [Applied] * 4
     progress = first.progress()
     assert [int(own) for own, _ in progress.known] == [101, 1]
     again = ordered(progress)
-    assert told(again, "b", 1, 101, 2, 3, 4, first=0) == []
+    assert reported(again, "b", 1, 101, 2, 3, 4, first=0) == []
 
 
 class Kept:
@@ -307,16 +307,16 @@ class Kept:
         self.progress = ReassemblyProgress()
 
     def save(self, merge: Merge) -> None:
-        told, before = merge.progress(), self.progress
-        known = [*before.known, *told.known]
+        reported, before = merge.progress(), self.progress
+        known = [*before.known, *reported.known]
         chain = list(before.chain)
-        if told.chain:
-            begin = told.chain[0][0].number
-            chain = [each for each in chain if told.chain_floor <= each[0].number < begin]
-            chain += told.chain
-        known = known[max(0, len(known) - told.known_count) :]
+        if reported.chain:
+            begin = reported.chain[0][0].number
+            chain = [each for each in chain if reported.chain_floor <= each[0].number < begin]
+            chain += reported.chain
+        known = known[max(0, len(known) - reported.known_count) :]
         self.progress = ReassemblyProgress(
-            {**before.places, **told.places}, known, len(known), chain
+            {**before.places, **reported.places}, known, len(known), chain
         )
         merge.saved()
 

@@ -11,7 +11,7 @@ from datastreamer import DataStream
 from datastreamer.errors import BadArgument, BadEntryType, BadPayload
 from datastreamer.format import MAX_DATA_SIZE
 from datastreamer.reassembly import PayloadComplete, Producer, Reassembler, Splitter
-from tests.reassembly.made_up import name
+from tests.reassembly.generated import name
 
 IDS = [bytes([number]) * 32 for number in range(1, 31)]
 

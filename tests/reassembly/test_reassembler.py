@@ -24,7 +24,7 @@ from datastreamer.reassembly import (
     pack_message,
 )
 from tests.oracle import pack
-from tests.reassembly.made_up import Made, Message, name, records, worlds
+from tests.reassembly.generated import Made, Message, name, records, worlds
 
 A, B = b"a".ljust(32, b"."), b"b".ljust(32, b".")
 P, Q = name(1, b"p"), name(2, b"q")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from datastreamer.errors import BadPosition
 from datastreamer.reassembly import Checkpoint, PayloadComplete, Reassembler
-from tests.reassembly.made_up import Made, Message, name, records, worlds
+from tests.reassembly.generated import Made, Message, name, records, worlds
 
 many = settings(max_examples=300, deadline=None)
 

@@ -18,7 +18,7 @@ from datastreamer.reassembly import (
     pack_message,
 )
 from tests.oracle import pack
-from tests.reassembly.made_up import name
+from tests.reassembly.generated import name
 
 PAYLOADS = 400
 BATCH = 500
@@ -38,7 +38,7 @@ def test_each_payload_once_and_right() -> None:
     keys: dict[bytes, bytes] = {}
     sent: dict[str, list[tuple[float, tuple[bytes, bytes]]]] = {"a": [], "b": [], "liar": []}
     lies: set[bytes] = set()
-    told_by_others: set[bytes] = set()
+    published_by_others: set[bytes] = set()
     for number in range(PAYLOADS):
         own = b"%032d" % number
         blob = chance.randbytes(chance.randrange(113 * 200))
@@ -53,7 +53,7 @@ def test_each_payload_once_and_right() -> None:
                     given = value + b"!"
                     lies.add(key)
                 elif source != "liar":
-                    told_by_others.add(key)
+                    published_by_others.add(key)
                 # Late by as much as a hundred payloads.
                 sent[source].append((number + chance.uniform(0, 100), (key, given)))
     streams = {
@@ -95,8 +95,8 @@ def test_each_payload_once_and_right() -> None:
         assert {key for key, value in parts.items() if value != truth[own][key]} <= lies
     # A lie that nobody contradicts cannot be found out, nor one about a payload that the run
     # before had given out.
-    missed = (lies & told_by_others) - conflicts
-    assert conflicts <= lies & told_by_others
+    missed = (lies & published_by_others) - conflicts
+    assert conflicts <= lies & published_by_others
     assert {keys[key] for key in missed} <= before
     assert len(missed) < len(conflicts) / 10
     assert reassembler.stats().in_flight == 0

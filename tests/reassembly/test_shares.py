@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer.reassembly import Dropped, Event, PayloadComplete, Reassembler
-from tests.reassembly.made_up import Message, name, records
+from tests.reassembly.generated import Message, name, records
 
 HONEST = "abc"
 Sent = tuple[str, Message]
@@ -74,8 +74,8 @@ def headers_alone(_: random.Random) -> Iterator[Message]:
     number = 0
     while True:
         number += 1
-        told = [(name(1, f"{number}, {at}"), 1) for at in range(20)]
-        yield name(0, f"lie {number}"), records(*told)
+        reported = [(name(1, f"{number}, {at}"), 1) for at in range(20)]
+        yield name(0, f"lie {number}"), records(*reported)
 
 
 def all_but_one(_: random.Random) -> Iterator[Message]:

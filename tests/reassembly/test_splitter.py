@@ -19,7 +19,7 @@ from datastreamer.reassembly import (
     scan_records,
     unpack_message,
 )
-from tests.reassembly.made_up import name
+from tests.reassembly.generated import name
 
 ID = b"i" * 32
 

@@ -126,11 +126,11 @@ class Twin:
             self.next[source] = max(self.next.get(source, 0), position + 1)
         self.take(key, value)
         self.keep_to_budget()
-        return self.told()
+        return self.reported()
 
     def expire(self, now: float) -> list[Event]:
         self.expire_only(now)
-        return self.told()
+        return self.reported()
 
     def position(self, source: str) -> int | None:
         if source not in self.next:
@@ -150,7 +150,7 @@ class Twin:
 
     # One message.
 
-    def told(self) -> list[Event]:
+    def reported(self) -> list[Event]:
         events, self.events = self.events, []
         return events
 

@@ -28,7 +28,7 @@ def upstream(tmp_path: Path) -> Iterator[DataStream]:
         yield made
 
 
-async def told(rig: Rig, path: str) -> tuple[int, str]:
+async def seen(rig: Rig, path: str) -> tuple[int, str]:
     port = rig.relay.metrics_port
     assert port is not None
     code, _, body = await ask(port, path)
@@ -36,7 +36,7 @@ async def told(rig: Rig, path: str) -> tuple[int, str]:
 
 
 async def series(rig: Rig, name: str) -> dict[str, float]:
-    code, text = await told(rig, "/metrics")
+    code, text = await seen(rig, "/metrics")
     assert code == 200
     lines = [line for line in text.splitlines() if line.startswith(f"datastreamer_relay_{name}")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
@@ -63,7 +63,7 @@ async def test_the_lag_of_each_upstream_and_its_state(tmp_path: Path, upstream: 
                 f'datastreamer_relay_upstream_state{{state="in-use",upstream="{first}"}}',
                 f'datastreamer_relay_upstream_state{{state="spare",upstream="{other}"}}',
             }
-            code, text = await told(relay, "/clients.json")
+            code, text = await seen(relay, "/clients.json")
             assert (code, json.loads(text)["upstreams"]) == (
                 200,
                 [
@@ -71,7 +71,7 @@ async def test_the_lag_of_each_upstream_and_its_state(tmp_path: Path, upstream: 
                     {"upstream": other, "state": "spare", "lag_entries": 20},
                 ],
             )
-            code, text = await told(relay, "/metrics")
+            code, text = await seen(relay, "/metrics")
             assert "datastreamer_committed_entries_total 100.0" in text
             assert "datastreamer_head_entries 100.0" in text
 
@@ -89,19 +89,19 @@ async def test_ready_while_the_lag_is_under_its_bound(tmp_path: Path, upstream: 
             look_seconds=1000,  # nothing else reports the upstream's head
         )
         await relay.has(100)
-        assert await told(relay, "/readyz") == (200, "serving\n")
+        assert await seen(relay, "/readyz") == (200, "serving\n")
         state = relay.download.states[0]
         for entries, code in ((150, 200), (151, 503)):
             state.entries = entries
-            assert (await told(relay, "/readyz"))[0] == code
-        _, why = await told(relay, "/readyz")
+            assert (await seen(relay, "/readyz"))[0] == code
+        _, why = await seen(relay, "/readyz")
         assert why == f"51 entries behind 127.0.0.1:{server.port}; at most 50 are allowed\n"
-        assert (await told(relay, "/healthz"))[0] == 200
+        assert (await seen(relay, "/healthz"))[0] == 200
         state.entries = 100
         # What is here is served, also when its upstream is lost.
         await server.stop()
         await relay.relay.until(lambda: relay.download.current is None and bool(state.lost))
-        assert await told(relay, "/readyz") == (200, "serving\n")
+        assert await seen(relay, "/readyz") == (200, "serving\n")
         states = await series(relay, "upstream_state")
         assert [name for name, is_so in states.items() if is_so and "lost" in name]
 
@@ -116,7 +116,7 @@ async def test_not_ready_when_nothing_is_downloaded_any_more(
         await relay.has(100)
         upstream.truncate(60)
         await relay.relay.until(lambda: relay.relay.failure is not None)
-        code, why = await told(relay, "/readyz")
+        code, why = await seen(relay, "/readyz")
         assert (code, "entries 60 to 99" in why) == (503, True)
         states = await series(relay, "upstream_state")
         assert [name for name, is_so in states.items() if is_so and "set-aside" in name]
@@ -135,10 +135,10 @@ async def test_before_an_upstream_has_answered(tmp_path: Path, upstream: DataStr
         async with nursery_for() as nursery:
             nursery.start_soon(relay.run)
             await relay.until(lambda relay=relay: bool(relay.download.states[0].lost))
-            assert await told(rig, "/readyz") == (503, why)
-            assert (await told(rig, "/healthz"))[0] == 200
-            assert (await told(rig, "/metrics"))[0] == 200
-            code, text = await told(rig, "/clients.json")
+            assert await seen(rig, "/readyz") == (503, why)
+            assert (await seen(rig, "/healthz"))[0] == 200
+            assert (await seen(rig, "/metrics"))[0] == 200
+            code, text = await seen(rig, "/clients.json")
             overview = json.loads(text)
             assert (code, overview["head_entries"]) == (200, 10 if file == "old.bin" else None)
             [first] = overview["upstreams"]

@@ -404,8 +404,8 @@ class Hostile(Stub):
                 begun = FollowBegun(self._reports, STREAM_ID, 5, 5).pack()
                 total = len(self.entries)
                 sent = b"".join(entry.pack() for entry in self.entries[number:])
-                told = encode_commit(total) + sent if sent else b""
-                return OK + begun + told + self._packets
+                reported = encode_commit(total) + sent if sent else b""
+                return OK + begun + reported + self._packets
         return super().answer(event)
 
 

@@ -276,12 +276,12 @@ async def test_a_page_that_cannot_be_read_does_not_hold_a_change_for_ever(
             nonlocal calls
             calls += 1
             if calls == 2:
-                raise OSError(5, "made up")
+                raise OSError(5, "from the callback")
             return real(self, number)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patch:
             patch.setattr(type(copied.reader), "cursor", fail_once)
-            with pytest.raises(OSError, match="made up"):
+            with pytest.raises(OSError, match="from the callback"):
                 copied.truncate(3)
         append(copied, (1, b"on"))
         await peer.expect(modelled(copied).packed(52))

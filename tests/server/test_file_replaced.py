@@ -83,8 +83,8 @@ async def test_a_follower_serves_the_stream_that_is_there_now(
             assert rig.server.counts.ended["changed"] == 2
             now = rig.server.stream
     assert now.closed
-    told = [line for line in caplog.messages if line.startswith(str(path))]
-    assert told == [
+    reported = [line for line in caplog.messages if line.startswith(str(path))]
+    assert reported == [
         f"{path}: {REPLACED}; its clients are disconnected",
         f"{path}: now serving the stream at this path (2 entries)",
     ]
@@ -140,12 +140,12 @@ async def test_a_follower_waits_for_a_stream(
                 assert (await peer.packet())[17:] == b"good"
             samples = (await collect(rig.server))["samples"]
             assert samples["datastreamer_file_replaced"] == [([], 0)]
-    told = [line for line in caplog.messages if line.startswith(str(path))]
-    assert told[0] == f"{path}: {REMOVED}; its clients are disconnected"
-    assert "no such file" in told[1]
-    assert all("waiting for a stream at this path" in line for line in told[1:-1])
+    reported = [line for line in caplog.messages if line.startswith(str(path))]
+    assert reported[0] == f"{path}: {REMOVED}; its clients are disconnected"
+    assert "no such file" in reported[1]
+    assert all("waiting for a stream at this path" in line for line in reported[1:-1])
     # One line for each kind of obstacle, and not for each attempt.
-    assert len(told) <= 7, told
+    assert len(reported) <= 7, reported
 
 
 async def test_a_file_that_comes_back(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -237,9 +237,11 @@ async def test_a_writing_server_serves_what_it_has_and_says_so(
             assert (await other.packet())[17:] == b"one"
         await peer.waits()
         await until(lambda: caplog.messages)
-        [told] = caplog.messages
-        assert told.startswith(f"{path}: {REMOVED}; its 1 entries are served from the open file")
-        assert "snapshot" in told
+        [reported] = caplog.messages
+        assert reported.startswith(
+            f"{path}: {REMOVED}; its 1 entries are served from the open file"
+        )
+        assert "snapshot" in reported
         stream.snapshot(path)
         await until(lambda: "another file" in rig.server.unready)
     with pytest.raises(FileReplaced):

@@ -99,7 +99,7 @@ def histogram_of(name: str, values: Iterable[float]) -> Any:
 # The writer's numbers.
 
 
-def told(stream: DataStream) -> dict[str, Any]:
+def reported(stream: DataStream) -> dict[str, Any]:
     numbers = stream.share_numbers()
     assert numbers is not None
     return {name: samples[0][1] for name, samples in numbers.samples().items()}
@@ -114,7 +114,7 @@ def test_counts_commits_from_the_first_on(path: Path, sync: Any) -> None:
         assert stream.share_numbers() is numbers
         for _ in range(2):
             append(stream, (1, b"def"))
-        now = told(stream)
+        now = reported(stream)
         assert now["datastreamer_committed_operations_total"] == 3
         assert now["datastreamer_committed_entries_total"] == 4
         assert now["datastreamer_committed_bytes_total"] == stream.header.total_length - 4096
@@ -126,15 +126,17 @@ def test_counts_commits_from_the_first_on(path: Path, sync: Any) -> None:
         assert syncs["buckets"][-1] == (3 if sync == "commit" else 0)
         assert (syncs["sum"] > 0) == (sync == "commit")
         stream.sync()
-        assert told(stream)["datastreamer_sync_seconds"]["buckets"][-1] == (
+        assert reported(stream)["datastreamer_sync_seconds"]["buckets"][-1] == (
             3 if sync == "commit" else 1
         )
 
 
 def test_an_operation_of_several_pages_counts_its_padding(stream: DataStream) -> None:
     append(stream, *[(1, bytes(400_000))] * 9)
-    assert told(stream)["datastreamer_committed_entries_total"] == 9
-    assert told(stream)["datastreamer_committed_bytes_total"] == stream.header.total_length - 4096
+    assert reported(stream)["datastreamer_committed_entries_total"] == 9
+    assert (
+        reported(stream)["datastreamer_committed_bytes_total"] == stream.header.total_length - 4096
+    )
 
 
 def test_commits_that_fail_are_counted_apart(path: Path) -> None:
@@ -151,10 +153,10 @@ def test_commits_that_fail_are_counted_apart(path: Path) -> None:
         stream.add_entry(1, b"b")
         with pytest.raises(WriteFailed):
             stream.commit_atomic_op()
-        assert told(stream)["datastreamer_commit_failures_total"] == 1
-        assert told(stream)["datastreamer_committed_operations_total"] == 1
+        assert reported(stream)["datastreamer_commit_failures_total"] == 1
+        assert reported(stream)["datastreamer_committed_operations_total"] == 1
         stream.commit_atomic_op()
-        assert told(stream)["datastreamer_committed_operations_total"] == 2
+        assert reported(stream)["datastreamer_committed_operations_total"] == 2
 
 
 @pytest.mark.parametrize("entries", [1, 5])  # at once, and in parts that are written ahead
@@ -165,7 +167,7 @@ def test_a_full_disk_is_a_commit_that_fails(path: Path, entries: int) -> None:
         disk.largest = stream.file_size
         with pytest.raises(WriteFailed):
             append(stream, *[(1, bytes(1_000_000))] * entries)
-        assert told(stream)["datastreamer_commit_failures_total"] == 1
+        assert reported(stream)["datastreamer_commit_failures_total"] == 1
         disk.largest = None
         if stream.atomic_op().is_open:
             stream.rollback_atomic_op()
@@ -187,7 +189,7 @@ def test_a_sync_that_fails_is_counted_once(path: Path, sync: Any) -> None:
             append(stream, (1, b"b"))
             stream.sync()
         assert not disk.before
-        assert told(stream)["datastreamer_commit_failures_total"] == 1
+        assert reported(stream)["datastreamer_commit_failures_total"] == 1
         if stream.atomic_op().is_open:
             stream.rollback_atomic_op()
 
@@ -422,7 +424,7 @@ async def test_refused_and_ended_by_reason(stream: DataStream) -> None:
 
 async def test_alive_and_ready(stream: DataStream, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable() -> bool:
-        raise OSError(errno.EIO, "made up")
+        raise OSError(errno.EIO, "from the callback")
 
     async with over_loopback(stream) as rig, scraping(rig.server) as port:
         assert (await ask(port, "/healthz"))[0] == 200
@@ -432,7 +434,7 @@ async def test_alive_and_ready(stream: DataStream, monkeypatch: pytest.MonkeyPat
             while not rig.server.broadcast.trouble:
                 await trio.lowlevel.checkpoint()
             code, _, why = await ask(port, "/readyz")
-            assert (code, b"made up" in why) == (503, True)
+            assert (code, b"from the callback" in why) == (503, True)
             assert (await ask(port, "/healthz"))[0] == 200
         await rig.server.finish(0)
         code, _, why = await ask(port, "/readyz")
@@ -510,12 +512,12 @@ async def test_requests(request_: str | bytes, code: int) -> None:
 
 async def test_a_failure_is_that_answers_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def failing(*, limit: int) -> exposition.MetricsSnapshot:
-        raise ZeroDivisionError("made up")
+        raise ZeroDivisionError("from the callback")
 
     async with answering(partial(serve_metrics, gather=failing)) as port:
         assert (await ask(port, "/metrics"))[0] == 500
         assert (await ask(port, "/healthz"))[0] == 200
-    assert "made up" in caplog.text
+    assert "from the callback" in caplog.text
 
 
 async def test_who_says_nothing_is_closed(autojump_clock: trio.testing.MockClock) -> None:
@@ -637,7 +639,7 @@ def test_several_workers_are_told_as_one(path: Path) -> None:
         with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
             samples = parsed(answer.read())
         with urllib.request.urlopen(f"{url}/clients.json?limit=4", timeout=20) as answer:
-            told = json.loads(answer.read())
+            reported = json.loads(answer.read())
         with urllib.request.urlopen(f"{url}/readyz", timeout=20) as answer:
             assert answer.read() == b"serving\n"
     assert value(samples, "committed_operations_total") == 1
@@ -646,8 +648,8 @@ def test_several_workers_are_told_as_one(path: Path) -> None:
     assert value(samples, "commands_total", command="start") == 6
     assert value(samples, "clients_limit") == Limits().max_clients
     assert value(samples, "clients_lag_entries_gcount") == 6
-    assert len({client["id"] for client in told["clients"]}) == 4
-    assert sum(told["connected"].values()) == 6
+    assert len({client["id"] for client in reported["clients"]}) == 4
+    assert sum(reported["connected"].values()) == 6
 
 
 def test_no_metrics_unless_asked_for(path: Path) -> None:

@@ -400,7 +400,7 @@ async def test_a_fault_in_a_session_ends_that_session_alone(
     autojump_clock: MockClock,
 ) -> None:
     def fault(self: object, number: int, **how: object) -> bytes:
-        raise RuntimeError("made up")
+        raise RuntimeError("from the callback")
 
     async with in_memory(stream) as rig, rig.client() as other, rig.client() as peer:
         with monkeypatch.context() as patch:
@@ -408,7 +408,7 @@ async def test_a_fault_in_a_session_ends_that_session_alone(
             await peer.send(wire.entry(0))
             await peer.ended()
         assert [r.levelname for r in caplog.records] == ["ERROR"]
-        assert "made up" in caplog.text
+        assert "from the callback" in caplog.text
         await say(other, talk, wire.entry(0))
 
 

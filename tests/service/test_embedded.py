@@ -589,7 +589,7 @@ def test_the_failure_of_a_thread_is_raised_at_the_next_commit(
         assert isinstance(thread, embed._ServerThread)
 
         def fail(*_: object) -> None:
-            raise RuntimeError("made up")
+            raise RuntimeError("from the callback")
 
         with Plain(server.port) as client:
             client.ask(wire.start(0), OK + modelled(path).packed())

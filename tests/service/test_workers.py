@@ -227,11 +227,11 @@ def test_if_one_process_cannot_start_none_is_left(
     def fail_at_the_second(self: process.ServingProcess, *rest: object) -> None:
         pids.append(self.pid)
         if len(pids) == 2:
-            raise OSError("made up")
+            raise OSError("from the callback")
         ready(self)
 
     monkeypatch.setattr(process.ServingProcess, "wait_until_ready", fail_at_the_second)
-    with pytest.raises(OSError, match="made up"):
+    with pytest.raises(OSError, match="from the callback"):
         StreamServer(path, host="127.0.0.1", port=0, workers=2)
     for pid in pids:
         with pytest.raises(ProcessLookupError):

@@ -56,9 +56,9 @@ def test_a_stream_is_ingested_and_reported_on(java: None, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert f"{total} entries in" in done.stderr
     assert f"it has all entries before {total}" in done.stderr
-    told = {line["query"]: line["rows"] for line in map(json.loads, done.stdout.splitlines())}
-    assert [row["number"] for row in told["open_batches"]] == [0]
-    assert sum(row["blocks"] for row in told["transactions_per_block"]) == 9
+    message = {line["query"]: line["rows"] for line in map(json.loads, done.stdout.splitlines())}
+    assert [row["number"] for row in message["open_batches"]] == [0]
+    assert sum(row["blocks"] for row in message["transactions_per_block"]) == 9
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["blocks.png", "senders.png"]
 
 
@@ -70,7 +70,7 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     [
         (["report", "{}"], "{}: it holds no tables: ingest a stream into it first"),
         (["ingest", "{}/none", "{}/out"], "{}/none: no such file"),
@@ -81,7 +81,7 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_before_spark_starts(
-    java: None, tmp_path: Path, words: list[str], told: str
+    java: None, tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "text").write_text("no stream")
     for version, name in ((1, "one"), (2, "two")):
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_before_spark_starts(
             pass
     done = command(*(word.format(tmp_path) for word in words))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {told.format(tmp_path)}")
+    assert done.stderr.startswith(f"error: {message.format(tmp_path)}")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
@@ -101,15 +101,17 @@ def test_no_master_of_sparks(tmp_path: Path) -> None:
 
 
 def test_the_reason_of_an_error_is_our_own_line() -> None:
-    told = "[SOMETHING] failed\nTraceback:\ndatastreamer.errors.UsageError: no such table\n\tat x"
-    assert reason(PySparkException(told)) == "no such table"
+    message = (
+        "[SOMETHING] failed\nTraceback:\ndatastreamer.errors.UsageError: no such table\n\tat x"
+    )
+    assert reason(PySparkException(message)) == "no such table"
     assert reason(PySparkException("[SOMETHING] failed\nTraceback")) == "[SOMETHING] failed"
-    told = (
+    message = (
         "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
         '  File "a.py", line 1, in f\n    f()\nKeyError: 7\n\nDuring handling of the above '
         "exception, another exception occurred:\n\nTraceback (most recent call last):\n"
         '  File "a.py", line 2, in g\n    g()\n    ^^^\nValueError: it is too long\n\n\tat x'
     )
-    assert reason(PySparkException(told)) == "ValueError: it is too long"
-    told = "An error occurred while calling None.JavaSparkContext.\n: java.SomeError: no\n\tat x"
-    assert reason(Exception(told)) == "java.SomeError: no"
+    assert reason(PySparkException(message)) == "ValueError: it is too long"
+    message = "An error occurred while calling None.JavaSparkContext.\n: java.SomeError: no\n\tat x"
+    assert reason(Exception(message)) == "java.SomeError: no"

@@ -1,4 +1,4 @@
-"""What the pages about Spark show runs as it stands, and their tables of options are the code's."""
+"""The examples of the pages about Spark run, and their tables of options are the code's."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_examples(
 ) -> None:
     monkeypatch.chdir(real_stream.parent)
     # Python workers are in another folder.
-    told = EXAMPLES[example].replace("stream.bin", str(real_stream))
-    exec(compile(told, "docs/SPARK.md", "exec"), {})
+    shown = EXAMPLES[example].replace("stream.bin", str(real_stream))
+    exec(compile(shown, "docs/SPARK.md", "exec"), {})
     assert capsys.readouterr().out.split("\n")[0].split()[-1:] == printed
 
 
@@ -47,7 +47,7 @@ def test_examples_of_following_and_writing(
     """In the order of the page, with the names that are made on the way."""
     examples = re.findall(r"```python\n(.*?)```", FOLLOWING, re.DOTALL)
     # The last one needs a package that is none of ours.
-    following, told, writing = (example for example in examples if "deltalake" not in example)
+    following, shown, writing = (example for example in examples if "deltalake" not in example)
     with StreamServer(
         tmp_path / "stream.bin", host="127.0.0.1", port=0, version=3, in_process=True
     ) as server:
@@ -61,7 +61,7 @@ def test_examples_of_following_and_writing(
             names["query"].processAllAvailable()
         finally:
             names["query"].stop()
-        run(told, names, tmp_path)
+        run(shown, names, tmp_path)
         assert capsys.readouterr().out == "0\n"
         blocks = spark.read.parquet(str(tmp_path / "blocks"))
         assert blocks.orderBy("number").toArrow().column("number").to_pylist() == [0, 1, 2]
@@ -80,23 +80,23 @@ def run(example: str, names: dict[str, Any], folder: Path) -> None:
 
 
 def test_the_options_are_those_of_the_code() -> None:
-    told = set(re.findall(r"`(\w+)`", " ".join(names for names, _ in TABLE if "`" in names)))
-    told -= {"FAILFAST", "PERMISSIVE", "DROPMALFORMED"}
-    # Those that only queries without an end and writing have stand on their own page.
-    others = set(NAMES_OF_OPTIONS) - told - {"paths", "file"}
-    assert told <= set(NAMES_OF_OPTIONS)
+    shown = set(re.findall(r"`(\w+)`", " ".join(names for names, _ in TABLE if "`" in names)))
+    shown -= {"FAILFAST", "PERMISSIVE", "DROPMALFORMED"}
+    # Those that only unbounded queries and writes have are on their own page.
+    others = set(NAMES_OF_OPTIONS) - shown - {"paths", "file"}
+    assert shown <= set(NAMES_OF_OPTIONS)
     assert len(others) == 4
     assert {name for name in others if f"`{name}`" in FOLLOWING} == others
 
 
 def test_the_defaults_are_those_of_the_code() -> None:
-    told = {}
+    shown = {}
     for names, default in TABLE:
         for name in re.findall(r"`(\w+)`", names):
             if name in NAMES_OF_OPTIONS and default.strip("`") and default != "as above":
-                told[name] = default.strip("`")
-    assert len(told) == 10
-    one = read_options({"server": "a:1"} | told)
+                shown[name] = default.strip("`")
+    assert len(shown) == 10
+    one = read_options({"server": "a:1"} | shown)
     assert one == read_options({"server": "a:1"})
 
 
@@ -111,8 +111,8 @@ def test_reassembly(
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "SPARK_REASSEMBLY.md").read_text()
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
-    told = first.replace("{name}.bin", f"{tmp_path}/{{name}}.bin")
-    exec(compile(told, "docs/SPARK_REASSEMBLY.md", "exec"), {})
+    shown = first.replace("{name}.bin", f"{tmp_path}/{{name}}.bin")
+    exec(compile(shown, "docs/SPARK_REASSEMBLY.md", "exec"), {})
     said = capsys.readouterr().out.split("\n")
     assert said[:3] == [f"{own!r} 1 alice" for own in blocks]
     for name in ("alice.bin", "rows/", "rows-checkpoint/"):

@@ -1,4 +1,4 @@
-"""What is said, and what goes on, where packages are missing."""
+"""Messages, and what still works, if packages are missing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def run(program: str) -> str:
 @pytest.mark.parametrize("missing", ["pyarrow", "pyspark.sql.datasource"])
 def test_without_a_package(missing: str) -> None:
     hide = f"import sys; sys.modules[{missing!r}] = None\n"
-    told = run(f"{hide}try: import datastreamer.spark\nexcept ImportError as e: print(e)")
-    assert told == (
+    printed = run(f"{hide}try: import datastreamer.spark\nexcept ImportError as e: print(e)")
+    assert printed == (
         "Spark needs packages that are missing or too old: install it with "
         "pip install 'datastreamer[spark]'"
     )
@@ -33,5 +33,5 @@ def test_without_a_package(missing: str) -> None:
 
 
 def test_where_spark_looks() -> None:
-    told = run("import pyspark_datastream as m; print(m.DefaultSource.name())")
-    assert told == "datastream"
+    printed = run("import pyspark_datastream as m; print(m.DefaultSource.name())")
+    assert printed == "datastream"

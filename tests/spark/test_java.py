@@ -1,4 +1,4 @@
-"""A Java that is missing is told in a line."""
+"""A missing Java is an error of one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datastreamer.spark import find_java, session
 
 @pytest.fixture
 def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a Java of the test's making stands, which JAVA_HOME names."""
+    """The folder of the test's own Java, which JAVA_HOME names."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     (tmp_path / "bin").mkdir()
     return tmp_path / "bin" / "java"
@@ -30,16 +30,18 @@ def test_one_that_does(java: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "version, told",
+    "version, message",
     [
         ('java version "1.8.0_402"', "is Java 8"),
         ('openjdk version "11.0.2"', "is Java 11"),
         ("what?", "does not report its version"),
     ],
 )
-def test_one_that_does_not(java: Path, version: str, told: str) -> None:
+def test_one_that_does_not(java: Path, version: str, message: str) -> None:
     write(java, version)
-    with pytest.raises(UsageError, match=rf"^Spark needs Java 17 or 21, but {java} {told}: inst"):
+    with pytest.raises(
+        UsageError, match=rf"^Spark needs Java 17 or 21, but {java} {message}: inst"
+    ):
         find_java()
 
 

@@ -111,11 +111,11 @@ def kill_and_check(spark: Any, folder: Path, seeds: range) -> None:
         table = spark.read.parquet(str(folder / name)).orderBy("number").toArrow()
         assert table.column("number").to_pylist() == list(range(len(expected)))
         assert table.column("data").to_pylist() == expected
-    told = spark.read.schema(EVENT_SCHEMA).parquet(str(folder / "payloads")).collect()
+    reported = spark.read.schema(EVENT_SCHEMA).parquet(str(folder / "payloads")).collect()
     events = core_events([(*message, "s", at) for at, message in enumerate(made)])
-    assert plain(told) == plain(events)
-    assert {row.event for row in told} == {"complete"}
-    assert len(told) == payloads
+    assert plain(reported) == plain(events)
+    assert {row.event for row in reported} == {"complete"}
+    assert len(reported) == payloads
 
 
 @pytest.mark.slow

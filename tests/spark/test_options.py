@@ -15,7 +15,7 @@ def test_what_is_not_said_has_a_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "told, expected",
+    "given, expected",
     [
         ({"PATH": " a.bin "}, Options(("a.bin",))),
         ({"file": "a.bin"}, Options(("a.bin",))),
@@ -50,12 +50,12 @@ def test_what_is_not_said_has_a_default() -> None:
         ),
     ],
 )
-def test_what_is_said(told: dict[str, str], expected: Options) -> None:
-    assert read_options(told) == expected
+def test_what_is_said(given: dict[str, str], expected: Options) -> None:
+    assert read_options(given) == expected
 
 
 @pytest.mark.parametrize(
-    "told, message",
+    "given, message",
     [
         ({}, "say where the stream is"),
         ({"table": "blocks"}, "say where the stream is"),
@@ -101,8 +101,8 @@ def test_what_is_said(told: dict[str, str], expected: Options) -> None:
         ({"path": "a", "retryFor": "never"}, "'never' is not a number of seconds or forever"),
     ],
 )
-def test_what_says_nothing_is_told_in_a_line(told: dict[str, str], message: str) -> None:
+def test_an_invalid_option_is_an_error_of_one_line(given: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_options(told)
+        read_options(given)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -20,10 +20,10 @@ def link(before: bytes, kind: int, data: bytes) -> bytes:
 def main(path: str, states: str, least: int, pause: float) -> None:
     chance = random.Random(17)
     chain, made = [bytes(12)], 0
-    with DataStream.create(path, sync="os") as stream, open(states, "w", buffering=1) as told:
+    with DataStream.create(path, sync="os") as stream, open(states, "w", buffering=1) as reported:
 
         def note() -> None:
-            told.write(f"{len(chain) - 1} {chain[-1].hex()}\n")
+            reported.write(f"{len(chain) - 1} {chain[-1].hex()}\n")
 
         def append(operations: int) -> None:
             nonlocal made

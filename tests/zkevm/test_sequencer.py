@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         stream.close()
 
 
-def told(stream: DataStream, start: int = 0) -> list[Any]:
+def reported(stream: DataStream, start: int = 0) -> list[Any]:
     version = stream.header.version
     return [decode(entry, version=version) for entry in stream.entries(start)]
 
@@ -83,7 +83,7 @@ def test_messages(make: Make, version: int, atomic: Any) -> None:
     def end(number: int) -> list[Any]:
         return [events.L2BlockEnd(number)] if version >= 3 else []
 
-    assert told(stream) == [
+    assert reported(stream) == [
         BookMark(BookmarkType.BATCH, 0),
         events.BatchStart(0, BatchType.INJECTED, 9, 779),
         *block(0, 0, 100, 0, 1),
@@ -116,7 +116,7 @@ def test_fixed_layouts(make: Make, atomic: Any) -> None:
         )
         return [BookMark(BookmarkType.L2_BLOCK, number), event]
 
-    assert told(stream) == [
+    assert reported(stream) == [
         BookMark(BookmarkType.BATCH, 0),
         *block(0, 0, 100, 0),
         fixed.L2Tx(255, True, H[2], b"one"),
@@ -167,7 +167,7 @@ def test_a_batch_that_is_broken_off_stays_open(make: Make) -> None:
     sequencer = Sequencer(stream)
     with pytest.raises(RuntimeError):
         broken(sequencer)
-    assert [type(event).__name__ for event in told(stream)] == [
+    assert [type(event).__name__ for event in reported(stream)] == [
         *("BookMark", "BatchStart", "BookMark", "L2Block", "Transaction", "L2BlockEnd")
     ]
     for going_on in (sequencer, Sequencer(stream)):
@@ -176,8 +176,8 @@ def test_a_batch_that_is_broken_off_stays_open(make: Make) -> None:
             going_on.batch()
     with going_on.resume(local_exit_root=H[7]) as batch, batch.block(timestamp=102):
         pass
-    assert told(stream, 6)[1].number == 1
-    assert told(stream)[-1] == events.BatchEnd(0, H[7], bytes(32))
+    assert reported(stream, 6)[1].number == 1
+    assert reported(stream)[-1] == events.BatchEnd(0, H[7], bytes(32))
     assert in_order(stream)
     with pytest.raises(UsageError, match="does not end in an open batch"):
         going_on.resume()
@@ -248,9 +248,9 @@ def test_one_block_at_a_time_and_only_where_it_is_written(make: Make, atomic: An
         last.__enter__()
     with sequencer.batch(), pytest.raises(UsageError, match="batch 0 is not being written"):
         last.__enter__()
-    assert [event.encoded for event in told(stream) if isinstance(event, events.Transaction)] == [
-        b"in time"
-    ]
+    assert [
+        event.encoded for event in reported(stream) if isinstance(event, events.Transaction)
+    ] == [b"in time"]
     assert in_order(stream)
 
 
@@ -261,12 +261,12 @@ def test_an_empty_batch_and_an_exit_root(make: Make, version: int) -> None:
     two_batches(sequencer)
     before = stream.total_entries
     sequencer.update_ger(timestamp=104, global_exit_root=H[1], state_root=H[2], batch_number=2)
-    (update,) = told(stream, before)
+    (update,) = reported(stream, before)
     assert (update.batch_number, update.timestamp, update.state_root) == (2, 104, H[2])
     assert (update.global_exit_root, update.chain_id, update.fork_id) == (H[1], 779, 9)
     with sequencer.batch(5 if version == 1 else None):
         pass
-    names = [type(event).__name__ for event in told(stream, before + 1)]
+    names = [type(event).__name__ for event in reported(stream, before + 1)]
     assert names == (["BookMark"] if version == 1 else ["BookMark", "BatchStart", "BatchEnd"])
     assert in_order(stream)
 
@@ -282,7 +282,7 @@ def test_an_exit_root_between_blocks(make: Make, atomic: Any) -> None:
         assert stream.total_entries == (6 if atomic == "block" else 0)
         with batch.block(timestamp=2):
             pass
-    assert [type(event).__name__ for event in told(stream)][4:7] == [
+    assert [type(event).__name__ for event in reported(stream)][4:7] == [
         *("L2BlockEnd", "UpdateGER", "BookMark")
     ]
     assert in_order(stream)

@@ -135,9 +135,9 @@ def test_what_eth_account_signs(payload: dict[str, Any], kind: dict[str, Any]) -
     assert opened.max_fee_per_gas == kind.get("maxFeePerGas")
     assert opened.max_priority_fee_per_gas == kind.get("maxPriorityFeePerGas")
     assert opened.access_list == tuple(AccessTuple(*pair) for pair in reads or ())
-    told = opened.as_json()
-    assert told["hash"] == f"0x{bytes(signed.hash).hex()}"
-    assert int(told["r"], 16) == signed.r
+    reported = opened.as_json()
+    assert reported["hash"] == f"0x{bytes(signed.hash).hex()}"
+    assert int(reported["r"], 16) == signed.r
 
 
 @given(st.binary(max_size=200))

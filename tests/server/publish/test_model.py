@@ -82,21 +82,21 @@ class Served:
         return said + self.answer()
 
     def answer(self) -> bytes:
-        told = b""
+        reported = b""
         commits: list[Commit] = []
         while (request := self.parser.next_request()) is not None:
             assert isinstance(request, (Add, Commit)), request
             if isinstance(request, Commit) and self.operation is None and self.together:
                 commits.append(request)
                 continue
-            told += self.one(request)
+            reported += self.one(request)
         if len(commits) > 1 and commit_together(self.stream, self.lease, commits) is not None:
             self.stream.sync()
             total = self.stream.total_entries
-            return told + b"".join(
+            return reported + b"".join(
                 encode_receipt(Receipt(c.first, c.entries, total)) for c in commits
             )
-        return told + b"".join(map(self.one, commits))
+        return reported + b"".join(map(self.one, commits))
 
     def one(self, request: Add | Commit) -> bytes:
         try:

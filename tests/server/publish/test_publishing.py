@@ -140,7 +140,7 @@ async def test_an_operation_is_acknowledged_and_there(stream: DataStream, token_
 
 async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path) -> None:
     """The same answer whatever is wrong, and whichever publisher holds the lease."""
-    told = set()
+    reported = set()
     async with publishable(stream, token_file) as rig:
         for held in (False, True):
             async with rig.client() as holder:
@@ -156,7 +156,7 @@ async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path
                     async with rig.client() as peer:
                         began = trio.current_time()
                         await peer.send(query)
-                        told.add(await refusal(peer))
+                        reported.add(await refusal(peer))
                         assert trio.current_time() - began >= 0.5
                         await peer.ended()
         assert rig.server.publish_lease is not None
@@ -164,7 +164,7 @@ async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path
         async with rig.client() as peer:
             await peer.send(publish(TWO, token=b"another"))
             await lease_of(peer)
-    [(number, text)] = told
+    [(number, text)] = reported
     assert number == 16
     assert text.startswith("Not allowed: ")
 

@@ -81,8 +81,8 @@ async def test_a_result_to_a_client_that_stopped_reading(
         assert (session.sender.span is not None) == (size == MODES["by sendfile"])
         await peer.send(request_)
         await stalled(rig)
-        entries, told = await read_to_result(peer)
-        assert told == answer
+        entries, reported = await read_to_result(peer)
+        assert reported == answer
         assert b"".join(entries) == model.packed(first, first + len(entries))
         # What was sent before is in buffers; the Result does not wait for the end.
         assert sum(map(len, entries)) < 2.7 * MIB
@@ -121,8 +121,8 @@ async def test_a_result_to_a_client_that_fell_out_of_the_pass(
         await peer.send(request_)
         await stalled(rig)
         append(stream, (3, b"after the request"))
-        entries, told = await read_to_result(peer)
-        assert told == answer
+        entries, reported = await read_to_result(peer)
+        assert reported == answer
         assert b"".join(entries) == model.packed(0, len(entries))
         model = modelled(stream)
         if answer == result(0):
@@ -290,8 +290,8 @@ async def test_joining_a_stream_that_moves(stream: DataStream, start: str) -> No
                 got = [await peer.packet() for _ in range(first, goal)]
                 assert b"".join(got) == modelled(stream).packed(first, goal)
                 await peer.send(wire.stop() + wire.header())
-                entries, told = await read_to_result(peer)
-                assert told == OK
+                entries, reported = await read_to_result(peer)
+                assert reported == OK
                 model = modelled(stream)
                 assert b"".join(entries) == model.packed(goal, goal + len(entries))
                 assert (await peer.packet(), (await peer.packet())[0]) == (OK, 1)
@@ -313,8 +313,8 @@ async def test_stop_and_start_again_on_one_connection(stream: DataStream) -> Non
             await peer.ask(wire.start(first), OK)
             got = [await peer.packet() for _ in range(choose.randrange(30))]
             await peer.send(wire.stop())
-            entries, told = await read_to_result(peer)
-            assert told == OK
+            entries, reported = await read_to_result(peer)
+            assert reported == OK
             got += entries
             assert b"".join(got) == modelled(stream).packed(first, first + len(got))
             await peer.ask(wire.entry(first), OK + b"\xfe" + modelled(stream).packed(first)[1:317])

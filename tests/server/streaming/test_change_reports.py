@@ -83,8 +83,8 @@ async def test_what_a_server_can_say_of_the_past(stream: DataStream, serve: Open
     assert stream.epoch == 20
     async with serve(stream) as rig, rig.client() as peer:
         for since in (0, 3, 19, 20):
-            told = b"".join(reports[since:])
-            await peer.ask(follow(stream, 40, since), OK + begun(stream, since) + told)
+            seen = b"".join(reports[since:])
+            await peer.ask(follow(stream, 40, since), OK + begun(stream, since) + seen)
             await peer.ask(STOP, OK)
         unknown = OK + begun(stream, 20, Reports.UNKNOWN)
         await peer.ask(follow(stream, 40, 21), unknown)

@@ -74,7 +74,7 @@ async def test_no_entry_is_behind_an_end_that_was_not_told(
     async with serve(stream) as rig, rig.client() as peer:
         connection = ClientConnection(1)
         await peer.send(connection.request(CommitStart(0)))
-        reached, told = 0, []
+        reached, reported = 0, []
         while reached < 40_000:
             connection.feed(await peer.more())
             while (event := connection.next_event()) is not None:
@@ -85,14 +85,14 @@ async def test_no_entry_is_behind_an_end_that_was_not_told(
                     assert entry == stream.entry(reached)
                     reached += 1
                 if reached == connection.commit_ahead:
-                    told.append(reached)
+                    reported.append(reached)
             most = 40_000 - stream.total_entries
             if most and (reached == stream.total_entries or chance.random() < 0.3):
                 commit(stream, min(most, chance.choice([1, 2, 10, 3000])), chance.randrange(2000))
                 ends.add(stream.total_entries)
-        assert set(told) <= ends
-        assert told[0] >= 27_000
-        assert told[-1] == 40_000
+        assert set(reported) <= ends
+        assert reported[0] >= 27_000
+        assert reported[-1] == 40_000
 
 
 @pytest.mark.parametrize("serve", [in_memory, over_loopback])

@@ -19,7 +19,7 @@ TIME = 1_700_000_000
 
 
 def publish(stream: DataStream, blocks: int) -> None:
-    """A batch with so many blocks, the last one over midnight of another day; it is not ended
+    """A batch with `blocks` blocks, the last one over midnight of another day; it is not ended
     where their number is odd."""
     sequencer = zkevm.Sequencer(stream, fork_id=9)
     batch = sequencer.batch()
@@ -36,7 +36,7 @@ def publish(stream: DataStream, blocks: int) -> None:
 
 
 def put(stream: DataStream, blocks: list[tuple[int, int, int]]) -> None:
-    """Blocks of these numbers and times, with so many transactions each."""
+    """Blocks of these numbers and times, with `transactions` transactions each."""
     with stream.atomic_op() as op:
         for number, time, transactions in blocks:
             mark = zkevm.BookMark(zkevm.BookmarkType.L2_BLOCK, number)
@@ -54,7 +54,7 @@ def events(path: Path) -> list[Any]:
 
 @pytest.fixture
 def ingested(spark: Any, real_stream: Path, tmp_path: Path) -> Path:
-    """The real stream: a third by a backfill, the rest by a query that goes on there."""
+    """The real stream: a third by a backfill, the rest by a query that continues there."""
     out, path = tmp_path / "out", tmp_path / "real.bin"
     shutil.copy(real_stream, path)
     with DataStream.open(path) as stream:
@@ -149,7 +149,7 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
             Ingest(spark, {"path": str(path)}, out)
 
 
-def test_what_a_crash_left_of_a_range_is_gone_where_the_stream_holds_others_now(
+def test_what_a_crash_left_of_a_range_is_removed_if_the_stream_has_changed(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out = tmp_path / "stream.bin", tmp_path / "out"
@@ -211,7 +211,7 @@ def test_a_range_of_two_histories_is_not_finished(tmp_path: Path) -> None:
 
 
 def test_blocks_that_no_sequencer_writes(spark: Any, tmp_path: Path) -> None:
-    """Numbers that stand there twice or not at all, and times that have no date."""
+    """Numbers that occur twice or not at all, and times that have no date."""
     path, out = tmp_path / "odd.bin", tmp_path / "out"
     times = [TIME, TIME + 86_400, TIME + 2 * 86_400, 2**62, 300_000_000_000, (1 << 63) - 1]
     with DataStream.create(path, version=3, system_id=7, sync="os") as stream:

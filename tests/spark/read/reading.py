@@ -25,14 +25,14 @@ class Query:
         filters: Sequence[Filter] = (),
         **options: Any,
     ) -> None:
-        told = {name: str(value) for name, value in options.items()}
-        self.schema = DatastreamSource(told).schema() if schema is None else schema
+        given = {name: str(value) for name, value in options.items()}
+        self.schema = DatastreamSource(given).schema() if schema is None else schema
         reader: BatchReader
         if filters:
-            reader = FilteringReader(read_options(told), self.schema)
+            reader = FilteringReader(read_options(given), self.schema)
             self.left = list(reader.pushFilters(list(filters)))
         else:
-            reader = BatchReader(read_options(told), self.schema)
+            reader = BatchReader(read_options(given), self.schema)
         self.parts: list[InputPartition] = pickle.loads(pickle.dumps(list(reader.partitions())))
         self._reader: BatchReader = pickle.loads(pickle.dumps(reader))
 

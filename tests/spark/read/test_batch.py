@@ -118,7 +118,7 @@ def test_a_frame_serves_several_queries(
 def test_pages_that_offsets_rule_out_are_not_read(
     read: Callable[..., Any], real_stream: Path, tmp_path: Path
 ) -> None:
-    """They may be damaged, and nobody notices."""
+    """They may be damaged, and are not read."""
     path = tmp_path / "damaged.bin"
     shutil.copyfile(real_stream, path)
     with path.open("r+b") as file:
@@ -144,7 +144,7 @@ def test_a_schema_narrows(read: Callable[..., Any], real_stream: Path) -> None:
         read(real_stream, table="blocks", schema="number INT").count()
 
 
-def test_options_that_say_nothing_are_told(read: Callable[..., Any], real_stream: Path) -> None:
+def test_invalid_options_are_reported(read: Callable[..., Any], real_stream: Path) -> None:
     with pytest.raises(Exception, match="UsageError: there is no option 'tabel'"):
         read(real_stream, tabel="blocks")
     with pytest.raises(Exception, match=r"FileMissing: /nowhere/a\.bin: no such file"):
@@ -173,12 +173,12 @@ def test_a_table_of_a_catalog_is_refused(spark: Any, real_stream: Path) -> None:
     """Spark does not hand on its options when it is read."""
     with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING datastream"):
         spark.sql(f"create table kept using datastream options (file '{real_stream}')")
-    spark.sql(f"create table told (number bigint) using datastream options (file '{real_stream}')")
+    spark.sql(f"create table made (number bigint) using datastream options (file '{real_stream}')")
     try:
         with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING datastream"):
-            spark.sql("select * from told").collect()
+            spark.sql("select * from made").collect()
     finally:
-        spark.sql("drop table told")
+        spark.sql("drop table made")
 
 
 def test_a_folder(

@@ -75,12 +75,12 @@ def test_what_cannot_be_read_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="say where the stream is"):
         frame(spark)
     DataStream.create(tmp_path / "a.bin", index="memory").close()
-    for options, told in (
+    for options, message in (
         ({"tabel": "blocks"}, "no option 'tabel'"),
         ({"pushFilters": True}, "pushFilters .*spark.read"),
         ({"startingOffset": "latest"}, "startingOffset latest is for spark.readStream"),
         ({"schema": "BIGINT"}, "schema 'BIGINT' names no columns"),
         ({"schema": "nope BIGINT"}, "no column 'nope'"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             frame(spark, tmp_path / "a.bin", **options)

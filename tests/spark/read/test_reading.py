@@ -76,13 +76,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         total += len(data)
         return data
 
-    def told() -> int:
+    def reported() -> int:
         nonlocal total
         so_far, total = total, 0
         return so_far
 
     monkeypatch.setattr(OsFile, "read", counting)
-    return told
+    return reported
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_chain(path: Path, pages: int, system_id: int = 7) -> None:
-    """Batches of four blocks, blocks of two transactions of some 100 kB, up to so many pages."""
+    """Batches of four blocks, blocks of two transactions of some 100 kB, up to `pages` pages."""
     with DataStream.create(path, version=3, system_id=system_id, sync="os", index="memory") as made:
         block = 0
         for batch in range(1, 100_000):
@@ -205,7 +205,7 @@ def passes(row: dict[str, Any], wanted: Filter) -> bool:
     if isinstance(wanted, IsNotNull):
         return value is not None
     other = wanted.value  # type: ignore[attr-defined]
-    told = {
+    reported = {
         EqualTo: lambda: value == other,
         In: lambda: value in other,
         LessThan: lambda: value < other,
@@ -213,7 +213,7 @@ def passes(row: dict[str, Any], wanted: Filter) -> bool:
         GreaterThan: lambda: value > other,
         GreaterThanOrEqual: lambda: value >= other,
     }
-    return bool(told[type(wanted)]())
+    return bool(reported[type(wanted)]())
 
 
 NUMBER, BLOCK = ("number",), ("l2block_number",)
@@ -262,7 +262,7 @@ def test_filters_read_the_pages_they_need(
     assert len(query.parts) <= pages
     # A page more a part, which is where the next begins.
     assert read <= (2 * PAGE_SIZE + 100_000) * len(query.parts)
-    # Of 100 MB; bookmarks stand 200 kB apart here, so a look is long.
+    # Of 100 MB; bookmarks are 200 kB apart here, so a search is long.
     assert planned <= 9_000_000
     # Those that are left are Spark's to apply.
     spark_applies = [row for row in found if all(passes(row, it) for it in query.left)]
@@ -342,7 +342,7 @@ def test_a_bookmark_far_from_others_is_found(make: Make, monkeypatch: pytest.Mon
 # Many files.
 
 
-def test_a_folder_and_a_glob_tell_their_streams(tmp_path: Path) -> None:
+def test_a_folder_and_a_glob_name_their_streams(tmp_path: Path) -> None:
     for system_id in (3, 4):
         write_chain(tmp_path / f"s{system_id}.bin", 2, system_id)
     write_chain(tmp_path / "_hidden.bin", 1, 9)
@@ -380,15 +380,15 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         Query(path=tmp_path / "pipe")
 
 
-def test_hdfs_without_its_client_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hdfs_without_its_client_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("JAVA_HOME", "HADOOP_HOME", "CLASSPATH", "ARROW_LIBHDFS_DIR"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="; HDFS needs Hadoop's client") as told:
+    with pytest.raises(UsageError, match="; HDFS needs Hadoop's client") as reported:
         Query(path="hdfs://nowhere:1/a.bin")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
-def test_a_file_uri_is_taken_as_it_stands_where_it_is_none(tmp_path: Path) -> None:
+def test_a_path_that_looks_like_a_file_uri_is_used_unchanged(tmp_path: Path) -> None:
     write_chain(tmp_path / "a b.bin", 1)
     rows = Query(path=tmp_path / "a b.bin").rows()
     for name in ("a%20b.bin", "a b.bin", "[a] b.bin"):
@@ -433,8 +433,8 @@ def test_an_empty_stream_has_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [0, 30])
-def test_a_stream_that_was_cut_back_is_an_error(tmp_path: Path, again: int) -> None:
-    """Also where as many entries stand there again."""
+def test_a_truncated_stream_is_an_error(tmp_path: Path, again: int) -> None:
+    """Also if the stream has as many entries again."""
     path = tmp_path / "cut.bin"
     with DataStream.create(path, sync="os", index="memory") as stream:
         for data in (b"a", b"b"):
@@ -450,7 +450,7 @@ def test_a_stream_that_was_cut_back_is_an_error(tmp_path: Path, again: int) -> N
                 query.part(at)
 
 
-def test_a_stream_that_is_cut_back_while_a_part_is_read(tmp_path: Path) -> None:
+def test_a_stream_that_is_truncated_while_a_part_is_read(tmp_path: Path) -> None:
     path = tmp_path / "cut.bin"
     with DataStream.create(path, sync="os", index="memory") as stream:
         with stream.atomic_op() as op:
@@ -499,7 +499,7 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(hundred: Path) -> Any:
-    """What stands in it."""
+    """Its content."""
     return arrow.ArrowStream(hundred).reader().read_all()
 
 
@@ -519,13 +519,13 @@ def test_a_damaged_page_costs_that_page(hundred: Path, whole: Any, page: int, ho
         bad = permissive.filter(permissive["error"].is_valid())
         kept = permissive.filter(permissive["error"].is_null()).drop_columns("error")
         assert kept.cast(good.schema).equals(good)
-        (told,) = bad.to_pylist()
-        assert told["number"] == lost.start
-        assert told["type"] is told["data"] is None
-        at = int(told["error"].partition("hundred.bin: at byte ")[2].partition(":")[0])
+        (reported,) = bad.to_pylist()
+        assert reported["number"] == lost.start
+        assert reported["type"] is reported["data"] is None
+        at = int(reported["error"].partition("hundred.bin: at byte ")[2].partition(":")[0])
         assert page_start(page) <= at < page_start(page + 1)
         which = f"entries {lost.start} to {lost.stop - 1}" if len(lost) > 1 else f"entry {lost[0]}"
-        assert f"{which} cannot be read" in told["error"]
+        assert f"{which} cannot be read" in reported["error"]
 
         failing = Query(**options)
         given: list[int] = []
@@ -557,7 +557,7 @@ def half_bad(make: Make) -> Path:
     return make([good, (2, b"\xff\xff"), good, (9, b"other")])
 
 
-def test_an_entry_that_is_no_event(half_bad: Path) -> None:
+def test_an_entry_that_is_not_an_event(half_bad: Path) -> None:
     options: dict[str, Any] = {"path": half_bad, "table": "blocks"}
     assert [row["entry_number"] for row in Query(mode="DROPMALFORMED", **options).rows()] == [0, 2]
     rows = Query(mode="PERMISSIVE", **options).rows()
@@ -617,8 +617,8 @@ def test_a_server_chooses_the_types_that_are_wanted(server: StreamServer) -> Non
         filters=[EqualTo(("type",), 2), GreaterThan(NUMBER, 9)],
     )
     assert few.rows() == [row for row in rows[10:60] if row["type"] == 2]
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as told:
-        text = told.read().decode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as reported:
+        text = reported.read().decode()
     assert re.search(r'datastreamer_commands_total\{command="filtered_start"\} [1-9]', text)
 
 
@@ -651,7 +651,7 @@ def test_no_server_at_all(server: StreamServer) -> None:
 
 
 @pytest.mark.parametrize("again", [b"", b"other"])
-def test_a_servers_stream_that_was_cut_back_is_an_error(server: StreamServer, again: bytes) -> None:
+def test_a_servers_truncated_stream_is_an_error(server: StreamServer, again: bytes) -> None:
     query = Query(server=f"127.0.0.1:{server.port}")
     stream = server.stream
     total = stream.total_entries
@@ -665,7 +665,7 @@ def test_a_servers_stream_that_was_cut_back_is_an_error(server: StreamServer, ag
 
 @pytest.fixture
 def many(tmp_path: Path) -> Iterator[StreamServer]:
-    """A stream of 3,000 entries of 1 kB: more than its last 256 stand behind one another."""
+    """A stream of 3,000 entries of 1 kB: more than the last 256 follow one another."""
     path = tmp_path / "many.bin"
     options = {"index": "memory", "limits": Limits(grace=0), "sync": "os"}
     with StreamServer(path, host="127.0.0.1", port=0, **options) as served:
@@ -700,7 +700,7 @@ def test_a_servers_stream_that_changes_while_a_part_is_read(many: StreamServer, 
         list(reading)
 
 
-def test_each_of_several_servers_tells_its_own_history(many: StreamServer, tmp_path: Path) -> None:
+def test_each_of_several_servers_has_its_own_history(many: StreamServer, tmp_path: Path) -> None:
     """As relays do, whose epochs are their own."""
     copy = tmp_path / "copy.bin"
     with StreamServer(copy, host="127.0.0.1", port=0, index="memory", sync="os") as other:
@@ -715,7 +715,7 @@ def test_each_of_several_servers_tells_its_own_history(many: StreamServer, tmp_p
 
 
 @pytest.mark.parametrize("extensions", ["refused", "closed"])
-def test_a_server_that_tells_no_history_is_read(extensions: str) -> None:
+def test_a_server_that_reports_no_history_is_read(extensions: str) -> None:
     entries = sample(300)
     stubs = [Stub(entries, extensions=extensions) for _ in range(6)]
     with StubServer(*map(handler, stubs)) as server:

@@ -44,7 +44,7 @@ class Bucket(NamedTuple):
 
 @pytest.fixture(scope="module")
 def storage() -> Iterator[str]:
-    # It tells of each request.
+    # It reports each request.
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()

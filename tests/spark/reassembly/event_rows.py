@@ -1,4 +1,4 @@
-"""What the core tells of a list of messages, to be compared with what Spark tells."""
+"""The core's events of a list of messages, to be compared with Spark's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from datastreamer.format import U32_MAX
 from datastreamer.reassembly import Reassembler
 from datastreamer.spark.reassembly.event_rows import row_of
-from tests.reassembly.made_up import deliveries, name, records
+from tests.reassembly.generated import deliveries, name, records
 
 Message = tuple[bytes, bytes, str, int | None]
 
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 
 def examples(count: int) -> list[Message]:
-    """What Hypothesis makes up in so many examples, one after the other: always the same. Some of
+    """What Hypothesis generates in `count` examples, one after the other: always the same. Some of
     them have names of their own, others meet."""
     found: list[Message] = []
 

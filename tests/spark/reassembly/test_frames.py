@@ -17,7 +17,7 @@ from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
 from datastreamer.spark import messages, reassemble, reassemble_stream
 from datastreamer.spark.reassembly.groups import connected
-from tests.reassembly.made_up import name
+from tests.reassembly.generated import name
 from tests.spark.reassembly.event_rows import Message, core_events, examples, in_order, plain
 from tests.spark.settings import ROOT
 
@@ -33,10 +33,10 @@ def frame(spark: Any, rows: list[Message]) -> Any:
 @pytest.mark.parametrize("subscribe", [None, [b"\x01", b"\xff"]], ids=["everything", "a part"])
 def test_the_same_as_the_core(spark: Any, subscribe: Any) -> None:
     made = examples(60)
-    told = reassemble(frame(spark, made).repartition(3), subscribe).rows.collect()
-    assert plain(told) == plain(core_events(in_order(made), subscribe))
-    assert {row.event for row in told} == {"complete", "conflict", "malformed", "dropped"}
-    assert {row.what for row in told} >= {"value", "prefix", "count", "end"}
+    reported = reassemble(frame(spark, made).repartition(3), subscribe).rows.collect()
+    assert plain(reported) == plain(core_events(in_order(made), subscribe))
+    assert {row.event for row in reported} == {"complete", "conflict", "malformed", "dropped"}
+    assert {row.what for row in reported} >= {"value", "prefix", "count", "end"}
 
 
 def test_groups_are_joined_over_long_chains(spark: Any) -> None:
@@ -131,8 +131,10 @@ def test_what_is_no_message(spark: Any, tmp_path: Path) -> None:
         op.add_entry(0x11, pack_message(name(0, b"q"), pack_records([])))
     entries = spark.read.format("datastream").option("systemId", "true")
     found = reassemble(messages(entries.load(str(tmp_path / "s.bin"))))
-    told = found.events.orderBy("position").select("what", "key", "source", "position").collect()
-    assert [tuple(row) for row in told] == [
+    reported = (
+        found.events.orderBy("position").select("what", "key", "source", "position").collect()
+    )
+    assert [tuple(row) for row in reported] == [
         ("an entry of 0 bytes does not hold its key", b"", "7", 0),
         ("an entry of 1 bytes does not hold its key", b"", "7", 1),
         ("an entry of 5 bytes does not hold its key", b"key", "7", 2),
@@ -142,21 +144,21 @@ def test_what_is_no_message(spark: Any, tmp_path: Path) -> None:
 
 
 class Sink:
-    """What a streaming query tells, batch by batch."""
+    """The output of a streaming query, batch by batch."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self.batches = 0
 
-    def receive(self, told: Any, batch: int) -> None:
-        rows = told.collect()
+    def receive(self, reported: Any, batch: int) -> None:
+        rows = reported.collect()
         self.rows += rows
         self.batches += bool(rows)
 
-    def run(self, told: Any, checkpoint: Path) -> None:
+    def run(self, reported: Any, checkpoint: Path) -> None:
         """Read what there is, and end."""
         query = (
-            told.writeStream.foreachBatch(self.receive)
+            reported.writeStream.foreachBatch(self.receive)
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -175,7 +177,7 @@ def test_batch_by_batch_over_restarts(stateful: Any, tmp_path: Path) -> None:
             stream.atomic_op() as op,
         ):
             op.add_entries(0x10, [pack_message(*row) for row in rows[start:stop]])
-        # Each time another query, which goes on from the checkpoint.
+        # Each time another query, which continues from the checkpoint.
         entries = stateful.readStream.format("datastream")
         entries = entries.option("maxEntriesPerTrigger", len(rows) // 5)
         found = messages(entries.load(str(tmp_path / "s.bin")), "s")
@@ -193,8 +195,8 @@ def test_what_is_too_old_is_dropped(stateful: Any, tmp_path: Path) -> None:
     for number in (5, 6):
         write(tmp_path / "s.bin", Splitter(200).split(*payload(number))[:-1])
         entries = stateful.readStream.format("datastream").load(str(tmp_path / "s.bin"))
-        told = reassemble_stream(messages(entries), max_age=0.001).rows
-        sink.run(told, tmp_path / "checkpoint")
+        reported = reassemble_stream(messages(entries), max_age=0.001).rows
+        sink.run(reported, tmp_path / "checkpoint")
     assert [(row.event, row.what, row.missing, bytes(row.id)) for row in sink.rows] == [
         ("dropped", "age", 1, b"%032d" % 5)
     ]
@@ -210,8 +212,8 @@ def test_late_ones_are_swallowed_lane_by_lane(stateful: Any, tmp_path: Path) -> 
     for at in range(3):
         write(tmp_path / "s.bin", produced(at, 12))
         entries = stateful.readStream.format("datastream").load(str(tmp_path / "s.bin"))
-        told = reassemble_stream(messages(entries, "s"), max_age=3600, lanes=lane).rows
-        sink.run(told, tmp_path / "checkpoint")
+        reported = reassemble_stream(messages(entries, "s"), max_age=3600, lanes=lane).rows
+        sink.run(reported, tmp_path / "checkpoint")
     assert {row.event for row in sink.rows} == {"complete"}
     assert sorted(bytes(row.id) for row in sink.rows) == [b"%032d" % at for at in range(12)]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 
 from datastreamer.spark.reassembly.frames import BUDGET, _run
-from tests.reassembly.made_up import deliveries, subscriptions
+from tests.reassembly.generated import deliveries, subscriptions
 from tests.reassembly.twin import records_of
 from tests.spark.reassembly.event_rows import (
     Message,
@@ -51,5 +51,5 @@ def test_groups(made: Any, subscribe: Any) -> None:
         columns = zip(*rows[at : at + 7], strict=True)
         arrays = [pa.array(column, of) for column, of in zip(columns, types, strict=True)]
         batches.append(pa.record_batch(arrays, names))
-    told = _run(iter(batches), subscribe, BUDGET)
-    assert plain(told) == plain(core_events(messages, subscribe))
+    reported = _run(iter(batches), subscribe, BUDGET)
+    assert plain(reported) == plain(core_events(messages, subscribe))

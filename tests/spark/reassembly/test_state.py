@@ -19,7 +19,7 @@ from datastreamer.reassembly import (
 )
 from datastreamer.spark.reassembly.event_rows import row_of
 from datastreamer.spark.reassembly.state import Lane, LaneBatch, forget
-from tests.reassembly.made_up import deliveries, name, subscriptions
+from tests.reassembly.generated import deliveries, name, subscriptions
 from tests.spark.reassembly.event_rows import followed, plain
 
 many = settings(max_examples=150, deadline=None)
@@ -57,7 +57,7 @@ def assert_held(lane: Lane, run: LaneBatch) -> None:
 
 @given(deliveries(), subscriptions, st.data())
 @many
-def test_batches_tell_what_one_run_tells(made: Any, subscribe: Any, data: Any) -> None:
+def test_batches_report_what_one_run_reports(made: Any, subscribe: Any, data: Any) -> None:
     core = Reassembler(subscribe, reorg_threshold=U32_MAX, max_age=3.0)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(made)), max_size=4)))
     lane = Lane()
@@ -75,9 +75,9 @@ def test_batches_tell_what_one_run_tells(made: Any, subscribe: Any, data: Any) -
 
 
 def row(event: Event) -> tuple[Any, ...]:
-    told = row_of(event)
+    reported = row_of(event)
     # From where it could be read again is Spark's business.
-    return told[:-1] if isinstance(event, Dropped) else told
+    return reported[:-1] if isinstance(event, Dropped) else reported
 
 
 def payload(number: int) -> list[Any]:
@@ -91,8 +91,8 @@ def test_what_was_given_out_is_known_for_two_generations() -> None:
     threshold = 10
     for number in range(45):
         run = LaneBatch(lane, None, None, 1 << 30, lane.hashes.__getitem__)
-        told = [event for message in payload(number) for event in run.receive(*flat(message))]
-        assert len(told) == 1
+        reported = [event for message in payload(number) for event in run.receive(*flat(message))]
+        assert len(reported) == 1
         # The last ones again, late.
         for late in range(max(0, number - threshold), number):
             for message in payload(late):
@@ -128,7 +128,7 @@ def test_a_smaller_budget_drops_what_was_held() -> None:
 @many
 def test_the_threshold_holds_whatever_comes_again(threshold: int, batches: Any) -> None:
     """Payloads that come whole, again and again, and sometimes with a lie at the end: given out
-    again only behind more than `threshold` others; and until then the lie is told of."""
+    again only behind more than `threshold` others; and until then the conflict is reported."""
     lane = Lane()
     delivered: list[int] = []
     largest = 0

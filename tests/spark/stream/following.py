@@ -73,5 +73,5 @@ class Driver:
 
 
 def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(json.dumps(offset))
-    return told
+    given: dict[str, Any] = json.loads(json.dumps(offset))
+    return given

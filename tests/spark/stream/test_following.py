@@ -29,7 +29,7 @@ from tests.spark.stream.following import Driver
 
 
 def add(stream: DataStream, count: int, mark: str = "", size: int = 100) -> None:
-    """`count` entries in one operation; what they hold is told by their numbers and `mark`."""
+    """`count` entries in one operation; their numbers and `mark` determine their data."""
     with stream.atomic_op() as op:
         for number in range(stream.total_entries, stream.total_entries + count):
             op.add_entry(1 + number % 3, f"{number}{mark}".encode().ljust(size, b"."))
@@ -138,7 +138,7 @@ def test_a_batch_has_parts_for_several_cores(growing: DataStream) -> None:
     assert len(driver.reader.partitions(start, driver.planned())) == 3
 
 
-def test_a_query_begins_where_it_is_told(growing: DataStream) -> None:
+def test_a_query_begins_at_its_starting_entry(growing: DataStream) -> None:
     add_block(growing, 5)
     for start, first in {"earliest": 0, "990": 990, "block:5": 1000, "1002": 1002}.items():
         found = Driver(path=growing.path, startingOffset=start).numbers()
@@ -160,7 +160,7 @@ def test_what_is_available_now_is_fixed(growing: DataStream) -> None:
 
 
 @pytest.mark.parametrize(
-    "options, error, told",
+    "options, error, message",
     [
         ({"endingOffset": 5}, UsageError, "endingOffset is for spark.read"),
         ({"startingOffset": 1001}, UnknownEntry, "no entry 1001: the stream holds 0 to 999"),
@@ -168,9 +168,9 @@ def test_what_is_available_now_is_fixed(growing: DataStream) -> None:
     ],
 )
 def test_what_cannot_be_followed_is_said(
-    growing: DataStream, options: dict[str, Any], error: type[Exception], told: str
+    growing: DataStream, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         Driver(path=growing.path, **options).batch()
 
 
@@ -180,30 +180,30 @@ def test_a_folder_is_not_followed(growing: DataStream) -> None:
 
 
 def test_a_checkpoint_of_something_else_is_an_error(growing: DataStream) -> None:
-    for told in ({}, {"entry": -1, "digest": ""}, {"entry": 1}, {"entry": "1", "digest": ""}):
+    for message in ({}, {"entry": -1, "digest": ""}, {"entry": 1}, {"entry": "1", "digest": ""}):
         with pytest.raises(BadPosition, match="is not an offset in a stream"):
-            Driver(told, path=growing.path).batch()
-    told = StreamOffset(3, "00").as_json()
-    assert StreamOffset.from_json(told) == StreamOffset(3, "00")
+            Driver(message, path=growing.path).batch()
+    message = StreamOffset(3, "00").as_json()
+    assert StreamOffset.from_json(message) == StreamOffset(3, "00")
 
 
 # Data that is lost.
 
 
-def test_a_stream_that_was_cut_back_is_an_error(growing: DataStream) -> None:
+def test_a_truncated_stream_is_an_error(growing: DataStream) -> None:
     driver = Driver(path=growing.path)
     driver.batch()
     growing.truncate(600)
-    told = (
+    message = (
         "growing.bin: the stream was truncated: it holds 600 entries, and the query has read "
         "1000. Start again with a new checkpoint, or set failOnDataLoss to false"
     )
     for follower in (driver, Driver(driver.offset, path=growing.path)):
-        with pytest.raises(StreamFileError, match=told):
+        with pytest.raises(StreamFileError, match=message):
             follower.batch()
 
 
-def test_a_stream_that_was_cut_back_and_grew_again_is_an_error(growing: DataStream) -> None:
+def test_a_stream_that_was_truncated_and_grew_again_is_an_error(growing: DataStream) -> None:
     driver = Driver(path=growing.path)
     driver.batch()
     growing.truncate(999)
@@ -215,7 +215,7 @@ def test_a_stream_that_was_cut_back_and_grew_again_is_an_error(growing: DataStre
             follower.batch()
 
 
-def test_what_was_taken_back_before_it_was_read_is_no_loss(growing: DataStream) -> None:
+def test_entries_truncated_before_they_were_read_are_no_loss(growing: DataStream) -> None:
     driver = Driver(path=growing.path)
     driver.batch()
     add(growing, 100)
@@ -275,7 +275,7 @@ def test_a_file_that_went_is_an_error(growing: DataStream) -> None:
         growing.close()
 
 
-def test_a_loss_that_is_allowed_goes_on_with_what_there_is(growing: DataStream) -> None:
+def test_a_query_that_allows_losses_continues_with_what_there_is(growing: DataStream) -> None:
     driver = Driver(path=growing.path, failOnDataLoss="false")
     driver.batch()
     growing.truncate(600)
@@ -298,9 +298,7 @@ def test_a_loss_that_is_allowed_ends_what_is_available_now(growing: DataStream) 
 
 @pytest.mark.parametrize("start", [0, 252])
 @pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED"])
-def test_what_is_lost_is_told_once_in_whatever_batches(
-    tmp_path: Path, mode: str, start: int
-) -> None:
+def test_a_loss_is_reported_once_in_any_batches(tmp_path: Path, mode: str, start: int) -> None:
     path = tmp_path / "pages.bin"
     write_pages(path)
     options = {"path": path, "mode": mode, "startingOffset": start}

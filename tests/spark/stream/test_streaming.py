@@ -15,7 +15,7 @@ from datastreamer.spark import lag
 
 
 def add(stream: DataStream, count: int, mark: str = "", size: int = 100) -> None:
-    """`count` entries in one operation; what they hold is told by their numbers and `mark`."""
+    """`count` entries in one operation; their numbers and `mark` determine their data."""
     with stream.atomic_op() as op:
         for number in range(stream.total_entries, stream.total_entries + count):
             op.add_entry(1 + number % 3, f"{number}{mark}".encode().ljust(size, b"."))
@@ -89,7 +89,7 @@ def test_a_file_is_followed_as_it_grows(growing: DataStream, follow: Any) -> Non
         assert lag(query.lastProgress) == 0
 
 
-def test_a_query_goes_on_where_its_checkpoint_says(growing: DataStream, follow: Any) -> None:
+def test_a_query_continues_at_its_checkpoint(growing: DataStream, follow: Any) -> None:
     found = follow(path=growing.path, maxEntriesPerTrigger=300)
     query = found.all_available()
     assert [len(batch) for batch in found.batches] == [300, 300, 300, 100]
@@ -102,9 +102,9 @@ def test_a_query_goes_on_where_its_checkpoint_says(growing: DataStream, follow: 
     growing.truncate(600)
     with pytest.raises(StreamingQueryException) as raised:
         follow(path=growing.path).all_available()
-    told = str(raised.value)
-    assert "growing.bin: the stream was truncated: it holds 600 entries" in told
-    assert "the query has read 1010. Start again with a new checkpoint" in told
+    reported = str(raised.value)
+    assert "growing.bin: the stream was truncated: it holds 600 entries" in reported
+    assert "the query has read 1010. Start again with a new checkpoint" in reported
 
 
 def test_a_server_is_followed(follow: Any, tmp_path: Path) -> None:

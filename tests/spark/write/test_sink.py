@@ -88,7 +88,7 @@ def test_a_task_that_fails_leaves_nothing(spark: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, data, told",
+    "kind, data, message",
     [
         (
             "-1 as type",
@@ -102,8 +102,10 @@ def test_a_task_that_fails_leaves_nothing(spark: Any, path: Path) -> None:
         ("1 as type", "'x'", "not from type int, data string: select these two"),
     ],
 )
-def test_what_is_no_entry_is_said(spark: Any, path: Path, kind: str, data: str, told: str) -> None:
-    with pytest.raises(Exception, match=told):
+def test_what_is_not_an_entry_is_reported(
+    spark: Any, path: Path, kind: str, data: str, message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
         write(spark.range(1, numPartitions=1).selectExpr(kind, f"{data} as data"), path)
     assert entries(path) == [(1, b"first")]
 
@@ -129,7 +131,7 @@ def test_a_stream_is_not_overwritten(spark: Any, path: Path) -> None:
     assert entries(path) == [(1, b"first")]
 
 
-def test_a_streaming_query_is_told_to_write_its_batches(
+def test_a_streaming_query_is_asked_to_write_its_batches(
     spark: Any, path: Path, tmp_path: Path
 ) -> None:
     query = spark.readStream.format("datastream").load(str(path)).select("type", "data").writeStream
@@ -144,7 +146,7 @@ def test_a_frame_without_rows_appends_nothing(spark: Any, path: Path) -> None:
     assert entries(path) == [(1, b"first")]
 
 
-def test_of_two_attempts_at_a_partition_the_one_that_spark_tells_is_written(path: Path) -> None:
+def test_of_two_attempts_at_a_partition_the_one_that_spark_commits_is_written(path: Path) -> None:
     """A task that is slow is started again elsewhere, where Spark speculates."""
     schema = StructType([StructField("type", IntegerType()), StructField("data", BinaryType())])
     sink = StreamSink(read_options({"path": str(path)}), schema, overwrite=False)

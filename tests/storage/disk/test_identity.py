@@ -136,10 +136,10 @@ def lost(stream: DataStream, call: Callable[[], object], said: str) -> str:
     """The one line with which `call` is refused."""
     with pytest.raises(FileReplaced) as caught:
         call()
-    told = str(caught.value)
-    assert told.startswith(f"{stream.path}: {said}; "), told
-    assert "\n" not in told
-    return told
+    reported = str(caught.value)
+    assert reported.startswith(f"{stream.path}: {said}; "), reported
+    assert "\n" not in reported
+    return reported
 
 
 @every_way
@@ -152,9 +152,9 @@ def test_nothing_is_committed_where_the_path_leads_elsewhere(
     way.go(path)
     stream.start_atomic_op()
     stream.add_entry(1, b"two")
-    told = lost(stream, stream.commit_atomic_op, way.said)
-    assert "nothing more is committed" in told
-    assert "stream.snapshot(OUT)" in told
+    reported = lost(stream, stream.commit_atomic_op, way.said)
+    assert "nothing more is committed" in reported
+    assert "stream.snapshot(OUT)" in reported
     # Still open: again, and rolled back.
     lost(stream, stream.commit_atomic_op, way.said)
     if way.back is None:
@@ -429,9 +429,11 @@ def test_the_command_that_the_error_names(path: Path, how: Callable[[Path], None
     how(path)
     with pytest.raises(FileReplaced) as caught:
         commit(stream, b"two")
-    told = str(caught.value)
+    reported = str(caught.value)
     saved = path.with_name("saved.bin")
-    words = told[told.index("`") + 1 : told.rindex("`")].replace("OUT", str(saved)).split()
+    words = (
+        reported[reported.index("`") + 1 : reported.rindex("`")].replace("OUT", str(saved)).split()
+    )
     subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
     with DataStream.open(saved) as again:
         assert events(again) == [b"one"]

@@ -328,7 +328,7 @@ class Recovering(RuleBasedStateMachine):
         self.drop()
         allowed = self.states(crash)
         # Who has not looked since entries were changed holds what is not so any more.
-        told = [o for o in self.observers if o.changes == self.changes and not self.changing]
+        reported = [o for o in self.observers if o.changes == self.changes and not self.changing]
         self.changing = True
         self.changes += 1
         lost = False
@@ -343,10 +343,10 @@ class Recovering(RuleBasedStateMachine):
                     it
                     for it in allowed
                     if any(it is outcome for outcome in self.outcomes)
-                    or all(it[: o.safe] == o.served[: o.safe] for o in told)
+                    or all(it[: o.safe] == o.served[: o.safe] for o in reported)
                 ]
                 self.forget_observers()
-                told = []
+                reported = []
                 tear, take = self.disk.tear, self.disk.power_cut
                 if crash.detached:
                     take = self.disk.lose

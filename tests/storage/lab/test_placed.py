@@ -82,7 +82,7 @@ def test_a_refusal_is_told_until_it_is_over(
     stream: DataStream, process: Process, after: int
 ) -> None:
     """And the operation goes on where it was, or is committed with all that it has."""
-    entries, told = huge(1), 0
+    entries, reported = huge(1), 0
 
     def until_it_is_over(call: Callable[[], object]) -> int:
         try:
@@ -99,9 +99,9 @@ def test_a_refusal_is_told_until_it_is_over(
     stream.start_atomic_op()
     process.interruption = Interruption(after, errno.ENOSPC, lasting=True, only="place")
     for kind, data in entries:
-        told += until_it_is_over(partial(stream.add_entry, kind, data))
-    told += until_it_is_over(stream.commit_atomic_op)
-    assert told == (after < 3)
+        reported += until_it_is_over(partial(stream.add_entry, kind, data))
+    reported += until_it_is_over(stream.commit_atomic_op)
+    assert reported == (after < 3)
     assert items(stream) == entries
 
 

@@ -437,7 +437,7 @@ def test_an_iteration_goes_on_over_changes_ahead_of_it(path: Path) -> None:
             next(behind)
 
 
-def test_an_epoch_far_ahead_is_told_by_nobody(path: Path) -> None:
+def test_an_epoch_far_ahead_is_published_by_nobody(path: Path) -> None:
     """Another file was copied over it, maybe."""
     page = bytearray(4096)
     put_change(page, Change(2**63, 0, None))

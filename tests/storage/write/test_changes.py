@@ -151,10 +151,10 @@ def test_truncation_to_a_page_s_start(path: Path, sizes: tuple[int, int]) -> Non
 def test_changes_are_announced(path: Path) -> None:
     with DataStream.create(path) as stream:
         add(stream, ONE, TWO)
-        told: list[tuple[int, int | None, bool, int, bytes]] = []
+        reported: list[tuple[int, int | None, bool, int, bytes]] = []
 
         def note(start: int, stop: int | None, done: bool) -> None:
-            told.append((start, stop, done, stream.total_entries, stream.entry(1).data))
+            reported.append((start, stop, done, stream.total_entries, stream.entry(1).data))
 
         end = stream.on_change(note)
         stream.update_entry(1, 1, b"new")
@@ -163,7 +163,7 @@ def test_changes_are_announced(path: Path) -> None:
             stream.truncate(2)
         with pytest.raises(UpdateRefused):
             stream.update_entry(1, 1, b"")
-        assert told == [
+        assert reported == [
             (1, 2, False, 4, b"one"),
             (1, 2, True, 4, b"new"),
             (2, None, False, 4, b"new"),
@@ -171,4 +171,4 @@ def test_changes_are_announced(path: Path) -> None:
         ]
         end()
         stream.truncate(0)
-        assert len(told) == 4
+        assert len(reported) == 4

@@ -106,12 +106,12 @@ def test_what_was_lost_is_cut_off(
         return
     (side,) = sides(path)
     assert side.read_bytes() == before[:FIRST] + before[start:end]
-    (told,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert told.getMessage().startswith(
+    (reported,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert reported.getMessage().startswith(
         f"{path}: entries 2 to 5 (bytes {start} to {end}) are not what was written, though the "
         "machine has not restarted since"
     )
-    assert str(side) in told.getMessage()
+    assert str(side) in reported.getMessage()
     with DataStream.open(path) as stream:
         add(stream, THREE)
         assert items(stream) == ONE + THREE
@@ -245,8 +245,8 @@ def test_verify_says_what_the_next_open_does(tmp_path: Path) -> None:
         assert any("entries 2 to 5 are not what was committed" in it for it in report.notes)
     # Where the chain of entries breaks, too.
     broken = power_cut(path, tmp_path / "broken.bin", (base, base + 9), boot=boot_id())
-    told = {problem.repair for problem in verify(broken).problems}
-    assert told == {"the next open for writing, or repair, truncates to 2 entries"}
+    reported = {problem.repair for problem in verify(broken).problems}
+    assert reported == {"the next open for writing, or repair, truncates to 2 entries"}
     with DataStream.open(broken) as stream:
         assert items(stream) == ONE
     assert verify(broken).ok

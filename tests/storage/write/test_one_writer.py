@@ -137,16 +137,16 @@ def test_a_pid_of_another_boot_is_nobody_s(tmp_path: Path) -> None:
 def test_a_killed_writer_frees_the_lock(tmp_path: Path) -> None:
     """Whatever it was doing: what it said was committed is there, in whole operations."""
     path = make(tmp_path / "s.bin")
-    told = 0
+    reported = 0
     for commits in (1, 40):
         with Other(path, "write") as other:
             for _ in range(commits):
-                told = int(other.out.readline())
+                reported = int(other.out.readline())
             other.kill()
             rest = other.out.read().split("\n")
-            told = int(rest[-2]) if len(rest) > 1 else told
+            reported = int(rest[-2]) if len(rest) > 1 else reported
         with DataStream.open(path) as stream:
-            assert told <= stream.total_entries <= told + 6
+            assert reported <= stream.total_entries <= reported + 6
             assert stream.total_entries % 6 == 0
             known = bookmarks_of(scan_file(path))
             assert {key: stream.bookmark(key) for key in known} == known
@@ -158,18 +158,18 @@ def test_a_follower_beside_another_process(tmp_path: Path) -> None:
     """What the writer has said it committed is seen at the next look, index and all."""
     path = make(tmp_path / "s.bin")
     with Other(path, "write") as other:  # leaves an index with a watermark behind
-        told = [int(other.out.readline()) for _ in range(30)][-1]
+        reported = [int(other.out.readline()) for _ in range(30)][-1]
         other.kill()
     with DataStream.open(path) as stream:
         stream.bookmarks.wait()
     with Other(path, "write") as other, DataStream.open(path, follow=True) as follower:
         for round_ in range(200):
-            told = int(other.out.readline())
+            reported = int(other.out.readline())
             follower.refresh()
             total = follower.total_entries
-            assert total >= told
+            assert total >= reported
             assert total % 6 == 0
-            for number in (0, told * round_ // 200 // 2 * 2, told - 2):
+            for number in (0, reported * round_ // 200 // 2 * 2, reported - 2):
                 assert follower.bookmark(number.to_bytes(4, "big")) == number
                 data = number.to_bytes(8, "big") * (number % 300)
                 assert follower.entry(number + 1).data == data

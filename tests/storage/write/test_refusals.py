@@ -271,8 +271,8 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
                 raise OSError(errno.EIO, "Input/output error")
 
             disk.before["sync"] = drop
-            for told in (CommitInDoubt, EntriesLost):  # the sync fails; then it is mended
-                with pytest.raises(told):
+            for reported in (CommitInDoubt, EntriesLost):  # the sync fails; then it is mended
+                with pytest.raises(reported):
                     stream.sync()
             return commit(*args, **options)
 

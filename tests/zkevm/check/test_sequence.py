@@ -89,21 +89,21 @@ def test_all_in_order() -> None:
 
 
 def replaced(at: int, event: Any) -> Callable[[list[Any]], None]:
-    def change(told: list[Any]) -> None:
-        told[at] = event
+    def change(reported: list[Any]) -> None:
+        reported[at] = event
 
     return change
 
 
 def left_out(at: int, count: int = 1) -> Callable[[list[Any]], None]:
-    def change(told: list[Any]) -> None:
-        del told[at : at + count]
+    def change(reported: list[Any]) -> None:
+        del reported[at : at + count]
 
     return change
 
 
 def put_in(at: int, event: Any) -> Callable[[list[Any]], None]:
-    return lambda told: told.insert(at, event)
+    return lambda reported: reported.insert(at, event)
 
 
 BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]]] = [
@@ -185,9 +185,9 @@ BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]]] =
 def test_breaches(
     change: Callable[[list[Any]], None], expected: list[tuple[int, str, str]]
 ) -> None:
-    told = story()
-    change(told)
-    found = report(3, told)
+    reported = story()
+    change(reported)
+    found = report(3, reported)
     assert not found.ok
     assert [(entry, rule) for entry, rule, _ in found.breaches] == [
         (entry, rule) for entry, rule, _ in expected
@@ -202,11 +202,13 @@ def test_entries_that_lack() -> None:
 
 
 def test_breaches_that_are_told_are_not_kept() -> None:
-    told: list[Breach] = []
-    check = SequenceCheck(3, told.append)
+    reported: list[Breach] = []
+    check = SequenceCheck(3, reported.append)
     packed = b"".join(pack_entry(number, 2, b"\xff") for number in range(20))
     check.feed(scan(packed, 0))
-    assert [(breach.entry, breach.rule) for breach in told] == [(at, "decode") for at in range(20)]
+    assert [(breach.entry, breach.rule) for breach in reported] == [
+        (at, "decode") for at in range(20)
+    ]
     found = check.report()
     assert (found.ok, found.breaches) == (False, [])
     assert (found.broken, found.first) == ({"decode": 20}, 0)
@@ -223,9 +225,9 @@ def test_breaches_that_are_told_are_not_kept() -> None:
     ],
 )
 def test_indices_of_transactions(indices: list[int], wrong: list[tuple[int, int]]) -> None:
-    told: list[Event | Raw] = [batch_mark(1), events.BatchStart(1), block_mark(1)]
-    told += [events.L2Block(1, 1), *(events.Transaction(1, index) for index in indices)]
-    found = report(3, [*told, events.L2BlockEnd(1), events.BatchEnd(1)])
+    reported: list[Event | Raw] = [batch_mark(1), events.BatchStart(1), block_mark(1)]
+    reported += [events.L2Block(1, 1), *(events.Transaction(1, index) for index in indices)]
+    found = report(3, [*reported, events.L2BlockEnd(1), events.BatchEnd(1)])
     assert [(breach.entry - 4, breach.what) for breach in found.breaches] == [
         (due, f"its index is {index}, but {due} is expected") for due, index in wrong
     ]
@@ -241,24 +243,24 @@ def test_what_stands_open_is_no_breach() -> None:
 
 
 def test_version_2_has_no_ends_or_all() -> None:
-    told = [event for event in story() if not isinstance(event, events.L2BlockEnd)]
-    found = report(2, told)
+    reported = [event for event in story() if not isinstance(event, events.L2BlockEnd)]
+    found = report(2, reported)
     assert found.ok
     assert "no block has an L2BlockEnd, which version 3 introduced" in found.notes
-    told = story()
-    del told[6]
-    found = report(2, told)
+    reported = story()
+    del reported[6]
+    found = report(2, reported)
     assert found.ok
     assert "1 block without an L2BlockEnd, before the stream's first one" in found.notes
-    told = story()
-    del told[20]
-    assert [breach.entry for breach in report(2, told).breaches] == [20]
+    reported = story()
+    del reported[20]
+    assert [breach.entry for breach in report(2, reported).breaches] == [20]
 
 
 def test_transactions_that_are_not_numbered() -> None:
-    told = story()
-    told[5] = told[5]._replace(index=0)
-    found = report(3, told)
+    reported = story()
+    reported[5] = reported[5]._replace(index=0)
+    found = report(3, reported)
     assert found.ok
     assert "1 block with several transactions, all of index 0" in found.notes
 
@@ -345,9 +347,9 @@ def test_version_1_in_order() -> None:
 def test_breaches_of_version_1(
     change: Callable[[list[Any]], None], expected: list[tuple[int, str, str]]
 ) -> None:
-    told = old_story()
-    change(told)
-    found = report(1, told)
+    reported = old_story()
+    change(reported)
+    found = report(1, reported)
     assert [(entry, rule) for entry, rule, _ in found.breaches] == [
         (entry, rule) for entry, rule, _ in expected
     ]
@@ -394,11 +396,11 @@ def test_the_real_stream(real_stream: Path) -> None:
 
 def test_another_parent_is_found(real_story: list[Any]) -> None:
     pytest.importorskip("sha3", reason="safe-pysha3 is not installed")
-    told = real_story[:900]
-    places = [at for at, event in enumerate(told) if isinstance(event, events.L2Block)]
+    reported = real_story[:900]
+    places = [at for at, event in enumerate(reported) if isinstance(event, events.L2Block)]
     at = places[-5]
-    told[at] = told[at]._replace(hash=bytes(32))
-    found = report(2, told)
+    reported[at] = reported[at]._replace(hash=bytes(32))
+    found = report(2, reported)
     wrong = [(breach.entry, breach.rule) for breach in found.breaches]
     # Neither its own hash fits its fields, nor the next block's the hash of its parent.
     assert wrong == [(8, "timestamp"), (at, "parent"), (places[-4], "parent")]
@@ -406,9 +408,9 @@ def test_another_parent_is_found(real_story: list[Any]) -> None:
 
 def test_a_wrong_block_before_the_first_right_one(real_story: list[Any]) -> None:
     pytest.importorskip("sha3", reason="safe-pysha3 is not installed")
-    told = real_story[:60]
-    told[15] = told[15]._replace(timestamp=told[15].timestamp, state_root=H[1])
-    found = report(2, told)
+    reported = real_story[:60]
+    reported[15] = reported[15]._replace(timestamp=reported[15].timestamp, state_root=H[1])
+    found = report(2, reported)
     assert [(breach.entry, breach.rule) for breach in found.breaches] == [
         (8, "timestamp"),
         (15, "parent"),

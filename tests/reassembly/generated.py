@@ -12,8 +12,8 @@ Message = tuple[bytes, bytes]
 
 def name(start: int, text: bytes | str = b"") -> bytes:
     """33 bytes: the first one, and the rest made of a text."""
-    told = text.encode() if isinstance(text, str) else text
-    return bytes([start]) + told.ljust(32, b".")
+    reported = text.encode() if isinstance(text, str) else text
+    return bytes([start]) + reported.ljust(32, b".")
 
 
 def records(*announced: tuple[bytes, int]) -> bytes:
@@ -45,13 +45,13 @@ def payloads(draw: st.DrawFn, number: int, depth: int = 3) -> Made:
         return prefix, len(made)
 
     def header(left: int) -> bytes:
-        told = [part_prefix() for _ in range(draw(st.integers(0, 2)))]
+        reported = [part_prefix() for _ in range(draw(st.integers(0, 2)))]
         for _ in range(draw(st.integers(0, 2)) if left else 0):
             prefix = name(0xFF, b"%d,%d" % (number, next(names)))
             suffixes = draw(st.sets(st.binary(max_size=2), max_size=3))
             messages.extend([(prefix + suffix, header(left - 1)) for suffix in sorted(suffixes)])
-            told.append((prefix, len(suffixes)))
-        return records(*told)
+            reported.append((prefix, len(suffixes)))
+        return records(*reported)
 
     own_id = b"payload %d" % number
     head = name(0, own_id), header(draw(st.integers(0, depth)))
@@ -72,7 +72,7 @@ def soups(draw: st.DrawFn) -> list[Message]:
         st.sampled_from([*prefixes, name(0, b"a")] if draw(st.booleans()) else prefixes),
         st.sampled_from([0, 1, 1, 2, 3, 2**32 - 1]),
     )
-    bodies = st.lists(announced, max_size=4).map(lambda told: records(*told))
+    bodies = st.lists(announced, max_size=4).map(lambda reported: records(*reported))
     wrong = st.binary(max_size=40)
     headers = st.tuples(st.sampled_from(ids).map(lambda own_id: name(0, own_id)), bodies)
     nested = st.tuples(
