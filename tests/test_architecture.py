@@ -312,7 +312,6 @@ DRIVER = re.compile(r"\w+_(driver|thread)")
 ADAPTER = re.compile(r"(async|blocking|trio)_\w+")
 # What others import of these, and why.
 ALSO_KNOWN = {
-    "client/base.py": {"socket"},  # the type of the listeners that a client may lead to
     "client/async_client.py": {"ssl"},  # the type of an option, as below
     "client/blocking_client.py": {"ssl"},
     "client/bulk_receive.py": {"time"},  # a function for a thread, which an engine passes on
@@ -342,6 +341,9 @@ def waits(root: Path) -> list[str]:
 
 def test_an_engine_knows_no_driver() -> None:
     assert waits(ROOT) == []
+    for name, modules in ALSO_KNOWN.items():
+        found = Importing(ROOT.name, ROOT / name, ROOT).found()
+        assert modules <= {module.split(".")[0] for _, module in found}, f"{name} needs fewer"
 
 
 @pytest.mark.parametrize(
@@ -364,7 +366,6 @@ def test_finds_an_engine_that_waits(tmp_path: Path, name: str, text: str) -> Non
         "client/bulk_receive.py": "import time\n",
         "client/blocking_client.py": "import ssl\nfrom toy.client.thread_driver import Thread\n",
         "consumer/trio_reassembly.py": "from toy.client.trio_driver import TrioDriver\n",
-        "client/base.py": "import socket\n",
     }
     assert waits(toy(tmp_path, clean)) == []
     assert len(waits(toy(tmp_path, {**clean, name: text}))) == 1
