@@ -15,8 +15,6 @@ import pytest
 
 from datastreamer import BlockingPublisher, Publishing, StreamServer
 from datastreamer.errors import (
-    ConnectFailed,
-    SourceBusy,
     StreamClosed,
 )
 from datastreamer.protocol.retry import Backoff
@@ -54,51 +52,6 @@ def put(publisher: BlockingPublisher, data: bytes) -> None:
 
 def contents(server: StreamServer) -> list[bytes]:
     return [entry.data for entry in server.stream.entries()]
-
-
-def wait_until_left(server: StreamServer) -> None:
-    for _ in range(1000):
-        try:
-            with publisher_of(server, lease=10):
-                pass
-        except SourceBusy:
-            continue
-        break
-    while server.stream._op.lease is not None:
-        threading.Event().wait(0.001)
-
-
-def test_the_lease_is_kept_and_a_lost_server_waited_for(path: Path, token_file: Path) -> None:
-    with served(path, token_file, lease=0.6) as server:
-        port = server.port
-        publisher = publisher_of(server)
-        put(publisher, b"one")
-        # Longer than the lease, without a word: another source is not let in.
-        threading.Event().wait(1.0)
-        with pytest.raises(SourceBusy):
-            publisher_of(server)
-        op = publisher.atomic_op()
-        op.add_entry(3, b"two")
-    with StreamServer(
-        path,
-        host="127.0.0.1",
-        port=port,
-        index="memory",
-        in_process=True,
-        publishing=Publishing(token_file=token_file),
-    ) as server:
-        op.commit()
-        put(publisher, b"three")
-        assert publisher.epoch == 1
-        assert contents(server) == [b"one", b"two", b"three"]
-    with pytest.raises(ConnectFailed):
-        BlockingPublisher("127.0.0.1", port, token=TOKEN)
-    op = publisher.atomic_op()
-    op.add_entry(3, b"four")
-    publisher.give_up()
-    with pytest.raises(ConnectFailed):
-        op.commit()
-    publisher.close()
 
 
 def test_it_loads_no_trio() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from datastreamer import Publishing, StreamServer
+from datastreamer import Publishing, StreamServer, aio, connect_publisher
 from datastreamer.errors import (
+    ConnectFailed,
     Fenced,
     HistoryChanged,
     LeaseHeld,
     NoOperation,
     NotAllowed,
+    NotSupported,
     OperationOpen,
     OperationTooLarge,
     SourceBusy,
@@ -25,7 +31,9 @@ from datastreamer.errors import (
 )
 from datastreamer.protocol.publisher import SourceConnection
 from datastreamer.protocol.retry import Backoff
+from datastreamer.transport.tls import ServerTLS
 from tests.network.drivers import kinds, publisher_of_kind
+from tests.network.secure import Authority
 
 pytestmark = kinds
 
@@ -43,11 +51,13 @@ def token_file(tmp_path: Path) -> Path:
 
 @contextmanager
 def served(path: Path, token_file: Path, **terms: Any) -> Iterator[StreamServer]:
-    publishing = Publishing(token_file=token_file, **terms)
-    with StreamServer(
-        path, host="127.0.0.1", port=0, index="memory", in_process=True, publishing=publishing
-    ) as server:
+    with serving(path, Publishing(token_file=token_file, **terms)) as server:
         yield server
+
+
+def serving(path: Path, publishing: Publishing | None, **options: Any) -> StreamServer:
+    options = {"host": "127.0.0.1", "port": 0, **options}
+    return StreamServer(path, index="memory", in_process=True, publishing=publishing, **options)
 
 
 def publisher_of(kind: str, server: StreamServer, **options: Any) -> Any:
@@ -141,13 +151,122 @@ def test_refusals(kind: str, path: Path, token_file: Path) -> None:
                 publisher.flush()
             publisher.drop()
             put(publisher, b"small")
-        wait_until_left(kind, server)
-        with (
-            pytest.raises(HistoryChanged),
-            publisher_of(kind, server, next_entry=0) as again,
-        ):
-            put(again, b"other")
         assert contents(server) == [b"small"]
+
+
+def test_another_history(kind: str, path: Path, token_file: Path) -> None:
+    """Operations that the stream holds are compared; those after them are appended."""
+    with served(path, token_file) as server:
+        with server.stream.atomic_op() as op:
+            op.add_entries(3, [b"a", b"b", b"c"])
+        with publisher_of(kind, server, next_entry=1) as publisher:
+            for data in (b"b", b"c", b"d"):
+                put(publisher, data)
+        for number, message in ((2, "differ from those in the stream"), (5, "next entry is 4")):
+            wait_until_left(kind, server)
+            with (
+                pytest.raises(HistoryChanged, match=message) as caught,
+                publisher_of(kind, server, next_entry=number) as again,
+            ):
+                put(again, b"C")
+            assert caught.value.total_entries == 4
+        assert contents(server) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_server_that_accepts_no_publishers(kind: str, path: Path) -> None:
+    with (
+        serving(path, None) as server,
+        pytest.raises(NotSupported, match="accepts no publishers"),
+        publisher_of(kind, server),
+    ):
+        pass
+
+
+def test_a_commit_waits_when_much_is_unacknowledged(
+    kind: str, path: Path, token_file: Path
+) -> None:
+    with (
+        served(path, token_file, max_underway=2) as server,
+        publisher_of(kind, server, max_unacknowledged=3000) as publisher,
+    ):
+        most = 0
+        for number in range(100):
+            op = publisher.atomic_op()
+            op.add_entry(3, number.to_bytes(2, "big") * 500)
+            op.commit(wait=False)
+            most = max(most, publisher._engine.source.size)
+        publisher.flush()
+        assert most < 4200
+        assert len(contents(server)) == 100
+
+
+def test_a_publisher_that_is_faster_than_it_may_be_waits(
+    kind: str, path: Path, token_file: Path
+) -> None:
+    with (
+        served(path, token_file, max_operations_per_second=50.0) as server,
+        publisher_of(kind, server) as publisher,
+    ):
+        began = time.monotonic()
+        for number in range(60):
+            op = publisher.atomic_op()
+            op.add_entry(3, b"%d" % number)
+            op.commit(wait=False)
+        publisher.flush()
+        # The operations of one second at once, the others at that rate.
+        assert time.monotonic() - began >= 0.18
+        assert contents(server) == [b"%d" % number for number in range(60)]
+
+
+def test_a_client_certificate(kind: str, path: Path, authority: Authority) -> None:
+    tls = ServerTLS(authority.issue("server"), client_ca=authority.file)
+    with serving(path, Publishing(client_certs=("source.example",)), tls=tls) as server:
+        reader = authority.context(authority.issue("reader", "reader.example"))
+        source = authority.context(authority.issue("source", "source.example"))
+        with pytest.raises(NotAllowed), publisher_of(kind, server, token=None, tls=reader):
+            pass
+        with publisher_of(kind, server, token=None, tls=source) as publisher:
+            put(publisher, bytes(500_000))
+        assert contents(server) == [bytes(500_000)]
+
+
+def test_a_unix_socket(kind: str, path: Path, token_file: Path, tmp_path: Path) -> None:
+    socket = tmp_path / "s.sock"
+    publishing = Publishing(token_file=token_file)
+    with serving(path, publishing, host=None, port=None, unix=socket) as server:
+        with publisher_of_kind(kind, f"unix:{socket}", token=TOKEN) as publisher:
+            put(publisher, b"one")
+        assert contents(server) == [b"one"]
+
+
+def test_the_lease_is_kept_and_a_lost_server_waited_for(
+    kind: str, path: Path, token_file: Path
+) -> None:
+    with ExitStack() as stack:
+        with served(path, token_file, lease=0.6) as server:
+            port = server.port
+            stack.enter_context(pytest.raises(ConnectFailed))
+            publisher = stack.enter_context(publisher_of(kind, server))
+            put(publisher, b"one")
+            # For longer than the lease nothing is sent: another source is not accepted.
+            threading.Event().wait(1.0)
+            with pytest.raises(SourceBusy), publisher_of(kind, server):
+                pass
+            op = publisher.atomic_op()
+            op.add_entry(3, b"two")
+        with serving(path, Publishing(token_file=token_file), port=port) as server:
+            op.commit()
+            put(publisher, b"three")
+            assert publisher.epoch == 1
+            assert contents(server) == [b"one", b"two", b"three"]
+        with pytest.raises(ConnectFailed), publisher_of(kind, server):
+            pass
+        op = publisher.atomic_op()
+        op.add_entry(3, b"four")
+        publisher.give_up()
+        # Leaving the block raises it, too.
+        with pytest.raises(ConnectFailed):
+            op.commit()
 
 
 def test_an_unexpected_error_is_raised_by_the_calls(
@@ -169,3 +288,34 @@ def test_an_unexpected_error_is_raised_by_the_calls(
             with pytest.raises(ZeroDivisionError):
                 op.commit()
             op.roll_back()
+
+
+def test_a_cancelled_block_ends_at_once(kind: str, path: Path, token_file: Path) -> None:
+    """While it waits for an operation that a lost server has not acknowledged."""
+    if kind == "blocking":
+        pytest.skip("a call in a thread is not cancelled, but interrupted")
+
+    async def publish(lose: Callable[[], None], end: Callable[[], None], connect: Any) -> None:
+        async with connect("127.0.0.1", server.port, token=TOKEN, backoff=QUICK) as publisher:
+            lose()
+            async with publisher.atomic_op() as op:
+                op.add_entry(3, b"never")
+                end()
+        raise AssertionError("the block was not cancelled")
+
+    async def in_trio() -> bool:
+        with trio.move_on_after(20), trio.CancelScope() as scope:
+            scope_ends = partial(setattr, scope, "deadline", trio.current_time() + 0.1)
+            await publish(server.close, scope_ends, connect_publisher)
+        return scope.cancelled_caught
+
+    async def in_asyncio() -> bool:
+        def end() -> None:
+            asyncio.get_running_loop().call_later(0.1, task.cancel)
+
+        task = asyncio.ensure_future(publish(server.close, end, aio.connect_publisher))
+        await asyncio.wait([task], timeout=20)
+        return task.cancelled()
+
+    with served(path, token_file) as server:
+        assert trio.run(in_trio) if kind == "trio" else asyncio.run(in_asyncio())

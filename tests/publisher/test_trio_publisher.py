@@ -18,12 +18,9 @@ import trio.testing
 from datastreamer.errors import (
     ConnectionLost,
     Fenced,
-    HistoryChanged,
     NotAllowed,
-    NotSupported,
     NotWritten,
     OperationOpen,
-    OperationTooLarge,
     PublishInDoubt,
     SourceBusy,
     WriteFailed,
@@ -37,9 +34,7 @@ from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
-from datastreamer.transport.tls import ServerTLS
 from tests.network.fixtures import PATIENCE
-from tests.network.secure import Authority
 from tests.network.vanishing import linux, vanish
 from tests.storage.made import FaultyDisk
 
@@ -363,16 +358,6 @@ async def test_a_source_comes_back_behind_an_operation_of_the_server_s_own(
     assert contents(stream) == [(3, b"x"), (3, b"y")]
 
 
-async def test_a_server_that_takes_none(stream: DataStream, token_file: Path) -> None:
-    server = Server(stream)
-    with trio.fail_after(PATIENCE):
-        async with trio.open_nursery() as nursery:
-            [(_, port)] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))
-            with pytest.raises(NotSupported, match="accepts no publishers"):
-                await publish_three(port, b"x")
-            nursery.cancel_scope.cancel()
-
-
 async def test_a_wrong_token_and_a_second_source(stream: DataStream, token_file: Path) -> None:
     async with serving(stream, token_file) as (_, port):
         with pytest.raises(NotAllowed):
@@ -416,26 +401,6 @@ async def test_a_source_that_was_fenced_stays_so_on_a_restored_copy(
             with pytest.raises(Fenced, match="epoch 1 has ended; the last publisher has epoch 2"):
                 await put_one(port, b"z", epoch=1)
         assert contents(restored) == [(3, b"x"), (3, b"y")]
-
-
-async def test_another_history(stream: DataStream, token_file: Path) -> None:
-    with stream.atomic_op() as op:
-        op.add_entries(3, [b"a", b"b", b"c"])
-    async with serving(stream, token_file) as (server, port):
-        # What can be made again is compared, and the rest appended.
-        async with publisher_at(port, next_entry=1) as publisher:
-            for data in (b"b", b"c", b"d"):
-                async with publisher.atomic_op() as op:
-                    op.add_entry(3, data)
-        assert server.counts.published_again == 2
-        with pytest.raises(
-            HistoryChanged, match="of the operation differ from those in the stream"
-        ) as caught:
-            await put_one(port, b"C", next_entry=2)
-        assert (caught.value.next_entry, caught.value.total_entries) == (2, 4)
-        with pytest.raises(HistoryChanged, match="the next entry is 4"):
-            await put_one(port, b"f", next_entry=5)
-    assert [data for _, data in contents(stream)] == [b"a", b"b", b"c", b"d"]
 
 
 async def test_a_full_disk_is_told_and_tried_again(
@@ -500,72 +465,3 @@ async def test_a_sync_that_fails_leaves_nothing_twice(path: Path, token_file: Pa
                     publisher.resend()
                 await pending.wait()
         assert [data for _, data in contents(stream)] == [b"%d" % turn for turn in range(20)]
-
-
-async def test_too_large_an_operation(stream: DataStream, token_file: Path) -> None:
-    terms = {"max_operation_bytes": 1000}
-    async with serving(stream, token_file, **terms) as (_, port), publisher_at(port) as publisher:
-        with pytest.raises(OperationTooLarge, match="more than 1000 bytes"):
-            await put(publisher, bytes(1000))
-        publisher.drop()
-        await put(publisher, b"small")
-    assert contents(stream) == [(3, b"small")]
-
-
-async def test_a_lease_is_kept_without_a_word(stream: DataStream, token_file: Path) -> None:
-    terms = {"lease": 1.5}
-    async with serving(stream, token_file, **terms) as (server, port), publisher_at(port) as one:
-        began = trio.current_time()
-        while trio.current_time() - began < 2:
-            await one._driver.run(one._engine.moves())  # an answer came
-        assert server.counts.commands["publish"] == 1
-        await put(one, b"x")
-    assert contents(stream) == [(3, b"x")]
-
-
-async def test_little_waits_in_memory(stream: DataStream, token_file: Path) -> None:
-    """A commit waits, where so much is underway."""
-    async with (
-        serving(stream, token_file, max_underway=2) as (_, port),
-        publisher_at(port, max_unacknowledged=3000) as publisher,
-    ):
-        most = 0
-        for number in range(100):
-            op = publisher.atomic_op()
-            op.add_entry(3, number.to_bytes(2, "big") * 500)
-            await op.commit(wait=False)
-            most = max(most, publisher._engine.source.size)
-        assert 3000 <= most < 4200
-    assert len(contents(stream)) == 100
-
-
-async def test_a_client_certificate(stream: DataStream, path: Path, authority: Authority) -> None:
-    tls = ServerTLS(authority.issue("server"), client_ca=authority.file)
-    terms = Publishing(client_certs=("source.example",))
-    server = Server(stream, tls=tls, publishing=terms)
-    with trio.fail_after(PATIENCE):
-        async with trio.open_nursery() as nursery:
-            [(_, port)] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))
-            reader = authority.context(authority.issue("reader", "reader.example"))
-            source = authority.context(authority.issue("source", "source.example"))
-            with pytest.raises(NotAllowed):
-                await put_one(port, b"x", tls=reader)
-            await put_one(port, b"y", tls=source)
-            nursery.cancel_scope.cancel()
-    assert contents(stream) == [(3, b"y")]
-
-
-async def test_a_source_that_is_faster_than_it_may_be_waits(
-    stream: DataStream, token_file: Path
-) -> None:
-    terms = {"max_operations_per_second": 50.0}
-    async with serving(stream, token_file, **terms) as (_, port), publisher_at(port) as publisher:
-        began = trio.current_time()
-        for number in range(60):
-            op = publisher.atomic_op()
-            op.add_entry(3, b"%d" % number)
-            await op.commit(wait=False)
-        await publisher.flush()
-        # One second's worth at once, and the rest at its pace.
-        assert trio.current_time() - began >= 0.18
-    assert [data for _, data in contents(stream)] == [b"%d" % number for number in range(60)]
