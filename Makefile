@@ -19,7 +19,7 @@ FIGURES := .benchmarks/latest.json
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make test       run all tests            make demo      see it work, in a minute"
+	@echo "make test       run all tests            make demo      see it work, for some seconds"
 	@echo "make spark-demo the pipeline on a live server: tables, a report, charts; needs Java"
 	@echo "make lint       ruff                     make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"

@@ -25,7 +25,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "datastreamer"
 
 LAYERS = [
-    {"_version", "errors", "format", "printable"},
+    {"_lazy", "_version", "errors", "format", "printable"},
     {"position", "metrics"},
     # What the compiled modules share: inlined, never imported at run time.
     {"_entry"},

@@ -47,7 +47,8 @@ _VERSION_OPTION = Annotated[
 
 program = new_program(
     "Serve and read streams: append-only files of numbered entries with bookmarks.\n\n"
-    "SOURCE is a stream file, or HOST:PORT of a server.",
+    "SOURCE is a stream file, or HOST:PORT of a server. Exit codes: 0 success, 1 failure, 2 wrong "
+    "usage.",
     {"version": _VERSION_OPTION, **LOG_OPTIONS},
 )
 for command in (

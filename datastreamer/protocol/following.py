@@ -164,6 +164,7 @@ class RangeHash:
     digest: bytes
 
     def pack(self) -> bytes:
+        """Encode the answer."""
         return RANGE_HASH_STRUCT.pack(
             PACKET_RANGE_HASH,
             RANGE_HASH_STRUCT.size,

@@ -5,8 +5,9 @@ Names are loaded on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from datastreamer._lazy import load_on_use
 
 if TYPE_CHECKING:
     from datastreamer.reassembly._messages import pack_message as pack_message
@@ -36,29 +37,19 @@ if TYPE_CHECKING:
     from datastreamer.reassembly.progress import ReassemblyStore as ReassemblyStore
     from datastreamer.reassembly.splitter import Splitter as Splitter
 
-_NAMES = {
-    "_messages": ("pack_message", "pack_records", "scan_records", "unpack_message"),
-    "_reassembler": ("Reassembler",),
-    "cardinal": ("CardinalPayload", "CardinalReassembler", "CardinalReorg"),
-    "checkpoint": ("Checkpoint", "SourceCounts", "Stats"),
-    "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
-    "orderer": ("Applied", "Block", "Gap", "Orderer", "Rejected", "Reorg"),
-    "producer": ("Producer",),
-    "progress": ("ReassemblyProgress", "ReassemblyStore"),
-    "splitter": ("Splitter",),
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = [*_HOME]
+_names, __getattr__, __dir__ = load_on_use(
+    __name__,
+    {
+        "_messages": ("pack_message", "pack_records", "scan_records", "unpack_message"),
+        "_reassembler": ("Reassembler",),
+        "cardinal": ("CardinalPayload", "CardinalReassembler", "CardinalReorg"),
+        "checkpoint": ("Checkpoint", "SourceCounts", "Stats"),
+        "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
+        "orderer": ("Applied", "Block", "Gap", "Orderer", "Rejected", "Reorg"),
+        "producer": ("Producer",),
+        "progress": ("ReassemblyProgress", "ReassemblyStore"),
+        "splitter": ("Splitter",),
+    },
+)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__all__ = [*_names]

@@ -5,8 +5,9 @@ Names are loaded on first use. `datastream_pb2` is the module of the classes tha
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from datastreamer._lazy import load_on_use
 
 if TYPE_CHECKING:
     from datastreamer.zkevm.check.sequence import SequenceCheck as SequenceCheck
@@ -34,31 +35,20 @@ if TYPE_CHECKING:
     from datastreamer.zkevm.transactions import OpenedTransaction as OpenedTransaction
     from datastreamer.zkevm.transactions import open_transaction as open_transaction
 
-_NAMES = {
-    "decoding": ("Event", "as_json", "decode", "decode_batch", "decode_data", "encode"),
-    "events": (
-        *("BatchEnd", "BatchStart", "BatchType", "BookMark", "BookmarkType", "L2Block"),
-        *("L2BlockEnd", "Transaction", "UpdateGER"),
-    ),
-    "fixed": ("EndL2Block", "FixedUpdateGER", "L2Tx", "StartL2Block"),
-    "check.sequence": ("SequenceCheck",),
-    "sequencer": ("Sequencer",),
-    "transactions": ("OpenedTransaction", "open_transaction"),
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = [*_HOME, "datastream_pb2"]
+_names, __getattr__, __dir__ = load_on_use(
+    __name__,
+    {
+        "decoding": ("Event", "as_json", "decode", "decode_batch", "decode_data", "encode"),
+        "events": (
+            *("BatchEnd", "BatchStart", "BatchType", "BookMark", "BookmarkType", "L2Block"),
+            *("L2BlockEnd", "Transaction", "UpdateGER"),
+        ),
+        "fixed": ("EndL2Block", "FixedUpdateGER", "L2Tx", "StartL2Block"),
+        "check.sequence": ("SequenceCheck",),
+        "proto.datastream_pb2": ("datastream_pb2",),
+        "sequencer": ("Sequencer",),
+        "transactions": ("OpenedTransaction", "open_transaction"),
+    },
+)
 
-
-def __getattr__(name: str) -> Any:
-    if name == "datastream_pb2":
-        return import_module(f"{__name__}.proto.datastream_pb2")
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__all__ = [*_names]
