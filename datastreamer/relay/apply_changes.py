@@ -128,8 +128,8 @@ class ChangeApplier:
         """All entries from `high` on are the same; entries of this upstream are appended from now
         on."""
         if self.agreement is None:
-            if self._stream.agreement is not None:
-                self._stream.put_agreement(None)
+            if self._stream._internals.agreement is not None:
+                self._stream._internals.put_agreement(None)
             return
         self._keep = True
         self.agreement = self.agreement._replace(high=min(high, self.agreement.high))
@@ -187,7 +187,7 @@ class ChangeApplier:
 
     def _update(self, entry: Entry) -> None:
         stream, number = self._stream, entry.number
-        if number >= stream.next_entry:
+        if number >= stream._internals.next_entry:
             return  # not received yet: the upstream will send the new version
         if number >= stream.total_entries:
             stream.sync()
@@ -217,13 +217,13 @@ class ChangeApplier:
             agreement = agreement._replace(low=0, high=0, allowance=0)
             self._reported_entries.clear()
         if self._keep:
-            self._stream.put_agreement(agreement)
+            self._stream._internals.put_agreement(agreement)
         self.agreement = agreement
 
 
 def known_agreement(stream: DataStream) -> Agreement | None:
     """The agreement in the file, if its entries were not changed since."""
-    agreement = stream.agreement
+    agreement = stream._internals.agreement
     if agreement is None or agreement.own_epoch != stream.epoch:
         return None
     return agreement
@@ -234,4 +234,4 @@ def keep_over_truncation(stream: DataStream, before: Agreement | None) -> None:
     if before is not None:
         high = min(before.high, stream.total_entries)
         low = min(before.low, high)
-        stream.put_agreement(before._replace(own_epoch=stream.epoch, low=low, high=high))
+        stream._internals.put_agreement(before._replace(own_epoch=stream.epoch, low=low, high=high))

@@ -223,7 +223,7 @@ class Relay:
         stream = self.stream = await self._open()
         try:
             self._ensure_not_finished()
-            self._numbers = None if self._metrics is None else stream.share_numbers()
+            self._numbers = None if self._metrics is None else stream._internals.share_numbers()
             self.server = Server(stream, limits=self._limits, tls=self.tls)
             async with trio.open_nursery() as nursery:
                 self._addresses = await nursery.start(self.server.run, listeners)

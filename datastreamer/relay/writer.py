@@ -68,7 +68,7 @@ class RelayWriter:
         self._change_applier = change_applier
         # Held during writes.
         self._writing = trio.Lock()
-        self._next = stream.next_entry
+        self._next = stream._internals.next_entry
         self._op = stream.atomic_op()
         # Bytes of the open operation.
         self._size = 0
@@ -87,7 +87,7 @@ class RelayWriter:
         try:
             size = self._size + batch.nbytes
             changed = self._change_applier.waiting or self._batches.changes
-            if size <= AT_ONCE and not changed and self._stream.can_commit_at_once(size):
+            if size <= AT_ONCE and not changed and self._stream._internals.can_commit_at_once(size):
                 self.add(batch)
             else:
                 has_ends = self._batches.commit_ahead is not None

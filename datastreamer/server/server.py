@@ -31,7 +31,8 @@ from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.server.streaming.broadcast import Broadcast, wakeup
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
-from datastreamer.storage.stream import ChangeCallback, DataStream
+from datastreamer.storage.internals import ChangeCallback
+from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, name_of, open_listeners
 from datastreamer.transport.server_stream import Transport
 from datastreamer.transport.tcp_info import SERVER_KEEPALIVE, keep_alive
@@ -115,7 +116,7 @@ class Server:
                 stack.callback(listener.close)
                 listener.setblocking(False)
             woken = stack.enter_context(wakeup(self.stream, self._waker))
-            stack.callback(self.stream.on_change(_in_loop(token, self.change)))
+            stack.callback(self.stream._internals.on_change(_in_loop(token, self.change)))
             stack.callback(lambda: self.gate.refusals.flush(0, last=True))
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -171,7 +172,7 @@ class Server:
             return "the server is shutting down"
         if self._stream_missing:
             return f"{self.stream.path}: {self.watch.lost}"
-        return self.broadcast.trouble or self.stream.misplaced
+        return self.broadcast.trouble or self.stream._internals.misplaced
 
     @property
     def takes_tokens(self) -> bool:

@@ -82,7 +82,7 @@ def serve_until_signal(
             addresses = await nursery.start(server.run, listeners)
             if metrics_sockets:
                 await nursery.start(
-                    serve_metrics_of, server, metrics_sockets, stream.share_numbers()
+                    serve_metrics_of, server, metrics_sockets, stream._internals.share_numbers()
                 )
             listening(stream, addresses)
             systemd.notify(systemd.READY)

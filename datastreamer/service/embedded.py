@@ -226,7 +226,7 @@ class _ServerThread:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(server.run, served)
                     if exposed:
-                        numbers = stream.share_numbers()
+                        numbers = stream._internals.share_numbers()
                         await nursery.start(serve_metrics_of, server, exposed, numbers)
                     started()
             except Exception:

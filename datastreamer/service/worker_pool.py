@@ -72,7 +72,7 @@ class Workers:
         self.processes: list[ServingProcess] = []
         self._metrics: GatheredMetrics | None = None
         several = bool(metrics) and count > 1
-        self._numbers = stream.share_numbers() if several else None
+        self._numbers = stream._internals.share_numbers() if several else None
         own = () if several else metrics
         try:
             # As many start at a time as there are processors: all at once would all be slow.
@@ -96,7 +96,7 @@ class Workers:
                 process.give_up()
             self._release()
             raise
-        self._stop_reporting = stream.on_change(self._changing)
+        self._stop_reporting = stream._internals.on_change(self._changing)
         if several:
             from datastreamer.service.aggregate_metrics import GatheredMetrics
 
@@ -148,7 +148,7 @@ class Workers:
         return [json.loads(answer) for answer in answers if answer is not None]
 
     def _unready(self) -> str:
-        return self._stream.misplaced if self.serving else "no serving process is left"
+        return self._stream._internals.misplaced if self.serving else "no serving process is left"
 
     def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
         seconds = max(0.0, min(seconds, _LONGEST))

@@ -72,7 +72,7 @@ class ServingProcess:
         self._stream = stream
         self._metrics = metrics
         self._gathered = gathered
-        self._numbers = stream.share_numbers() if metrics else None
+        self._numbers = stream._internals.share_numbers() if metrics else None
         # The absolute path, by which a child that is started later finds the index.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
@@ -104,7 +104,7 @@ class ServingProcess:
         `give_up`.
         """
         self._control = self._ready(self._process, self._starting, abandoned)
-        self._stream.add_waker(self._waker)
+        self._stream._internals.add_waker(self._waker)
         self._watcher = threading.Thread(
             target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
         )
@@ -335,7 +335,7 @@ class ServingProcess:
         self._process.wait()
         if self._watcher is not None:
             self._watcher.join()
-            self._stream.remove_waker(self._waker)
+            self._stream._internals.remove_waker(self._waker)
         self._release()
 
     def give_up(self) -> None:

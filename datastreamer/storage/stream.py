@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from datastreamer.errors import (
@@ -23,11 +23,11 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.format import ENTRY_HEAD_SIZE, Header
-from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
 from datastreamer.storage.disk.mounts import ensure_local
-from datastreamer.storage.header.records import Agreement, Head, PublisherRecord
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.internals import StreamInternals
 from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader
@@ -40,7 +40,6 @@ from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
 from datastreamer.storage.write.writer import StreamWriter
 
 PathLike = str | os.PathLike[str]
-ChangeCallback = Callable[[int, int | None, bool], None]
 
 _open_streams: weakref.WeakSet[DataStream] = weakref.WeakSet()
 
@@ -63,8 +62,6 @@ class DataStream(StreamView):
         self._writer = writer
         # Called before each commit, which is not written if it raises.
         self.commit_guard: Callable[[], None] | None = None
-        self._on_change: list[ChangeCallback] = []
-        self._numbers: WriterNumbers | None = None
         deferred = None
         if writer is not None:
             try:
@@ -75,6 +72,7 @@ class DataStream(StreamView):
             writer.durability.on_settled = deferred.settled
         self._deferred = deferred
         self._op = AtomicOp(self, writer, deferred)
+        self._internals = StreamInternals(self)
         _open_streams.add(self)
 
     # Making and opening.
@@ -176,24 +174,6 @@ class DataStream(StreamView):
         holds the lease."""
         self._op.start(lease=lease)
 
-    def lend(self, lease: object) -> None:
-        """Until `end_lease`, only operations with this `lease` begin, and no entries are changed.
-
-        Raises `OperationOpen` if an operation is open, and `LeaseHeld` if the stream is lent
-        already. From any thread.
-        """
-        self._ensure_open()
-        self.writer()
-        self._op.lend(lease)
-
-    def end_lease(self, lease: object) -> None:
-        """End the lease, and roll back its open operation. Does nothing if another holds the
-        lease.
-
-        Raises `CommitInDoubt` as `rollback_atomic_op`; the lease has ended nevertheless.
-        """
-        self._op.end_lease(lease)
-
     def add_entry(self, type: int, data: Buffer) -> int:
         """Add an event to the open operation; returns its number.
 
@@ -239,26 +219,6 @@ class DataStream(StreamView):
         """
         return self._op.commit(wait=wait)
 
-    @property
-    def next_entry(self) -> int:
-        """The first entry of the next operation, after all that are committed, visible or not."""
-        return self.writer().end.written.entries
-
-    @property
-    def synced_entries(self) -> int:
-        """The number of entries that are known to be on disk."""
-        return self.writer().end.base.entries
-
-    def ensure_in_place(self, *, always: bool = False) -> None:
-        """Raises `FileReplaced` if the stream's path has not led to the open file for a second or
-        longer; with `always`, if it does not now."""
-        self.writer().owned.ensure_in_place(always=always)
-
-    def can_commit_at_once(self, size: int) -> bool:
-        """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, does not
-        wait for the disk: the file need not grow for it, and no sync has failed."""
-        return self.writer().can_commit_at_once(size)
-
     def rollback_atomic_op(self) -> None:
         """Roll the open operation back, and return the space that it used in the file. After that
         no open finds the operation.
@@ -278,7 +238,7 @@ class DataStream(StreamView):
 
         Setting it to "commit" syncs first.
         """
-        return self.writer().durability.policy
+        return self._ensure_writable().durability.policy
 
     @sync_policy.setter
     def sync_policy(self, sync: SyncPolicy) -> None:
@@ -292,28 +252,27 @@ class DataStream(StreamView):
         """
         self._repaired().durability.sync()
 
-    def put_publisher(self, source: PublisherRecord) -> None:
-        """Record the source that is about to be granted a lease; on disk on return.
-
-        Raises `StreamClosed`, `StreamReadOnly`, and `WriteFailed` if the disk refuses.
-        """
-        self._repaired().notes.put_publisher(source)
+    def _ensure_writable(self) -> StreamWriter:
+        """The file as its writer. Raises `StreamReadOnly`."""
+        if self._writer is not None:
+            return self._writer
+        raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def _repaired(self) -> StreamWriter:
         """The writer, after recovery from a failed sync. Raises if recovery fails."""
         self._ensure_open()
-        writer = self.writer()
+        writer = self._ensure_writable()
         if writer.owned.failed:
             self._repair()
         return writer
 
     def _repair(self) -> None:
-        writer = self.writer()
+        writer = self._ensure_writable()
         lost_from = writer.durability.repair()
         if lost_from is None:
             return
         with (
-            self._change(lost_from.entries, None),
+            self._internals.change(lost_from.entries, None),
             writer.owned.exclusive(),
             self.bookmarks.truncation(lost_from),
         ):
@@ -321,20 +280,6 @@ class DataStream(StreamView):
             if self._deferred is not None:
                 self._deferred.clear()
         raise loss
-
-    def add_waker(self, fd: int, *, inside: bool = False) -> None:
-        """Write 8 bytes to the non-blocking descriptor `fd` after every commit.
-
-        `inside` is for a reader in this process: the write follows when `total_entries` includes
-        the commit, which is later than the file does.
-        """
-        if self._writer is not None:
-            self._writer.owned.add_waker(fd, inside=inside)
-
-    def remove_waker(self, fd: int) -> None:
-        """Nothing is written to `fd` after this returns."""
-        if self._writer is not None:
-            self._writer.owned.remove_waker(fd)
 
     # Changing what is committed.
 
@@ -347,9 +292,9 @@ class DataStream(StreamView):
         reader = self._ensure_changeable("update")
         new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
         old = updatable(reader, number, type, new).data
-        with self._change(number, number + 1):
+        with self._internals.change(number, number + 1):
             offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
-            self.writer().changes.update(number, offset, old, new)
+            self._ensure_writable().changes.update(number, offset, old, new)
             self.bookmarks.changed()
 
     def truncate(self, number: int) -> None:
@@ -362,24 +307,15 @@ class DataStream(StreamView):
             raise UnknownEntry(number, self.total_entries)
         offset = reader.cursor(number).offset
         keeper = self.bookmarks
-        writer, head = self.writer(), Head(offset, number)
-        with self._change(number, None), writer.owned.exclusive():
+        writer, head = self._ensure_writable(), Head(offset, number)
+        with self._internals.change(number, None), writer.owned.exclusive():
             writer.durability.sync()
             with keeper.truncation(head):
                 writer.changes.truncate(number, offset)
 
-    @property
-    def agreement(self) -> Agreement | None:
-        """With which state of an upstream a relay's file agrees; None if that is not known."""
-        return self.writer().notes.agreement
-
-    def put_agreement(self, agreement: Agreement | None) -> None:
-        """Record in the file with which state of an upstream it agrees."""
-        self._repaired().notes.put_agreement(agreement)
-
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()
-        writer = self.writer()
+        writer = self._ensure_writable()
         if self._op.lease is not None:
             raise self._op.lent(what)
         if self._op.is_open:
@@ -387,28 +323,6 @@ class DataStream(StreamView):
         writer.uncommitted.release()
         self._repaired().durability.sync()
         return writer.owned.reader
-
-    @contextlib.contextmanager
-    def _change(self, start: int, stop: int | None) -> Iterator[None]:
-        called = []
-        try:
-            for callback in list(self._on_change):
-                callback(start, stop, False)
-                called.append(callback)
-            yield
-        finally:
-            for callback in called:
-                callback(start, stop, True)
-
-    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Call `callback(start, stop, done)` before and after changes of committed entries.
-
-        `done` is false before the entries from `start` up to `stop` (None: a truncation) are
-        changed, and true after. It runs in the writer's thread, and the change waits for it.
-        Returns a function that removes the callback.
-        """
-        self._on_change.append(callback)
-        return lambda: self._on_change.remove(callback)
 
     # A copy.
 
@@ -433,28 +347,7 @@ class DataStream(StreamView):
         disk = None if opened_by is None else opened_by.disk
         return snapshot_of(self._file, out, advance=advance, disk=disk)
 
-    # What is counted.
-
-    def share_numbers(self) -> WriterNumbers | None:
-        """The writer's counters, in memory that other processes can share; the same on each
-        call until the stream is closed. None if it is open for reading."""
-        writer = self._writer
-        if writer is None:
-            return None
-        self._ensure_open()
-        with writer.owned.exclusive():
-            if self._numbers is None:
-                self._numbers = WriterNumbers.create()
-                writer.end.count_in(self._numbers.memory)
-            return self._numbers
-
     # The end.
-
-    def writer(self) -> StreamWriter:
-        """The file as its writer. Raises `StreamReadOnly`."""
-        if self._writer is not None:
-            return self._writer
-        raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def close(self) -> None:
         """Roll back the open operation, bring all that is committed to disk, and close the file.
@@ -487,10 +380,7 @@ class DataStream(StreamView):
                 try:
                     (self._file if writer is None else writer).close()
                 finally:
-                    if writer is not None and self._numbers is not None:
-                        writer.end.count_in(None)
-                        self._numbers.close()
-                        self._numbers = None
+                    self._internals.close()
 
     def __enter__(self) -> DataStream:
         return self

@@ -179,19 +179,7 @@ class StreamView:
     def replaced(self) -> str:
         """Why `path` does not lead to the open file any more; empty while it does, or if only a
         descriptor is known."""
-        opened_by = self._file.opened_by
-        return "" if opened_by is None else opened_by.difference()
-
-    @property
-    def misplaced(self) -> str:
-        """Why others do not find everything committed here at `path`, judged by names and sizes;
-        empty if they do."""
-        if why := self.replaced:
-            return f"{self.path}: {why}"
-        end, size = self._file.head.length, self._file.file.size()
-        if size < end:
-            return f"{self.path}: the stream has {end} bytes, and the file {size}"
-        return ""
+        return self._file.replaced
 
     def fileno(self) -> int:
         """The stream file's descriptor; good for reading until `close`."""

@@ -49,7 +49,7 @@ class Watched(Relay):
                 self.cuts.append(start)
 
         stream.commit_guard = before_commit
-        stream.on_change(on_change)
+        stream._internals.on_change(on_change)
         return stream
 
 

@@ -24,6 +24,7 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.storage import view
+from datastreamer.storage.internals import StreamInternals
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,
@@ -427,7 +428,7 @@ def test_an_entry_larger_than_a_page_is_refused_before_it_is_written(path: Path)
 def test_wakers(path: Path) -> None:
     reading, writing = os.pipe2(os.O_NONBLOCK)
     with DataStream.create(path) as stream:
-        stream.add_waker(writing)
+        stream._internals.add_waker(writing)
         add(stream, ONE)
         assert len(os.read(reading, 100)) == 8
         add(stream, ONE, TWO)
@@ -440,7 +441,7 @@ def test_wakers(path: Path) -> None:
             os.read(reading, 100)
         stream.truncate(1)
         assert len(os.read(reading, 100)) == 8
-        stream.remove_waker(writing)
+        stream._internals.remove_waker(writing)
         add(stream, ONE)
         with pytest.raises(BlockingIOError):
             os.read(reading, 100)
@@ -546,3 +547,8 @@ def test_threads_that_ask_first_at_once(tmp_path: Path, monkeypatch: pytest.Monk
         assert stream.bookmark(b"k") == 0
         other.join()
     assert made == [1]
+
+
+def test_what_our_own_parts_use_is_not_public() -> None:
+    internals = {name for name in dir(StreamInternals) if not name.startswith("_")}
+    assert internals & set(dir(DataStream)) == {"close"}

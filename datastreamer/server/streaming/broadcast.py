@@ -334,10 +334,10 @@ def wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
-    stream.add_waker(writing, inside=True)
+    stream._internals.add_waker(writing, inside=True)
     try:
         yield reading
     finally:
-        stream.remove_waker(writing)
+        stream._internals.remove_waker(writing)
         for fd in {reading, writing}:
             os.close(fd)

@@ -331,6 +331,12 @@ class StreamFile:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def replaced(self) -> str:
+        """Why `path` does not lead to the open file any more; empty while it does, or if only a
+        descriptor is known."""
+        return "" if self.opened_by is None else self.opened_by.difference()
+
     def close(self) -> None:
         """Close the descriptor, and write nothing. Idempotent."""
         self._closed = True

@@ -41,7 +41,7 @@ class OperationOwner(Protocol):
 
     @property
     def path(self) -> str: ...
-    def writer(self) -> StreamWriter: ...
+    def _ensure_writable(self) -> StreamWriter: ...
     def _ensure_open(self) -> None: ...
     def _repair(self) -> None: ...
 
@@ -156,7 +156,7 @@ class AtomicOp(EntryPacker):
         )
 
     def lend(self, lease: object) -> None:
-        """As `DataStream.lend`."""
+        """As `StreamInternals.lend`."""
         if self.lease is not None:
             raise self.lent("lease")
         self.lease = lease
@@ -165,7 +165,7 @@ class AtomicOp(EntryPacker):
             raise OperationOpen("an atomic operation of this process is open")
 
     def end_lease(self, lease: object) -> None:
-        """As `DataStream.end_lease`."""
+        """As `StreamInternals.end_lease`."""
         if self.lease is lease and lease is not None:
             try:
                 if self.is_open:
@@ -176,7 +176,7 @@ class AtomicOp(EntryPacker):
     def _ensure_startable(self) -> StreamWriter:
         stream = self._stream
         stream._ensure_open()
-        writer = stream.writer()
+        writer = stream._ensure_writable()
         self._ensure_uninterrupted(writer)
         if self.is_open:
             raise OperationOpen("an atomic operation is open already; commit it or roll it back")
@@ -251,7 +251,7 @@ class AtomicOp(EntryPacker):
     def rollback(self) -> None:
         """As `DataStream.rollback_atomic_op`."""
         self._stream._ensure_open()
-        writer = self._stream.writer()
+        writer = self._stream._ensure_writable()
         if not self.is_open:
             raise NoOperation("no atomic operation is open")
         self.close()
@@ -317,7 +317,7 @@ class AtomicOp(EntryPacker):
     ) -> tuple[xxh3_64, Head]:
         """Write parts of `arena`; returns the hash over all placed entries, `entries` included, and
         the head where it began."""
-        writer = self._stream.writer()
+        writer = self._stream._ensure_writable()
         if self._hasher is None:
             hasher, since = writer.hasher()
         else:
@@ -333,7 +333,7 @@ class AtomicOp(EntryPacker):
         Raises `WriteFailed` if a sync has failed since: a later one may succeed without having
         written what the system marked clean then.
         """
-        writer = self._stream.writer()
+        writer = self._stream._ensure_writable()
         assert self._hasher is not None
         if writer.owned.failures != self._failures:
             raise self._too_large_to_repeat()

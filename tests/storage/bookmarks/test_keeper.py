@@ -381,7 +381,7 @@ def test_the_index_is_truncated_before_the_file(
     path = make(tmp_path / "s.bin", *HISTORY)
     seen: list[Watermark | None] = []
     with DataStream.open(path) as stream:
-        changes = stream.writer().changes
+        changes = stream._ensure_writable().changes
         truncate = changes.truncate
 
         def looked_at(number: int, offset: int) -> None:

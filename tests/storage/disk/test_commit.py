@@ -163,7 +163,7 @@ def add(stream: DataStream, data: bytes = b"x") -> None:
 
 def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
-        writer = stream.writer()
+        writer = stream._ensure_writable()
         end = writer.end
         assert not end.ready
         add(stream)
@@ -192,7 +192,7 @@ def test_a_policy_that_is_set_while_a_commit_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
-        writer = stream.writer()
+        writer = stream._ensure_writable()
         end, begin = writer.end, writer._commit
 
         def late(*words: object) -> Head:
@@ -215,7 +215,7 @@ def test_what_is_taken_at_once_does_not_grow_the_file(tmp_path: Path, sync: Sync
     with DataStream.create(tmp_path / "s.bin", sync=sync, index="memory") as stream:
         for size in (1, 500_000, 500_000, 40_000, 8_000, 100_000, 700_000, 1_048_000):
             before = (tmp_path / "s.bin").stat().st_size
-            at_once = stream.can_commit_at_once(size + 17)
+            at_once = stream._internals.can_commit_at_once(size + 17)
             with stream.atomic_op() as op:
                 op.add_entry(1, bytes(size))
                 op.commit(wait=False)

@@ -312,7 +312,7 @@ def test_every_second_a_look(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         looks.clear()
         commit(stream, b"first")
         assert len(looks) == 1
-        end = stream.writer().end
+        end = stream._ensure_writable().end
         began = end.looking()
         end.looked(began, 3600.0)
         for _ in range(100):
@@ -532,7 +532,7 @@ def test_the_journal_of_another_file_is_left_alone(
     first = DataStream.create(path, index="memory")
     commit(first, b"old")
     journal = path.with_name("s.bin.undo")
-    writer = first.writer()
+    writer = first._ensure_writable()
     part = writer.owned.file.part
 
     def replace(start: int, stop: int) -> None:

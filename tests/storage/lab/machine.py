@@ -90,7 +90,7 @@ class Laboratory(Recovering):
     @precondition(lambda self: self.op is None)
     @rule()
     def begin(self) -> None:
-        size = self.live.writer().owned.file.size()
+        size = self.live._ensure_writable().owned.file.size()
         if self.attempt(self.live.start_atomic_op):
             self.op, self.size = [], size
 
@@ -149,7 +149,7 @@ class Laboratory(Recovering):
 
     def patience(self) -> float:
         """How long what was committed now may take to be on disk, in seconds."""
-        file = self.live.writer().owned
+        file = self.live._ensure_writable().owned
         if self.policy == "commit" or file.written.length - file.end.base.length > UNSYNCED:
             return 0
         return OS_SECONDS if self.policy == "os" else self.policy / 1000
@@ -209,7 +209,7 @@ class Laboratory(Recovering):
         if self.attempt(stream.rollback_atomic_op):
             self.op = None
             self.outcomes = [it for it in self.outcomes if it == self.committed[: len(it)]]
-            file = stream.writer()
+            file = stream._ensure_writable()
             # A sync that failed behind the operation's back: the next one returns it.
             if not file.owned.failed and self.process.refusals == refused:
                 assert file.owned.file.size() <= self.size
@@ -261,7 +261,7 @@ class Laboratory(Recovering):
         handle, end = self.handles[at % len(self.handles)]
 
         def wait() -> None:
-            syncer = self.live.writer().durability._syncer
+            syncer = self.live._ensure_writable().durability._syncer
             syncer.at_once = True  # type: ignore[attr-defined]
             try:
                 assert handle.wait(0), "the sync that it asked for is over, and it is not done"
@@ -326,7 +326,7 @@ class Laboratory(Recovering):
         )
         self.asked.append(source)
         with self.under(trouble):
-            if self.attempt(lambda: stream.put_publisher(source)):
+            if self.attempt(lambda: stream._internals.put_publisher(source)):
                 self.source, self.asked = source, []
 
     # Ends.

@@ -117,7 +117,7 @@ class Recovering(RuleBasedStateMachine):
     def begun(self) -> None:
         assert self.stream is not None
         EntryPacker.__init__(self.stream._op, SPILL)
-        self.stream.writer().owned.syncing = Turn(self.background)  # type: ignore[assignment]
+        self.stream._ensure_writable().owned.syncing = Turn(self.background)  # type: ignore[assignment]
         self.disk.watch = self.watched
         self.opened = True
 
@@ -261,7 +261,7 @@ class Recovering(RuleBasedStateMachine):
     def see_failure(self, *, doubt: bool = False) -> None:
         """Whether the stream takes no writes, after a call; also one that noticed nothing."""
         stream = self.live
-        failed = doubt or stream.writer().owned.failed
+        failed = doubt or stream._ensure_writable().owned.failed
         if failed:
             self.process.interruption = None
             self.deadlines.clear()

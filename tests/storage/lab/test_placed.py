@@ -110,7 +110,7 @@ def test_a_sync_fails_right_before_the_commit(process: Process) -> None:
     with mock.patch.object(durable, "Syncer", Background().syncer):
         stream = DataStream.create(PATH, index="memory", disk=process)
     EntryPacker.__init__(stream._op, SPILL)
-    writer = stream.writer()
+    writer = stream._ensure_writable()
     commit = writer.commit
 
     def late(*arguments: Any, **named: Any) -> object:

@@ -156,7 +156,7 @@ def test_changes_are_announced(path: Path) -> None:
         def note(start: int, stop: int | None, done: bool) -> None:
             reported.append((start, stop, done, stream.total_entries, stream.entry(1).data))
 
-        end = stream.on_change(note)
+        end = stream._internals.on_change(note)
         stream.update_entry(1, 1, b"new")
         stream.truncate(2)
         with pytest.raises(UnknownEntry):

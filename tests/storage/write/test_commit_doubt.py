@@ -112,7 +112,7 @@ def leave_blocks(stream: DataStream, known: Known) -> None:
 
 
 def take_back_a_lease(stream: DataStream, known: Known) -> None:
-    stream.lend("lease")
+    stream._internals.lend("lease")
     try:
         stream.start_atomic_op(lease="lease")
         for kind, data in B:
@@ -122,11 +122,11 @@ def take_back_a_lease(stream: DataStream, known: Known) -> None:
     except WriteFailed:
         pass
     try:
-        stream.end_lease("lease")
+        stream._internals.end_lease("lease")
     except CommitInDoubt:
         known.possible.append(B)
-    stream.lend("another")
-    stream.end_lease("another")
+    stream._internals.lend("another")
+    stream._internals.end_lease("another")
 
 
 def sync_in_between(stream: DataStream, known: Known) -> None:

@@ -147,7 +147,7 @@ def test_close_tells_what_only_the_log_has_heard(path: Path) -> None:
     failed = threading.Event()
     disk.before["sync"] = failed.set
     assert failed.wait(20)
-    while not stream.writer().owned.failed:
+    while not stream._ensure_writable().owned.failed:
         failed.wait(0.01)
     with pytest.raises(CommitInDoubt, match="entries 0 to 0 may not be on disk"):
         stream.close()

@@ -227,7 +227,7 @@ def test_what_a_failed_sync_lost(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         stream.sync()
         add(stream, TWO)
         changes: list[tuple[int, int | None, bool]] = []
-        stream.on_change(lambda *what: changes.append(what))
+        stream._internals.on_change(lambda *what: changes.append(what))
 
         def fail_once() -> None:
             del disk.before["sync"]
@@ -260,7 +260,7 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
         add(stream, TWO)
         stream.start_atomic_op()
         stream.add_entry(7, b"behind")
-        commit = stream.writer().commit
+        commit = stream._ensure_writable().commit
 
         def given_up_first(*args: Any, **options: Any) -> Any:
             def drop() -> None:
@@ -277,7 +277,7 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
             return commit(*args, **options)
 
         with (
-            mock.patch.object(stream.writer(), "commit", given_up_first),
+            mock.patch.object(stream._ensure_writable(), "commit", given_up_first),
             pytest.raises(EntriesLost),
         ):
             stream.commit_atomic_op()

@@ -74,10 +74,10 @@ def places_a_batch(stream: DataStream) -> None:
 
 def loses_its_source(stream: DataStream) -> None:
     lease = object()
-    stream.lend(lease)
+    stream._internals.lend(lease)
     stream.start_atomic_op(lease=lease)
     huge(stream)
-    stream.end_lease(lease)
+    stream._internals.end_lease(lease)
 
 
 ENDS = [rolls_back, raises_in_the_block, places_a_batch, loses_its_source]
@@ -266,7 +266,7 @@ def test_operations_that_wait_for_the_disk_share_the_bound(
 ) -> None:
     monkeypatch.setattr("datastreamer.storage.write.pending_bookmarks.KEPT_BOOKMARKS", 10)
     with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
-        file = stream.writer()
+        file = stream._ensure_writable()
         with file.owned.syncing:  # no sync meanwhile
             for start in range(0, 24, 4):
                 with stream.atomic_op() as op:

@@ -79,7 +79,7 @@ def test_entries_that_are_lost_within_a_block() -> None:
             op.add_entry(3, b"three")
             cut = Cut("nothing arrived")
             process.interruption = Interruption(0, errno.EIO, only="sync", evicts=cut)
-            stream.writer().durability.sync_in_background()
+            stream._ensure_writable().durability.sync_in_background()
         add(stream, ONE)
         assert items(stream) == ONE + ONE
         stream.close()
@@ -119,7 +119,7 @@ def test_every_call_that_needs_the_disk_tries_again(path: Path, policy: str | in
             stream.sync_policy = "os"
         disk.faults.clear()
         stream.sync_policy = policy  # type: ignore[assignment]
-        assert not stream.writer().owned.failed
+        assert not stream._ensure_writable().owned.failed
         stream.commit_atomic_op()
         assert items(stream) == ONE
 
@@ -128,10 +128,10 @@ def test_an_agreement_that_was_not_written_is_not_kept(path: Path) -> None:
     disk = FaultyDisk()
     with DataStream.create(path, sync="os", index="memory", disk=disk) as stream:
         first = Agreement(b"upstream".ljust(16), 1, 1, 0, 0, 0)
-        stream.put_agreement(first)
+        stream._internals.put_agreement(first)
         disk.faults["write"] = errno.EIO
         with pytest.raises(WriteFailed):
-            stream.put_agreement(first._replace(epoch=2))
+            stream._internals.put_agreement(first._replace(epoch=2))
         disk.faults.clear()
-        assert stream.agreement == first
+        assert stream._internals.agreement == first
     assert os.path.exists(path)
