@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import select
 import shlex
 import signal
@@ -99,7 +100,10 @@ def _invoke(name: str, program: typer.Typer, arguments: list[str]) -> int:
         return ended.exit_code
     except usage_error as error:
         # If typer validates with pydantic, its message names pydantic's error class.
-        logs.say_error(_one_line(error.format_message().replace(": Value error, ", ": ")))
+        text = error.format_message().replace(": Value error, ", ": ")
+        if re.fullmatch(r"No such option: -\d+", text):
+            text += " (numbers are not negative)"
+        logs.say_error(_one_line(text))
         if error.ctx is not None:
             logs.say(f"run {error.ctx.command_path} -h for help")
         return WRONG_USAGE

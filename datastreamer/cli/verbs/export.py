@@ -18,7 +18,7 @@ from datastreamer.cli.shared.options import (
 from datastreamer.cli.shared.output import count
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import FileSource, open_source
-from datastreamer.errors import DecodeFailed, NotFound
+from datastreamer.errors import DecodeFailed, ExtraMissing, NotFound, UsageError
 
 OutArgument = Annotated[
     str,
@@ -101,6 +101,10 @@ def export(
                 # Its files lack the column that null adds.
                 advice = "drop continues past such entries; null needs another folder"
             raise Failure(f"{source}: {error}; --on-error {advice}") from None
+        except ExtraMissing:
+            raise
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from None
         except NotFound as error:
             raise Failure(f"{source}: {error}") from None
     rows = ", ".join(f"{number:,} {name}" for name, number in done.rows.items())

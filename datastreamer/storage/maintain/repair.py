@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datastreamer.errors import (
     DamagedFile,
     IndexFailed,
+    NotAStream,
     StreamFileError,
     WriteFailed,
 )
@@ -100,7 +101,7 @@ class Repaired:
 def plan(path: PathLike, *, progress: Progress | None = None, disk: Disk | None = None) -> Plan:
     """What `repair` would do to the file. Writes nothing and needs no lock.
 
-    Raises `DamagedFile` if no repair helps, and what `verify` raises.
+    Raises `NotAStream` or `DamagedFile` if no repair helps, and what `verify` raises.
     """
     with opened(path, disk or OsDisk()) as (file, name):
         return _plan(examine(file, name, progress), name)
@@ -111,8 +112,8 @@ def repair(
 ) -> Repaired:
     """Repair the file, so that it opens and a check finds no problem.
 
-    Raises `StreamLocked` beside a writer, `DamagedFile` if no repair helps, `WriteFailed` if the
-    disk refuses (the call can be repeated), and what `verify` raises.
+    Raises `StreamLocked` beside a writer, `NotAStream` or `DamagedFile` if no repair helps,
+    `WriteFailed` if the disk refuses (the call can be repeated), and what `verify` raises.
     """
     disk = disk or OsDisk()
     with opened(path, disk, write=True) as (file, name):
@@ -158,6 +159,12 @@ def _plan(found: Examination, path: str) -> Plan:
     header, size, keep_from, keep_to = None, found.size, 0, 0
     if found.touch:
         if end is None or found.header is None or found.unread:
+            if found.page[:HEADER_OFFSET] != MAGIC:
+                raise NotAStream(
+                    path,
+                    f"not a stream file: it does not begin with {MAGIC.decode()}; "
+                    "it cannot be repaired: restore from a copy",
+                )
             first = next(p for p in found.report.problems if p.repair.startswith("none"))
             offset = int(first.where.removeprefix("byte ")) if "byte" in first.where else 0
             raise DamagedFile(

@@ -62,7 +62,7 @@ def test_errors(invoke: Invoke, made: Path, tmp_path: Path) -> None:
     order = invoke("export", made, "x", "--from", 2, "--to", 1).failed(2)
     assert order.endswith("--to 1 is less than --from 2")
     one = tmp_path / "all.parquet"
-    assert "the table all needs a folder" in invoke("export", made, one, "--table", "all").failed()
+    assert "the table all needs a folder" in invoke("export", made, one, "--table", "all").failed(2)
     one.touch()
     assert "it exists already" in invoke("export", made, one).failed()
     missing = tmp_path / "missing.bin"
@@ -113,3 +113,11 @@ def test_without_pyarrow_the_error_names_the_extra(made: Path, tmp_path: Path) -
         "error: Arrow needs a package that is not installed: install it with pip install "
         "'datastreamer[arrow]'\n"
     )
+
+
+def test_a_file_that_cannot_be_written_is_wrong_usage(invoke: Invoke, tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin"):
+        pass
+    out = tmp_path / "x.txt"
+    assert "cannot be written" in invoke("export", tmp_path / "s.bin", out).failed(2)
+    assert not out.exists()

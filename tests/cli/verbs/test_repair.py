@@ -137,7 +137,7 @@ def test_repair_of_damage_that_cannot_be_repaired(invoke: Invoke, tmp_path: Path
     path.write_bytes(b"no stream at all\n" * 1000)
     for words in (("repair", path), ("repair", path, "--dry-run")):
         result = invoke(*words).failed()
-        assert result.startswith(f"{path}: at byte 0: ")
+        assert result.startswith(f"{path}: not a stream file: it does not begin with ")
         assert result.endswith("restore from a copy")
     (report,) = invoke("verify", path).objects
     assert [problem["repair"] for problem in report["problems"]] == ["none: restore from a copy"]

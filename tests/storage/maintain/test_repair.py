@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import DamagedFile, StreamLocked, WriteFailed
+from datastreamer.errors import NotAStream, StreamLocked, WriteFailed
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.maintain.check import verify
@@ -261,7 +261,7 @@ def test_damage_that_no_repair_solves(whole: Path) -> None:
     content[:FIRST] = bytes(FIRST)
     whole.write_bytes(content)
     before = trace_of(whole.parent)
-    with pytest.raises(DamagedFile, match="restore from a copy"):
+    with pytest.raises(NotAStream, match="restore from a copy"):
         repair(whole)
     assert trace_of(whole.parent) == before
 
