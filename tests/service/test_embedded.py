@@ -600,7 +600,7 @@ def test_the_failure_of_a_thread_is_raised_at_the_next_commit(
                 client.rest()
         thread._thread._thread.join(PATIENCE)
         with (
-            pytest.raises(ServerFailed, match="the server has failed: made up"),
+            pytest.raises(ServerFailed, match="the server has failed: from the callback"),
             server.stream.atomic_op() as op,
         ):
             op.add_entry(1, b"lost")
