@@ -1,4 +1,4 @@
-"""The codec once more, in a few lines of `struct`: what the compiled one is compared with."""
+"""The codec again, in a few lines of `struct`: what the compiled one is compared with."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_records_of_the_log(style: str) -> None:
         raise ValueError(message)
     except ValueError:
         record = logging.LogRecord(
-            "n", logging.INFO, "f", 1, "told: %s", (message,), sys.exc_info()
+            "n", logging.INFO, "f", 1, "failed: %s", (message,), sys.exc_info()
         )
     if style == "the application's":
         lines = _Plain("%(levelname)s: %(message)s").format(record).splitlines()
@@ -110,11 +110,11 @@ def test_records_of_the_log(style: str) -> None:
         lines = handler.format(record).splitlines()
     if style == "json":
         (line,) = lines
-        assert json.loads(line)["message"].startswith(f"told: {message}\nTraceback")
+        assert json.loads(line)["message"].startswith(f"failed: {message}\nTraceback")
         assert line.isprintable()
         return
     first, *trace = lines
-    assert "told: hostile\\x1b]0;x\\x07\\n2026" in first
+    assert "failed: hostile\\x1b]0;x\\x07\\n2026" in first
     assert trace
     assert all(line.startswith("    ") and line.isprintable() for line in trace)
 

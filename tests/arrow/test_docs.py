@@ -1,4 +1,4 @@
-"""What docs/ARROW.md shows runs as it stands, and its table of tables is the code's."""
+"""The examples of docs/ARROW.md run, and its table of tables is the code's."""
 
 from __future__ import annotations
 

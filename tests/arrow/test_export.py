@@ -103,7 +103,7 @@ def test_names_of_files_in_capitals(three: Path, tmp_path: Path) -> None:
     assert (tmp_path / "o.Csv").read_bytes().startswith(b"number,")
 
 
-def test_a_folder_is_gone_on_with(three: Path, tmp_path: Path) -> None:
+def test_an_export_to_a_folder_continues(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = export(three, out)
     assert names(out) == ["entries-000000000000-000000000002.parquet"]
@@ -212,7 +212,7 @@ def test_a_copy_of_the_stream_will_do(three: Path, tmp_path: Path) -> None:
     assert export(copy, out).rows == {"entries": 1}
 
 
-def test_parts_with_a_gap_or_of_somebody_else(three: Path, tmp_path: Path) -> None:
+def test_parts_with_a_gap_or_of_another_export(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(three, out, stop=1)
     export(three, out, stop=2)
@@ -317,7 +317,7 @@ def test_what_is_refused(three: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 # Damage.
 
 
-def test_what_stands_before_damage_is_kept(make: Make, tmp_path: Path) -> None:
+def test_what_precedes_damage_is_kept(make: Make, tmp_path: Path) -> None:
     path = make((2, bytes([0x72, 0]) * 150_000) for _ in range(9))  # three a page
     content = path.read_bytes()
     place = page_start(1) + 17 + 300_000
@@ -330,7 +330,7 @@ def test_what_stands_before_damage_is_kept(make: Make, tmp_path: Path) -> None:
     with pytest.raises(DamagedEntry):
         export(path, tmp_path / "one.parquet")
     assert "one.parquet" not in names(tmp_path)
-    # Mended, it goes on there.
+    # Repaired, it continues there.
     path.write_bytes(content)
     assert export(path, out, "all").rows["blocks"] == 5
 
@@ -355,7 +355,7 @@ def test_an_entry_that_is_not_an_event(make: Make, tmp_path: Path) -> None:
     assert lines[1]["error"].startswith("entry 2: invalid L2Block")
 
 
-def test_a_killed_export_is_gone_on_with(real_stream: Path, tmp_path: Path) -> None:
+def test_a_killed_export_continues(real_stream: Path, tmp_path: Path) -> None:
     program = (
         "import os; from datastreamer.arrow import export; "
         "export({!r}, {!r}, 'all', part_bytes=1, "
@@ -440,7 +440,7 @@ def test_what_others_keep_in_the_folder_stays(three: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["out", "out.parquet", "out.csv"])
 @pytest.mark.parametrize("follow", [True, False])
-def test_a_stream_that_is_cut_back_meanwhile(
+def test_a_stream_that_is_truncated_meanwhile(
     make: Make, tmp_path: Path, name: str, follow: bool
 ) -> None:
     path = make([(1, b"before" * 100_000)] * 8)

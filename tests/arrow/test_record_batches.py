@@ -14,7 +14,7 @@ from datastreamer._codec import pack_entry, scan
 from datastreamer.arrow.tables import TABLES
 from datastreamer.errors import DecodeFailed, UsageError
 from datastreamer.zkevm import decode_data, encode
-from tests.zkevm.made_up import changes, layouts, messages, mutated
+from tests.zkevm.generated import changes, layouts, messages, mutated
 
 MOST = 2**63 - 1
 TYPES = {table.type: name for name, table in TABLES.items()}
@@ -67,7 +67,7 @@ def test_every_message_comes_back(kind: int) -> None:
 
     @given(st.lists(messages[kind].filter(fits), max_size=12), st.sampled_from([2, 3]))
     def check(events: list[Any], version: int) -> None:
-        # Entries of other types stand in between.
+        # Entries of other types are in between.
         packed = [encode(event, version=version) for event in events]
         run = [entry for pair in packed for entry in (pair, (99, b"\xff"))]
         found = arrow.to_record_batch(batch_of(run), table, version=version)

@@ -33,7 +33,7 @@ from tests import oracle
 from tests.arrow.conftest import Make
 from tests.arrow.damage import CASES, damaged, write_pages
 from tests.arrow.test_record_batches import fits, plain
-from tests.zkevm.made_up import messages
+from tests.zkevm.generated import messages
 
 REAL = {
     "blocks": 11318,
@@ -132,8 +132,8 @@ def test_a_stream_that_grows_is_read_to_where_it_was(make: Make) -> None:
 
 @pytest.mark.parametrize("cut", [0, 5])
 @pytest.mark.parametrize("how", ["path", "read_only", "follow"])
-def test_a_stream_that_is_cut_back_is_not_read_on(make: Make, how: str, cut: int) -> None:
-    """Before the place that is read or ahead of it, with others where the entries stood."""
+def test_a_truncated_stream_is_not_read_on(make: Make, how: str, cut: int) -> None:
+    """Before the place that is read or ahead of it, with others in place of the entries."""
     path = make([(1, b"before" * 100_000)] * 8)
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(DataStream.open(path))
@@ -196,7 +196,7 @@ def test_all_events_through_a_file(tmp_path: Path) -> None:
     events_of_all = st.one_of(
         [st.tuples(st.just(kind), made) for kind, made in messages.items()]
     ).filter(lambda pair: fits(pair[1]))
-    # A bookmark's key is 1 to 16 bytes; entries that fill pages stand in between.
+    # A bookmark's key is 1 to 16 bytes; entries that fill pages are in between.
     anything = st.lists(
         events_of_all.filter(lambda pair: pair[0] != 0xB0 or 1 <= len(packed(pair)) <= 16)
         | st.just((9, None)),
@@ -298,7 +298,7 @@ def test_of_a_hundred_pages_one_is_lost(hundred: Path, whole: Any, page: int, ho
 
 
 @pytest.mark.parametrize("page, how", CASES[::3])
-def test_an_export_has_what_stands_before_damage(
+def test_an_export_has_what_precedes_damage(
     hundred: Path, whole: Any, tmp_path: Path, page: int, how: str
 ) -> None:
     out = tmp_path / "out"
@@ -315,7 +315,7 @@ def test_an_export_has_what_stands_before_damage(
         assert not (tmp_path / "whole.parquet").exists()
         arrow.export(hundred, tmp_path / "behind.parquet", start=lost.stop)
         assert pq.read_table(tmp_path / "behind.parquet").equals(whole.slice(lost.stop))
-    # Mended, it is gone on with where it ended.
+    # Repaired, it continues where it ended.
     arrow.export(hundred, out)
     assert pq.read_table(out).sort_by("number").equals(whole)
 
@@ -368,7 +368,7 @@ def test_what_is_refused(make: Make, tmp_path: Path) -> None:
         arrow.ArrowStream(path, start=2).reader()
 
 
-def test_a_reader_that_nobody_reads_holds_no_file(make: Make) -> None:
+def test_an_unused_reader_holds_no_file(make: Make) -> None:
     arrow.ArrowStream(make([(1, b"")])).reader()  # an open file would warn, and warnings are errors
 
 
@@ -410,7 +410,7 @@ def test_duckdb_takes_a_stream(real_stream: Path) -> None:
     assert again == [(465,)]
 
 
-def test_a_consumer_is_told_of_damage(paged: Path) -> None:
+def test_a_consumer_is_notified_of_damage(paged: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed: pip install '.[dev]'")
     hurt(paged, page_start(3), b"\x07")
     entries = arrow.ArrowStream(paged, columns=["number"])

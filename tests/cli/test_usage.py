@@ -158,10 +158,10 @@ def test_sources_that_cannot_be_read(
     Path("text").write_text("no stream\n" * 1000)
     Path("short").write_bytes(made.read_bytes()[:100])
     Path("cut").write_bytes(made.read_bytes()[:6000])
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
         if name == "absent":
-            name = f"127.0.0.1:{nobody.getsockname()[1]}"
+            name = f"127.0.0.1:{silent.getsockname()[1]}"
         more = {"entry": ["0"], "bookmark": ["block:0"]}.get(verb, [])
         assert message in invoke(verb, name, *more).failed()
 
@@ -307,7 +307,7 @@ def test_a_closed_log_does_not_stop_the_program(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("sys.stderr", Gone())
     with logs.to_stderr():
-        logging.getLogger("datastreamer").warning("nobody reads this")
+        logging.getLogger("datastreamer").warning("a line without a reader")
         logs.say_error("nor this")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from datastreamer._codec import EntryBatch, scan
 from datastreamer._packer import EntryPacker
-from tests.codec.made_up import data, event_kinds, kinds
+from tests.codec.generated import data, event_kinds, kinds
 from tests.oracle import PAGE, lay_out, pack
 
 LARGEST = bytes(PAGE - 17)

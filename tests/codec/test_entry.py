@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datastreamer._codec import Entry, pack_entry, scan
 from datastreamer.errors import BadEntryType, EntryTooLarge
-from tests.codec.made_up import U32, U64, data, kinds, usual
+from tests.codec.generated import U32, U64, data, kinds, usual
 from tests.oracle import PAGE, pack
 
 all_numbers = st.one_of(st.integers(0, 9), st.integers(0, U64), st.just(U64))

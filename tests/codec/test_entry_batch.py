@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import BadEntryType
-from tests.codec.made_up import kinds, pages, usual
+from tests.codec.generated import kinds, pages, usual
 from tests.oracle import PAGE, pack
 
 DATA = [b"", b"a", b"bb", b"ccc", b"dddd"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from datastreamer._codec import scan
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import BadBookmark, BadEntryType, EntryTooLarge, NoOperation, UsageError
-from tests.codec.made_up import U32, U64, kinds, thorough, usual
+from tests.codec.generated import U32, U64, kinds, thorough, usual
 from tests.codec.packing import (
     CALLS,
     LARGEST,
@@ -40,7 +40,7 @@ def test_layout(length: int, number: int, taken: list[Any]) -> None:
             bookmarks += packer.bookmarks
             packer.drain()
             assert (packer.segments, bytes(packer.arena), packer.entry_spans()) == ([], b"", [])
-            # The rest goes on as if committed; bookmarks stay.
+            # The rest continues as if committed; bookmarks stay.
             length, number = packer.total_length, packer.next_number
             entries = []
             assert packer.bookmarks == bookmarks

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from datastreamer._codec import pack_entry, scan
 from datastreamer._lines import json_lines
-from tests.codec.made_up import kinds, pages, usual
+from tests.codec.generated import kinds, pages, usual
 
 
 @given(pages(), st.lists(kinds, max_size=3), st.booleans())

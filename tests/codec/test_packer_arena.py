@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import NoOperation
-from tests.codec.made_up import usual
+from tests.codec.generated import usual
 from tests.codec.packing import CALLS, batch_of, begun, check, do, joined, places, steps, written
 from tests.oracle import lay_out, pack
 
@@ -210,7 +210,7 @@ def test_views_neither_move_nor_change() -> None:
         view[0] = 1
 
 
-def test_the_arena_is_kept_where_nobody_looks_at_it() -> None:
+def test_the_arena_is_kept_if_there_is_no_view_of_it() -> None:
     packer = begun()
     packer.add_entry(1, b"x")
     first = packer.arena.obj

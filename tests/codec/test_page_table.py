@@ -15,7 +15,7 @@ from datastreamer._codec import scan
 from datastreamer._pages import PageTable, entry_at, walk
 from datastreamer.errors import CorruptEntries
 from datastreamer.format import Header
-from tests.codec.made_up import damaged, exactly, pages, thorough, usual
+from tests.codec.generated import damaged, exactly, pages, thorough, usual
 from tests.oracle import PAGE, Damage, pack
 from tests.oracle import scan as oracle_scan
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.errors import CorruptEntries
 from datastreamer.format import Header
-from tests.codec.made_up import damaged, exactly, pages, thorough, usual, wires
+from tests.codec.generated import damaged, exactly, pages, thorough, usual, wires
 from tests.oracle import HEAD, PAGE, Damage, pack
 from tests.oracle import scan as oracle_scan
 
@@ -81,7 +81,7 @@ def test_noise(content: bytes, file_offset: int | None) -> None:
 
 @given(st.data(), pages(), st.binary(max_size=60), st.binary(max_size=60))
 @usual
-def test_what_stands_around_the_span_does_not_matter(
+def test_what_surrounds_the_span_does_not_matter(
     data: st.DataObject, made: tuple[bytes, int, int], before: bytes, behind: bytes
 ) -> None:
     content, first, file_offset = made

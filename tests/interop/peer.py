@@ -295,7 +295,7 @@ class GoPeer:
         rate: int = 0,
         bookmarks: bool = False,
     ) -> Answer:
-        """Commit made-up operations, `rate` a second (0: as fast as it goes).
+        """Commit generated operations, `rate` a second (0: as fast as it goes).
 
         Each entry begins with the u64 of the nanoseconds since 1970 at which its
         operation began. Returns ``entries`` and ``seconds``. With `bookmarks` each

@@ -1,4 +1,4 @@
-"""A stream file read with struct alone, and streams made up from a seed.
+"""A stream file read with struct alone, and streams generated from a seed.
 
 Belongs to no implementation: what both are compared with.
 """
@@ -67,7 +67,7 @@ def keys(entries: list[Plain]) -> dict[bytes, int]:
     return {e.data: e.number for e in entries if e.type == BOOKMARK and 1 <= len(e.data) <= 16}
 
 
-def made_up(seed: int, operations: int = 12, *, rollbacks: bool = True) -> Iterator[Step]:
+def generated(seed: int, operations: int = 12, *, rollbacks: bool = True) -> Iterator[Step]:
     """Steps of a writer: ``("start_op",)``, ``("bookmark", key)``, ``("entry", type,
     data)``, ``("commit",)``, ``("rollback",)``. Sizes from nothing to a whole page;
     keys are used again. An operation that is rolled back has no bookmark: the

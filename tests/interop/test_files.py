@@ -13,7 +13,7 @@ from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.maintain.repair import repair
 from tests.interop.peer import GoPeer, beside_reference
-from tests.interop.plain import PAGE, Plain, Step, digest, header, keys, made_up, scan
+from tests.interop.plain import PAGE, Plain, Step, digest, generated, header, keys, scan
 
 pytestmark = beside_reference
 
@@ -67,9 +67,9 @@ def check_theirs(path: Path, entries: list[Plain]) -> None:
 def test_same_operations_same_bytes(tmp_path: Path, seed: int) -> None:
     ours, theirs = tmp_path / "ours.bin", tmp_path / "theirs.bin"
     with DataStream.create(ours, version=2, system_id=7) as stream:
-        write_ours(stream, made_up(seed))
+        write_ours(stream, generated(seed))
     with GoPeer.serve(theirs, version=2, system_id=7) as server:
-        write_theirs(server, made_up(seed))
+        write_theirs(server, generated(seed))
     assert header(ours) == header(theirs)
     assert scan(ours) == scan(theirs)
     check_ours(theirs, scan(theirs))
@@ -79,41 +79,41 @@ def test_same_operations_same_bytes(tmp_path: Path, seed: int) -> None:
 def test_writers_take_turns_on_our_file(tmp_path: Path) -> None:
     path = tmp_path / "turns.bin"
     with DataStream.create(path) as stream:
-        write_ours(stream, made_up(10))
+        write_ours(stream, generated(10))
     take_turns(path)
 
 
 def test_writers_take_turns_on_their_file(tmp_path: Path) -> None:
     path = tmp_path / "turns.bin"
     with GoPeer.serve(path, system_id=1101) as server:
-        write_theirs(server, made_up(11))
+        write_theirs(server, generated(11))
     take_turns(path)
 
 
 def take_turns(path: Path) -> None:
-    """Each writes in turn; what stood there before stays, what is new is right."""
+    """Each writes in turn; the old content stays, what is new is right."""
     entries = scan(path)
     for turn in range(20, 23):
         with GoPeer.serve(path) as server:
-            write_theirs(server, made_up(turn, 4))
+            write_theirs(server, generated(turn, 4))
         longer = scan(path)
         assert longer[: len(entries)] == entries
         assert len(longer) > len(entries)
         check_ours(path, longer)
         with DataStream.open(path) as stream:
-            write_ours(stream, made_up(turn + 10, 4))
+            write_ours(stream, generated(turn + 10, 4))
         entries = scan(path)
         assert entries[: len(longer)] == longer
         assert len(entries) > len(longer)
         check_theirs(path, entries)
 
 
-def test_real_stream_goes_on(real_stream: Path, tmp_path: Path) -> None:
+def test_real_stream_continues(real_stream: Path, tmp_path: Path) -> None:
     path = tmp_path / "real.bin"
     shutil.copyfile(real_stream, path)
     before = scan(path)
     with DataStream.open(path) as stream:
-        write_ours(stream, made_up(30, rollbacks=False))
+        write_ours(stream, generated(30, rollbacks=False))
     entries = scan(path)
     assert entries[: len(before)] == before
     check_theirs(path, entries)
@@ -243,7 +243,7 @@ def test_a_repaired_file(tmp_path: Path, broken: str) -> None:
     """The reference wrote the file, it was damaged, and both append to what repair kept."""
     path = tmp_path / "stream.bin"
     with GoPeer.serve(path) as server:
-        write_theirs(server, made_up(40))
+        write_theirs(server, generated(40))
     entries = scan(path)
     content = bytearray(path.read_bytes())
     if broken == "an entry":

@@ -22,7 +22,7 @@ from datastreamer import (
 )
 from datastreamer.errors import NotSupported
 from tests.interop.peer import GoPeer, beside_reference
-from tests.interop.plain import BOOKMARK, Plain, keys, made_up, scan
+from tests.interop.plain import BOOKMARK, Plain, generated, keys, scan
 from tests.interop.test_files import write_ours, write_theirs
 from tests.interop.test_net import as_plain, without_place
 
@@ -60,7 +60,7 @@ def types_of(entries: list[Plain]) -> list[set[int]]:
 def theirs(tmp_path: Path) -> Iterator[tuple[GoPeer, Path]]:
     path = tmp_path / "theirs.bin"
     with GoPeer.serve(path) as server:
-        write_theirs(server, made_up(110, 25, rollbacks=False))
+        write_theirs(server, generated(110, 25, rollbacks=False))
         yield server, path
 
 
@@ -115,7 +115,7 @@ async def test_filtering_while_their_server_writes(
             client.batches(types=types) as batches,
         ):
             for seed in range(111, 116):
-                writing = made_up(seed, 5, rollbacks=False)
+                writing = generated(seed, 5, rollbacks=False)
                 await trio.to_thread.run_sync(write_theirs, server, writing)
                 # The last that is wanted is waited for, not the last of all.
                 expected = of(scan(path), types)
@@ -124,10 +124,10 @@ async def test_filtering_while_their_server_writes(
                 assert got == expected
 
 
-def test_filtering_goes_on_from_our_server_to_theirs_and_back(tmp_path: Path) -> None:
+def test_filtering_continues_from_our_server_to_theirs_and_back(tmp_path: Path) -> None:
     """What chooses changes under one iteration: server, client, server."""
     ours, theirs = tmp_path / "ours.bin", tmp_path / "theirs.bin"
-    steps = list(made_up(120, 20, rollbacks=False))
+    steps = list(generated(120, 20, rollbacks=False))
     with DataStream.create(ours, sync="os") as stream:
         write_ours(stream, steps[: len(steps) // 2 + _to_commit(steps)])
     with GoPeer.serve(theirs) as server:
@@ -157,7 +157,7 @@ def test_filtering_goes_on_from_our_server_to_theirs_and_back(tmp_path: Path) ->
                 else:
                     op.add_entry(entry.type, entry.data)
         with StreamServer(ours, host="127.0.0.1", port=port, sync="os") as served:
-            write_ours(served.stream, made_up(121, 8, rollbacks=False))
+            write_ours(served.stream, generated(121, 8, rollbacks=False))
             expected = of(scan(ours), types)
             got += plain(islice(found, len(expected) - len(got)))
             assert got == expected
@@ -185,7 +185,7 @@ def test_filters_behind_relays_of_both(theirs: tuple[GoPeer, Path], tmp_path: Pa
             GoPeer.relay(first.addresses[0], tmp_path / "second.bin") as second,
             BlockingClient(*second.address) as client,
         ):
-            # While it fills its file it may send what it takes back.
+            # While it fills its file it may send what it truncates.
             while client.header().total_entries < total:
                 pass
             assert not client.capabilities().filters
@@ -199,7 +199,7 @@ def test_filters_behind_relays_of_both(theirs: tuple[GoPeer, Path], tmp_path: Pa
 def test_their_client_is_not_disturbed(tmp_path: Path) -> None:
     path = tmp_path / "ours.bin"
     with StreamServer(path, host="127.0.0.1", port=0, sync="os") as server:
-        write_ours(server.stream, made_up(130, 10))
+        write_ours(server.stream, generated(130, 10))
         address = server.addresses[0]
         with contextlib.ExitStack() as stack:
             their = stack.enter_context(GoPeer.client(address))
@@ -211,7 +211,7 @@ def test_their_client_is_not_disturbed(tmp_path: Path) -> None:
             got: Got = []
             commits: Got = []
             for seed in range(131, 136):
-                write_ours(server.stream, made_up(seed, 4, rollbacks=False))
+                write_ours(server.stream, generated(seed, 4, rollbacks=False))
                 entries = scan(path)
                 while len(got) < len(of(entries, types)):
                     got += plain(next(streamed))
@@ -230,7 +230,7 @@ def test_their_client_is_not_disturbed(tmp_path: Path) -> None:
             assert not their.warnings
 
 
-def test_their_server_tells_no_commits(theirs: tuple[GoPeer, Path]) -> None:
+def test_their_server_reports_no_commits(theirs: tuple[GoPeer, Path]) -> None:
     server, path = theirs
     entries = scan(path)
     with BlockingClient(*server.address) as client:

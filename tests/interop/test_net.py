@@ -22,7 +22,7 @@ from datastreamer import (
 )
 from datastreamer.errors import NotSupported, UnknownBookmark, UnknownEntry
 from tests.interop.peer import Answer, GoPeer, PeerFailed, beside_reference
-from tests.interop.plain import BOOKMARK, Plain, digest, keys, made_up, scan
+from tests.interop.plain import BOOKMARK, Plain, digest, generated, keys, scan
 from tests.interop.test_files import write_ours, write_theirs
 
 pytestmark = beside_reference
@@ -42,7 +42,7 @@ def written(tmp_path: Path) -> Path:
     """A stream of ours with a little of everything."""
     path = tmp_path / "written.bin"
     with DataStream.create(path) as stream:
-        write_ours(stream, made_up(1))
+        write_ours(stream, generated(1))
     return path
 
 
@@ -103,7 +103,7 @@ def test_their_client_asks_our_server(our_server: StreamServer, written: Path) -
         assert not client.warnings
 
 
-def test_their_client_goes_on_after_a_refusal(our_server: StreamServer, written: Path) -> None:
+def test_their_client_continues_after_a_refusal(our_server: StreamServer, written: Path) -> None:
     entries = scan(written)
     with GoPeer.client(our_server.addresses[0]) as client:
         with pytest.raises(PeerFailed, match="result command error"):
@@ -123,7 +123,7 @@ def test_their_client_follows_our_server(our_server: StreamServer, written: Path
         early.start(0)
         late.start(len(old))
         for seed in range(40, 60):
-            write_ours(our_server.stream, made_up(seed, 1))
+            write_ours(our_server.stream, generated(seed, 1))
         entries = scan(written)
         assert as_plain(list(early.entries(len(entries)))) == without_place(entries)
         assert as_plain(list(late.entries(len(entries) - len(old)))) == without_place(
@@ -138,7 +138,7 @@ def test_their_client_stops_and_starts_again(our_server: StreamServer, written: 
         for seed in range(60, 64):
             start = len(scan(written))
             client.start(start)
-            write_ours(our_server.stream, made_up(seed, 3, rollbacks=False))
+            write_ours(our_server.stream, generated(seed, 3, rollbacks=False))
             entries = scan(written)[start:]
             assert as_plain(list(client.entries(len(entries)))) == without_place(entries)
             client.stop()
@@ -156,7 +156,7 @@ async def test_their_client_follows_a_server_in_our_event_loop(written: Path) ->
                 with await trio.to_thread.run_sync(GoPeer.client, addresses[0]) as client:
                     await trio.to_thread.run_sync(client.start, 0)
                     for seed in range(70, 80):
-                        write_ours(stream, made_up(seed, 1))
+                        write_ours(stream, generated(seed, 1))
                         await trio.lowlevel.checkpoint()
                     entries = scan(written)
                     assert len(entries) > len(old)
@@ -169,7 +169,7 @@ async def test_their_client_follows_a_server_in_our_event_loop(written: Path) ->
 def test_their_relay_of_our_server(our_server: StreamServer, written: Path, tmp_path: Path) -> None:
     copy = tmp_path / "relay.bin"
     with GoPeer.relay(our_server.addresses[0], copy) as relay, GoPeer.client(relay.address) as end:
-        write_ours(our_server.stream, made_up(80, 5))
+        write_ours(our_server.stream, generated(80, 5))
         entries = scan(written)
         # While it fills its file, their relay may send an entry twice.
         while end.header()["total_entries"] < len(entries):
@@ -198,7 +198,7 @@ async def test_our_client_reads_the_real_stream(real_copy: Path) -> None:
 async def test_our_client_asks_their_server(tmp_path: Path) -> None:
     path = tmp_path / "theirs.bin"
     with GoPeer.serve(path, stream_type=3) as server, trio.fail_after(PATIENCE):
-        write_theirs(server, made_up(2, rollbacks=False))
+        write_theirs(server, generated(2, rollbacks=False))
         entries = scan(path)
         async with connect(*server.address, stream_type=3) as client:
             assert (await client.header())._asdict() == {
@@ -229,7 +229,7 @@ async def test_our_client_follows_their_server(tmp_path: Path) -> None:
                 got.append((entry.number, entry.type, entry.data))
                 if entry.number == 49:
                     # What was there has come: the rest is live.
-                    await trio.to_thread.run_sync(write_theirs, server, made_up(3, 20))
+                    await trio.to_thread.run_sync(write_theirs, server, generated(3, 20))
                     expected = scan(path)
                 if entry.number >= 49 and len(got) == len(expected):
                     break
@@ -242,7 +242,7 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
     """One query on the first connection, and no byte of it read as part of anything else."""
     path = tmp_path / "theirs.bin"
     with GoPeer.serve(path) as server, trio.fail_after(PATIENCE):
-        write_theirs(server, made_up(4, rollbacks=False))
+        write_theirs(server, generated(4, rollbacks=False))
         entries = without_place(scan(path))
         async with connect(*server.address) as client:
             assert not (await client.capabilities()).batch_reads
@@ -268,7 +268,7 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
 def test_our_blocking_client_at_their_server(tmp_path: Path) -> None:
     path = tmp_path / "theirs.bin"
     with GoPeer.serve(path) as server:
-        write_theirs(server, made_up(4, rollbacks=False))
+        write_theirs(server, generated(4, rollbacks=False))
         entries = scan(path)
         with BlockingClient(*server.address) as client:
             assert client.header().total_entries == len(entries)

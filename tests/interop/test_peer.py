@@ -129,7 +129,7 @@ def test_says_what_is_wrong(tmp_path: Path) -> None:
             GoPeer.read(server.address)
 
 
-def test_waits_no_longer_than_told() -> None:
+def test_waits_no_longer_than_asked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(PeerFailed, match="not done within"):
             GoPeer.read(silent.getsockname(), count=1, timeout=0.2)

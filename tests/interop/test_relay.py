@@ -12,7 +12,7 @@ from pathlib import Path
 
 from datastreamer import Backoff, BlockingClient, BlockingRelay, DataStream, StreamServer
 from tests.interop.peer import GoPeer, beside_reference
-from tests.interop.plain import made_up, scan
+from tests.interop.plain import generated, scan
 from tests.interop.test_files import write_ours, write_theirs
 from tests.interop.test_net import as_plain, without_place
 
@@ -49,7 +49,7 @@ def test_our_relay_of_their_server(tmp_path: Path) -> None:
         server.append(50)
         with our_relay(tmp_path / "relay.bin", server.address) as relay:
             assert len(received(relay.addresses[0], 250)) == 250
-            write_theirs(server, made_up(90, 10, rollbacks=False))
+            write_theirs(server, generated(90, 10, rollbacks=False))
             entries = scan(path)
             # Their client follows our relay live.
             with GoPeer.client(relay.addresses[0]) as client:
@@ -68,9 +68,9 @@ def test_chains_of_both(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(our_server(tmp_path / "0.bin"))
         first = stack.enter_context(GoPeer.relay(server.addresses[0], tmp_path / "1.bin"))
-        write_ours(server.stream, made_up(91, 5))
+        write_ours(server.stream, generated(91, 5))
         total = server.stream.total_entries
-        # While it fills its file, their relay may send what it takes back.
+        # While it fills its file, their relay may send what it truncates.
         with BlockingClient(*first.address) as client:
             while client.header().total_entries < total:
                 pass
@@ -83,7 +83,7 @@ def test_chains_of_both(tmp_path: Path) -> None:
             pass
         end.start(0)
         got = as_plain(list(end.entries(total)))
-        write_ours(server.stream, made_up(92, 5))
+        write_ours(server.stream, generated(92, 5))
         entries = scan(tmp_path / "0.bin")
         got += as_plain(list(end.entries(len(entries) - total)))
         assert got == without_place(entries)
@@ -94,7 +94,7 @@ def test_chains_of_both(tmp_path: Path) -> None:
 def test_fails_over_between_ours_and_theirs(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.bin", tmp_path / "theirs.bin"
     with DataStream.create(ours, sync="os") as stream:
-        write_ours(stream, made_up(93, 5))
+        write_ours(stream, generated(93, 5))
     shutil.copyfile(ours, theirs)
     with ExitStack() as stack:
         other = stack.enter_context(GoPeer.serve(theirs))
@@ -115,7 +115,7 @@ def test_fails_over_between_ours_and_theirs(tmp_path: Path) -> None:
                 else:
                     op.add_entry(entry.type, entry.data)
         with our_server(ours, port) as server:
-            write_ours(server.stream, made_up(94, 5))
+            write_ours(server.stream, generated(94, 5))
             entries = scan(ours)
             assert received(relay.addresses[0], len(entries)) == without_place(entries)
             assert relay.failure is None
@@ -124,7 +124,7 @@ def test_fails_over_between_ours_and_theirs(tmp_path: Path) -> None:
 def test_a_crowd_of_theirs_while_ours_rolls_back_restarts_and_truncates(tmp_path: Path) -> None:
     path = tmp_path / "ours.bin"
     with DataStream.create(path, sync="os") as stream:
-        write_ours(stream, made_up(95, 5))
+        write_ours(stream, generated(95, 5))
     with ExitStack() as stack, ThreadPoolExecutor(8) as pool:
         with our_server(path) as server:
             port, address = server.port, server.addresses[0]
@@ -148,15 +148,15 @@ def test_a_crowd_of_theirs_while_ours_rolls_back_restarts_and_truncates(tmp_path
                 server.stream.start_atomic_op()
                 server.stream.add_entries(7, [b"never committed"] * 100)
                 server.stream.rollback_atomic_op()
-                write_ours(server.stream, made_up(seed, 3))
+                write_ours(server.stream, generated(seed, 3))
             all_have(server.stream.total_entries)
         with our_server(path, port) as server:
             # They reconnect by themselves, and resume where they were.
-            write_ours(server.stream, made_up(101, 3, rollbacks=False))
+            write_ours(server.stream, generated(101, 3, rollbacks=False))
             all_have(server.stream.total_entries)
             before = [len(client.warnings) for client in crowd]
             server.stream.truncate(got - 10)
-            write_ours(server.stream, made_up(102, 6, rollbacks=False))
+            write_ours(server.stream, generated(102, 6, rollbacks=False))
             entries = scan(path)
             # Each client notices the end of its connection; a new client gets the right entries.
             deadline = time.monotonic() + PATIENCE
@@ -177,7 +177,7 @@ def test_their_truncation_stops_our_relay(tmp_path: Path) -> None:
             assert len(received(relay.addresses[0], 200)) == 200
             before = without_place(scan(path))
             server.truncate(150)
-            write_theirs(server, made_up(103, 20, rollbacks=False))
+            write_theirs(server, generated(103, 20, rollbacks=False))
             deadline = time.monotonic() + PATIENCE
             while relay.failure is None:
                 assert time.monotonic() < deadline

@@ -166,7 +166,7 @@ class Rig:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Look again and again whether this holds: for what tells no event."""
+    """Look again and again whether this holds: for what reports no event."""
     with trio.fail_after(PATIENCE):
         while not holds():
             await trio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""What a server must answer, said once more with `struct` alone.
+"""What a server must answer, written again with `struct` alone.
 
 A `Model` is a stream, a `Conversation` one client's connection to it: bytes in, the
 exact bytes out. No sockets, no clocks, nothing of the package.

@@ -1,6 +1,6 @@
 """Connections that go wrong, on purpose and to the byte: a proxy between client and server.
 
-A `Fault` says what becomes of the bytes that a server sends on one connection. `relay`
+A `Fault` says what happens to the bytes that a server sends on one connection. `relay`
 puts it on a pair of trio's memory streams, `FaultyServer` on a loopback socket.
 """
 

@@ -422,11 +422,11 @@ def test_ranges_that_are_none(answer: bytes, words: str) -> None:
         hear(connection, answer, 1 << 20)
 
 
-def test_batches_and_capabilities_that_nobody_asked_for() -> None:
+def test_batches_and_capabilities_without_a_request() -> None:
     for packet in (batch_of(1, 5, 100, packed(5))[11:], Capabilities().pack()):
         with pytest.raises(ProtocolViolation, match="not asked for"):
             hear(ClientConnection(), packet, 1 << 20)
 
 
-def test_what_is_told_of_a_server_without_them() -> None:
+def test_the_error_of_a_server_without_them() -> None:
     assert "request single entries" in str(not_supported(ClientConnection(), "batches"))

@@ -67,7 +67,7 @@ def asked(*commands: Command) -> ClientConnection:
 
 @pytest.fixture(params=["events", "runs"], autouse=True)
 def runs_first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is told the same where runs of entries are asked for by themselves."""
+    """Everything is reported the same if runs of entries are requested one by one."""
     monkeypatch.setattr("tests.protocol.test_client.RUNS_FIRST", request.param == "runs")
 
 
@@ -217,14 +217,14 @@ def test_entries_follow_a_start(cut: Cut) -> None:
 
 
 @cuts
-def test_after_a_bookmark_the_first_entry_says_where_it_stands(cut: Cut) -> None:
+def test_after_a_bookmark_the_first_entry_says_its_number(cut: Cut) -> None:
     connection = asked(StartBookmark(b"k"))
     assert fed(connection, cut(OK + packed(7, 8)))[1:] == entries(7, 8)
     assert "entry number 10 where 9" in violation(connection, cut(packed(10)))
 
 
 @cuts
-def test_results_stand_between_entries(cut: Cut) -> None:
+def test_results_between_entries(cut: Cut) -> None:
     connection = asked(Start(0), Stop())
     sent = OK + packed(0, 1) + OK
     assert fed(connection, cut(sent)) == [
@@ -337,7 +337,7 @@ def test_packets_that_there_are_not(cut: Cut, packet: int) -> None:
 
 
 @cuts
-def test_what_nobody_asked_for(cut: Cut) -> None:
+def test_what_was_not_requested(cut: Cut) -> None:
     def idle() -> ClientConnection:
         return ClientConnection(1, peer="stub:1")
 
@@ -372,7 +372,7 @@ def test_a_header_that_is_none(cut: Cut) -> None:
     assert "length is 39, not 38" in violation(asked(HeaderQuery()), cut(sent))
 
 
-def test_the_end_is_told_as_often_as_asked() -> None:
+def test_the_end_is_reported_at_each_request() -> None:
     connection = streaming()
     connection.feed(packed(0))
     connection.feed(b"")
@@ -435,7 +435,7 @@ class TestBuffers:
         batches = self.stream(streaming(), 3000, 200, 2000)
         assert len({id(batch.base) for batch in batches}) <= 3 < len(batches)
 
-    def test_buffers_that_nobody_holds_are_used_again(self) -> None:
+    def test_buffers_without_a_holder_are_used_again(self) -> None:
         connection = streaming()
         data, bases, last = packed(*range(100), size=1000), set(), None
         for round_ in range(200):

@@ -1,4 +1,4 @@
-"""Where commits end, told among the entries: what a client takes, and what it does not."""
+"""Where commits end, reported among the entries: what a client accepts and rejects."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_end_of_a_commit_is_known_with_its_first_entry(
 @pytest.mark.parametrize(
     "data",
     [
-        packed(5),  # none was told
+        packed(5),  # none was reported
         encode_commit(5),
         encode_commit(4),
         encode_commit(7) + packed(5, 6, 7),
@@ -112,7 +112,7 @@ def test_what_is_no_such_streaming(data: bytes) -> None:
         events(connection)
 
 
-def test_nobody_is_told_who_did_not_ask() -> None:
+def test_only_clients_that_request_them_receive_reports() -> None:
     connection = streaming(Start(5))
     assert connection.commit_ahead is None
     connection.feed(encode_commit(7))
@@ -135,8 +135,8 @@ def test_another_start_on_the_same_connection() -> None:
 
 
 @pytest.mark.parametrize("promised", [5, 6, (1 << 64) - 1])
-def test_a_commit_that_was_told_and_does_not_come(promised: int) -> None:
-    """A server that says it holds no more, and is silent, is taken for lost all the same."""
+def test_a_commit_that_was_reported_and_does_not_come(promised: int) -> None:
+    """A server that says it holds no more, and is silent, is nevertheless considered lost."""
     work, connection = Resumable(0, careful=False, commits=True), ClientConnection(1)
     header = Header(2, 137, 1, 4096, 5)
     probed = OK + Capabilities().pack() + OK + header.pack()

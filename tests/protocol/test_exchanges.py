@@ -93,7 +93,7 @@ def test_a_query_is_one_request_and_one_answer() -> None:
     assert peer.heard == sent(EntryQuery(3))
 
 
-def test_an_unknown_entry_is_told_with_the_total() -> None:
+def test_an_unknown_entry_is_reported_with_the_total() -> None:
     peer = Peer(OK + NOT_FOUND, HEADER)
     with pytest.raises(UnknownEntry, match="no entry 40: the stream holds 0 to 39"):
         peer.drive(exchanges.entry(peer.connection, 40))
@@ -102,7 +102,7 @@ def test_an_unknown_entry_is_told_with_the_total() -> None:
 
 
 def test_entry_0_may_look_like_no_entry() -> None:
-    """It has no data, and the type of that answer: only the total tells."""
+    """It has no data, and the type of that answer: only the total shows it."""
     peer = Peer(OK + NOT_FOUND, HEADER, OK + NOT_FOUND, HEADER)
     assert peer.drive(exchanges.entry(peer.connection, 0)) == Entry(0, 0xFFFFFFFF, b"")
     empty = OK + Header(1, 2, 1, 4096, 0).pack()
@@ -177,7 +177,7 @@ def test_runs_that_have_arrived_need_no_steps() -> None:
 
 
 @pytest.mark.parametrize("says", [END, b"\0", encode_result(3, "no such entry")])
-def test_what_is_no_run_is_published_by_the_steps(says: bytes) -> None:
+def test_what_is_not_a_run_is_reported_by_the_steps(says: bytes) -> None:
     peer = Peer(OK + packed(5))
     work = Streaming(5)
     peer.begun(work)

@@ -33,7 +33,7 @@ from datastreamer.protocol.filter.messages import (
 )
 from datastreamer.protocol.messages import OK, encode_command
 from datastreamer.protocol.server import Drop, ServerConnection
-from tests.codec.made_up import damaged, exactly, kinds, thorough, usual
+from tests.codec.generated import damaged, exactly, kinds, thorough, usual
 from tests.oracle import pack
 
 
@@ -91,7 +91,7 @@ def test_commands_that_cannot_be_sent(command: FilteredCommand, error: type[Exce
 
 
 @pytest.mark.parametrize("count", [0, 65, 2**32 - 1])
-def test_a_count_that_is_none_is_told_as_soon_as_it_is_there(count: int) -> None:
+def test_an_invalid_count_is_reported_as_soon_as_it_is_received(count: int) -> None:
     connection = ServerConnection(1)
     connection.receive(struct.pack(">QQQI", 0x1003, 1, 0, count))
     event = connection.next_event()
@@ -307,7 +307,7 @@ def test_any_bytes_of_a_server(
     sent = OK
     number = parts[0][1]
     for _, first, following, found in parts:
-        # Each goes on where the last one ended.
+        # Each continues where the last one ended.
         stop = following - first + number
         moved = [pack(n - first + number, types[k % 3], d) for n, k, d in found]
         size = sum(map(len, moved))

@@ -209,7 +209,7 @@ def test_what_is_no_beginning(data: bytes) -> None:
 
 @pytest.mark.parametrize("command", [Start(5), CommitStart(5)])
 @pytest.mark.parametrize("data", [encode_truncation(4, 3), BEGUN.pack(), DIGEST])
-def test_nobody_hears_of_changes_who_did_not_ask(command: Start | CommitStart, data: bytes) -> None:
+def test_only_followers_receive_changes(command: Start | CommitStart, data: bytes) -> None:
     connection = ClientConnection(1)
     connection.request(command)
     connection.feed(OK + data)

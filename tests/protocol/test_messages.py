@@ -59,7 +59,7 @@ def test_commands_of_the_same_parameters_differ() -> None:
     assert StartBookmark(b"k") != BookmarkQuery(b"k")
 
 
-def test_the_stream_type_stands_in_every_command() -> None:
+def test_the_stream_type_is_in_every_command() -> None:
     for command, encoded, _ in COMMANDS:
         expected = bytes.fromhex(encoded)
         assert encode_command(command, 7) == expected[:15] + b"\x07" + expected[16:]

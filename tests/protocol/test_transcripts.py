@@ -87,7 +87,7 @@ class Played:
         return self.streamed and any(op["op"] == "truncate" for op in operations)
 
     def usual(self, step: Step) -> bytes:
-        """What a connection is told that has no past but its streaming, if it streams."""
+        """What a connection receives that has no past but its streaming, if it streams."""
         sent = bytes.fromhex(step["send_hex"])
         if not sent:
             return self.committed if self.streamed else b""
@@ -117,7 +117,7 @@ def right(played: Played, step: Step, said: bytes) -> bytes:
         assert played.session.closed
         return b""
     if why.startswith("sends an entry that is not committed") and sent[7] == 1:
-        # All the same but for the stale entry at the end.
+        # Equal but for the stale entry at the end.
         number = int.from_bytes(sent[16:], "big")
         return b"".join(packets(was)[:-1]) if was else OK + played.model.packed_from(number)
     if why.startswith(("live entries below", "one committed operation")):
@@ -213,7 +213,7 @@ def test_the_server_says_what_it_should(
 
 
 def requests(data: bytes) -> tuple[list[Command], bytes]:
-    """The whole commands of what a client sent; a stand-in for what is no command."""
+    """The whole commands of what a client sent; a placeholder for what is not a command."""
     found: list[Command] = []
     while len(data) >= 16:
         command = int.from_bytes(data[:8], "big")
@@ -365,7 +365,7 @@ def test_the_client_reads_what_servers_say(
         client = Client(conversation, size)
         for step in conversation:
             if step["recv"] and step["recv"][-1].startswith("u64"):
-                break  # `to` stands before `from`: no entry follows, and nothing says so
+                break  # `to` precedes `from`: no entry follows, and nothing says so
             outcome = client.play(step, f"{server} {name} step {step['step']}: {step['what']}")
             count[outcome] += 1
             if outcome == "violation":

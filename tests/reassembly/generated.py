@@ -1,4 +1,4 @@
-"""Made-up payloads as Hypothesis strategies, cut into messages, and what becomes of these."""
+"""Generated payloads as Hypothesis strategies, cut into messages, and their events."""
 
 from __future__ import annotations
 

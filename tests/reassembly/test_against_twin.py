@@ -114,8 +114,8 @@ def long_payload(chance: random.Random, number: int) -> list[Message]:
 
 
 def long_world(chance: random.Random) -> Iterator[tuple[Message, str, int, float]]:
-    """One source or three tell 40 payloads, each in an order of its own, some messages never and
-    some twice, and beside them what nobody asked for."""
+    """One source or three send 40 payloads, each in an order of its own, some messages never and
+    some twice, and in addition what is not subscribed to."""
     messages = [message for number in range(40) for message in long_payload(chance, number)]
     apart, lost = chance.choice([0, 5, 40]), chance.choice([0.0, 0.02, 0.3])
     lone = chance.choice([0, 0, 1, 8])
@@ -136,7 +136,7 @@ def long_world(chance: random.Random) -> Iterator[tuple[Message, str, int, float
 
 @pytest.mark.parametrize("seed", range(60))
 def test_same_for_long(seed: int) -> None:
-    """So long that what was given out is forgotten, thinned and its place used again."""
+    """Until what was given out is forgotten, thinned and its place used again."""
     chance = random.Random(seed)
     given_options: dict[str, Any] = {
         "reorg_threshold": chance.choice([0, 1, 2, 5, 20]),

@@ -71,7 +71,7 @@ def test_nothing_comes_before_it_is_all_there(lost: int) -> None:
     assert (event.source, event.position) == ("c", 0)
 
 
-def test_prefixes_that_nobody_asked_for_are_left_out() -> None:
+def test_prefixes_without_a_subscription_are_left_out() -> None:
     reassembler = CardinalReassembler(["q/"])
     [event] = whole(reassembler, worked_example())
     assert [key for key, _ in event.parts] == [b"b/s/5", b"other", b"q/17", b"q/18"]
@@ -88,7 +88,7 @@ def test_prefixes_that_are_patterns() -> None:
         ),
         (b"\3" + HASH + b"c/1f/s/x", b"1"),
         (b"\3" + HASH + b"c/1f/s/y", b"2"),
-        # One more of a prefix does not stand for one of another.
+        # One more of a prefix does not replace one of another.
         (b"\3" + HASH + b"c/1f/s/z", b"3"),
     ]
     reassembler = CardinalReassembler(PREFIXES)
@@ -163,7 +163,7 @@ def test_what_is_no_message(key: bytes, value: bytes, reason: str) -> None:
     assert (event.key, event.source, event.position) == (key, "a", 5)
     assert reassembler.positions() == {"a": 6}
     assert reassembler.stats().sources["a"].malformed == 1
-    # The stream goes on.
+    # The stream continues.
     assert len(whole(reassembler, worked_example())) == 1
 
 

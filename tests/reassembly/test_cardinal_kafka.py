@@ -1,4 +1,4 @@
-"""The example for Kafka, beside a consumer that stands for Kafka's."""
+"""The example for Kafka, with a consumer in place of Kafka's."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Message:
     def __init__(
         self, partition: int, offset: int, reported: tuple[bytes, bytes], error: Any
     ) -> None:
-        self._told = partition, offset, *reported, error
+        self._message = partition, offset, *reported, error
 
     def partition(self) -> int:
-        return self._told[0]
+        return self._message[0]
 
     def offset(self) -> int:
-        return self._told[1]
+        return self._message[1]
 
     def key(self) -> bytes:
-        return self._told[2]
+        return self._message[2]
 
     def value(self) -> bytes:
-        return self._told[3]
+        return self._message[3]
 
     def error(self) -> Any:
-        return self._told[4]
+        return self._message[4]
 
 
 class Killed(Exception):
@@ -122,14 +122,14 @@ def test_each_block_once_over_restarts(tmp_path: Path, capsys: pytest.CaptureFix
     values = database.execute("SELECT count(*) FROM value").fetchone()[0]
     assert values == sum(number % 9 for number in range(20)) + 5
     database.close()
-    # All has been read, and nothing is unfinished: it goes on at the end.
+    # All has been read, and nothing is unfinished: it continues at the end.
     last = Consumer(partitions)
     run(last, tmp_path / "d.sqlite")
     assert last.assigned == {at: len(messages) for at, messages in enumerate(partitions)}
     assert capsys.readouterr().err == ""
 
 
-def test_a_producer_that_lies_is_told_of(
+def test_a_producer_of_false_messages_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     messages = block(1, b"h" * 32, b"p" * 32, {"a/1": b"1", "a/2": b"2"})
@@ -139,6 +139,6 @@ def test_a_producer_that_lies_is_told_of(
 
 def test_an_error_of_kafka_ends_it(tmp_path: Path) -> None:
     consumer = Consumer([worked_example()])
-    consumer.error = "the broker is gone"
-    with pytest.raises(SystemExit, match="error: the broker is gone"):
+    consumer.error = "the broker has ended"
+    with pytest.raises(SystemExit, match="error: the broker has ended"):
         run(consumer, tmp_path / "d.sqlite")

@@ -1,4 +1,4 @@
-"""The examples of docs/REASSEMBLY.md run as they stand."""
+"""The examples of docs/REASSEMBLY.md run unchanged."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ from datastreamer.reassembly import Reassembler, pack_records
 count = 1_000_000
 
 def spread(number):
-    # Every message has a prefix of its own, that nobody has announced: the worst there is.
+    # Every message has a prefix of its own, that no header has announced: the worst case.
     yield b"\\1%32d" % number, value
 
 def crowded(number):
@@ -143,7 +143,7 @@ used = reassembler.stats().used
 print((peak - own) / count, (used - own) / count)
 reassembler.expire(1e9)
 assert reassembler.stats().used == 0
-# What malloc has back and keeps is nobody's.
+# What malloc keeps after it was freed is not counted.
 ctypes.CDLL(None).malloc_trim(0)
 print((resident() - before) / count)
 """

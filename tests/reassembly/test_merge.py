@@ -98,7 +98,7 @@ def test_a_source_that_is_again_where_it_was_has_places_as_any_other() -> None:
     assert merge.progress().places["a"] == SourceProgress(9, 9, Position(6))
 
 
-def test_a_source_may_take_back_what_a_run_before_had_done_with() -> None:
+def test_a_source_may_roll_back_what_an_earlier_run_had_finished() -> None:
     first = Merge(["a"])
     assert taken(first, "a", batch_of(*messages_of(1), *messages_of(2))) == [1, 2]
     again = Merge(["a"], resume=first.progress())
@@ -126,7 +126,7 @@ def test_types_that_no_message_has(type: int) -> None:
 
 
 def test_entries_before_the_place_are_done_with() -> None:
-    """They come where a source is joined earlier, to see whether it tells the same."""
+    """They come where a source is joined earlier, to see whether it reports the same."""
     first = Merge(["a"], reorg_threshold=0)
     messages = [message for number in range(9) for message in messages_of(number)]
     assert taken(first, "a", batch_of(*messages)) == list(range(9))
@@ -151,7 +151,7 @@ def block_of(payload: PayloadComplete) -> Block:
     return Block(number, b"%d" % number, b"%d" % (number - 1))
 
 
-def test_a_chain_goes_on_while_what_it_had_is_read_again() -> None:
+def test_a_chain_continues_while_what_it_had_is_read_again() -> None:
     def ordered(resume: ReassemblyProgress | None) -> Merge:
         return Merge(["a", "b"], order=block_of, after=b"0", reorg_threshold=2, resume=resume)
 
@@ -267,7 +267,7 @@ def test_what_had_no_room_to_wait_is_read_again_by_a_later_run() -> None:
     assert numbers_of(rest) == [10_002]
 
 
-def test_two_payloads_of_one_block_are_told_once() -> None:
+def test_two_payloads_of_one_block_are_reported_once() -> None:
     """What came second is known, too, when the block is too old to be looked for."""
 
     def ordered(resume: ReassemblyProgress | None) -> Merge:
@@ -291,7 +291,7 @@ def test_two_payloads_of_one_block_are_told_once() -> None:
     first = ordered(None)
     for source in "ab":
         first.begin(source, Position(0))
-    # 101 is block 1 once more.
+    # 101 is block 1 again.
     events = reported(first, "a", 1, 101, 2, 3, 4, first=0)
     assert [type(event) for event in events] == [Applied] * 4
     progress = first.progress()
@@ -301,7 +301,7 @@ def test_two_payloads_of_one_block_are_told_once() -> None:
 
 
 class Kept:
-    """What a store keeps of what it is told."""
+    """What a store keeps of its input."""
 
     def __init__(self) -> None:
         self.progress = ReassemblyProgress()
@@ -327,7 +327,7 @@ def test_what_a_slow_source_brings_is_known_however_blocks_are_settled(
     chance: random.Random, threshold: int
 ) -> None:
     """A chain with many branches, and payloads without a block between: a store that keeps as many
-    names as it is told to has those of the last ones at every moment."""
+    names as it is configured to has those of the last ones at every moment."""
     tree = {0: Block(0, b"0", b"")}
     tip = tree[0]
     numbers = list(range(1, chance.randrange(2, 30)))
@@ -373,7 +373,7 @@ def test_what_a_slow_source_brings_is_known_however_blocks_are_settled(
 
 
 def test_blocks_that_wait_take_no_more_than_the_budget() -> None:
-    """What is given up is told of, and read again by a later run."""
+    """What is given up is reported, and read again by a later run."""
 
     def large(number: int) -> list[Message]:
         own = b"%032d" % number

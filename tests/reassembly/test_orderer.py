@@ -1,4 +1,4 @@
-"""Parents before children, reorgs as they are due, gaps told; against a plain chain."""
+"""Parents before children, reorgs as they are due, gaps reported; against a plain chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = b"start"
 
 
 class Follower:
-    """Does what it is told, and minds."""
+    """Does what it is asked to, and checks."""
 
     def __init__(self, tip: bytes = START) -> None:
         self.start = tip
@@ -115,7 +115,7 @@ def test_a_small_window_never_breaks_the_chain(
 
 @given(trees(least=2), st.data())
 @settings(max_examples=200, deadline=None)
-def test_goes_on_after_a_restart(blocks: list[Block], data: Any) -> None:
+def test_continues_after_a_restart(blocks: list[Block], data: Any) -> None:
     cut = data.draw(st.integers(1, len(blocks) - 1))
     orderer: Orderer[int] = Orderer(START)
     follower = Follower()
@@ -168,7 +168,7 @@ def test_a_heavier_branch() -> None:
     ]
 
 
-def test_a_gap_is_told_once_and_closes() -> None:
+def test_a_gap_is_reported_once_and_closes() -> None:
     orderer: Orderer[int] = Orderer(START)
     blocks = chain(1, 6)
     assert orderer.receive(blocks[3], 4, "b") == [Gap(b"a3", 3, blocks[3], "b")]
@@ -186,7 +186,7 @@ def test_siblings_that_wait_come_in_the_order_in_which_they_came() -> None:
     (parent,) = chain(1, 2)
     children = [chain(2, 3, each, parent.hash)[0] for each in "cab"]
     assert orderer.receive(children[0], 2) == [Gap(parent.hash, 1, children[0], None)]
-    # One parent is missing, whoever else waits for it.
+    # One parent is missing, however many wait for it.
     assert orderer.receive(children[1], 2) == []
     assert orderer.receive(children[2], 2) == []
     assert orderer.missing == [parent.hash]

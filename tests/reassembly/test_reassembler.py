@@ -1,4 +1,4 @@
-"""What a reassembler makes of messages, told by example; `test_against_twin.py` has the rest."""
+"""What a reassembler makes of messages, by example; `test_against_twin.py` has the rest."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_malformed(key: bytes, value: bytes, reason: str) -> None:
     assert reassembler.stats().sources["a"].malformed == 1
     assert reassembler.stats().used == 0
     assert reassembler.positions().get("a") == 6
-    # The stream goes on, and a right one of the same key is taken.
+    # The stream continues, and a correct one of the same key is accepted.
     assert whole(feed(reassembler, header(A))) == [(A, [])]
 
 
@@ -210,7 +210,7 @@ def test_more_messages_than_announced() -> None:
     assert isinstance(event, Malformed)
     assert event.key == P + b"2"
     assert "one more than the 1 messages announced" in event.reason
-    # Those that waited stand in the order in which they came.
+    # Those that waited are in the order in which they came.
     reassembler = Reassembler()
     events = feed(reassembler, (P + b"2", b""), (P + b"1", b""), header(A, (P, 1)))
     assert [type(event) for event in events] == [Malformed, PayloadComplete]
@@ -270,7 +270,7 @@ def test_only_what_is_subscribed_to() -> None:
     assert reassembler.stats().sources[""].outside == 1
     (event,) = feed(reassembler, (Q, b"y"))
     assert (event.parts, event.prefixes) == ([(Q, b"y")], (Q,))
-    # Without any, payloads are told of all the same.
+    # Without any, payloads are reported nevertheless.
     assert whole(feed(Reassembler([]), header(A, (P, 5)))) == [(A, [])]
 
 
@@ -325,7 +325,7 @@ def test_what_was_given_out_gives_way_before_what_is_in_flight() -> None:
         )
     assert feed(reassembler, header(A, (P, 1))) == []
     assert whole(feed(reassembler, (P, b"x"))) == [(A, [(P, b"x")])]
-    # They are known all the same.
+    # They are known nevertheless.
     assert feed(reassembler, *(header(b"%32d" % number) for number in range(100))) == [
         Conflict("value", key, key, key[1:], "", None)
         for key in (b"\0%32d" % number for number in range(100))
@@ -435,7 +435,7 @@ def test_a_batch() -> None:
     assert first == Malformed(b"cut", "an entry of 5 bytes does not hold its key", "a", 103)
     second = next(events)
     assert second == Malformed(b"", "an entry of 0 bytes does not hold its key", "a", 104)
-    # What has been told is all that has been received.
+    # What has been reported is all that has been received.
     assert reassembler.positions().get("a") == 100
     assert next(events) == PayloadComplete(A, [(P, b"x")], (P,), 0.0, "a", 105)
     assert reassembler.positions().get("a") == 106

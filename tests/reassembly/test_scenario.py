@@ -93,8 +93,8 @@ def test_each_payload_once_and_right() -> None:
     for own, parts in results:
         assert list(parts) == sorted(truth[own])
         assert {key for key, value in parts.items() if value != truth[own][key]} <= lies
-    # A lie that nobody contradicts cannot be found out, nor one about a payload that the run
-    # before had given out.
+    # A false message without a contradiction cannot be detected, nor one about a payload that the
+    # run before had given out.
     missed = (lies & published_by_others) - conflicts
     assert conflicts <= lies & published_by_others
     assert {keys[key] for key in missed} <= before

@@ -17,7 +17,7 @@ Sent = tuple[str, Message]
 
 
 def part(number: int | str, size: int = 100) -> Message:
-    """A message whose prefix nobody announces."""
+    """A message whose prefix no header announces."""
     return name(1, f"{number}"), bytes(size)
 
 
@@ -46,7 +46,7 @@ def beside(
 ) -> Iterator[Sent]:
     for sent in messages:
         yield sent
-        # So many times what one of them sends: the three of them are three times as fast.
+        # This multiple of what one of them sends: the three of them are three times as fast.
         if sent[0] == HONEST[0]:
             for _ in range(times):
                 yield liar, next(lies)
@@ -188,7 +188,7 @@ def test_what_two_have_sent_is_neither_s() -> None:
 
 
 def test_where_sources_agree_about_what_never_ends_there_is_room_for_what_comes() -> None:
-    """What nobody can complete does not stay for having been sent by several."""
+    """What no source can complete does not stay because several have sent it."""
     reassembler = Reassembler(budget=20_000, max_age=None)
     for number in range(200):
         for source in "ab":
@@ -200,7 +200,7 @@ def test_where_sources_agree_about_what_never_ends_there_is_room_for_what_comes(
 
 
 def test_a_source_cannot_hide_behind_what_others_send() -> None:
-    """Where it puts what nobody else sends makes no difference."""
+    """Where it puts what no other sends makes no difference."""
     reassembler = Reassembler(budget=50_000)
     prefix = name(1, "theirs")
     for source in "ab":

@@ -1,4 +1,4 @@
-"""The reassembler once more, of dicts: what the compiled one is compared with."""
+"""The reassembler again, of dicts: what the compiled one is compared with."""
 
 from __future__ import annotations
 

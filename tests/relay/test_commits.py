@@ -161,7 +161,7 @@ async def test_operations_are_seen_whole(tmp_path: Path, source: Source, sync: s
     assert totals
 
 
-async def test_a_chain_tells_the_same_commits(tmp_path: Path, source: Source) -> None:
+async def test_a_chain_reports_the_same_commits(tmp_path: Path, source: Source) -> None:
     async with nursery_for() as nursery:
         port = (await serving(nursery, source.stream)).port
         relays, observed = [], []
@@ -301,7 +301,7 @@ async def test_a_relay_that_follows_goes_back_to_the_end_of_a_commit(
     assert relay.seen[-1] == 11
 
 
-def test_where_a_file_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_file_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a commit's end that is near, else to before a bookmark that is, else where it differs."""
     with new(tmp_path / "stream.bin") as stream:
         with stream.atomic_op() as op:
@@ -437,7 +437,7 @@ async def test_what_fails_after_each_join_is_said_once(
 
 
 @pytest.mark.parametrize("extensions", ["known", "refused", "closed"])
-async def test_an_upstream_that_tells_nothing_is_relayed_as_it_comes(
+async def test_an_upstream_without_reports_is_relayed_as_it_comes(
     tmp_path: Path, extensions: str
 ) -> None:
     entries = sample(120)

@@ -39,7 +39,7 @@ def upstream(tmp_path: Path) -> Iterator[DataStream]:
 # Upstreams that change.
 
 
-async def test_stops_where_the_upstream_was_cut_back(
+async def test_stops_where_the_upstream_was_truncated(
     tmp_path: Path, upstream: DataStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(upstream, 100)
@@ -279,7 +279,7 @@ async def test_another_history_on_the_second_upstream(tmp_path: Path, upstream: 
             assert relay.stream.total_entries == 100
 
 
-async def test_a_long_block_that_was_replaced_is_told_from_the_one_before(
+async def test_a_long_block_that_was_replaced_is_distinguished_from_the_old_one(
     tmp_path: Path, upstream: DataStream
 ) -> None:
     """It differs in its first entry; the 600 behind are the same, as transactions may be."""
@@ -322,7 +322,7 @@ async def test_without_bookmarks_it_ends_to_look_back(
         assert contents(relay.stream) == contents(upstream)
 
 
-async def test_two_that_tell_different_histories_are_not_followed_to_and_fro(
+async def test_two_with_different_histories_are_not_followed_alternately(
     tmp_path: Path, upstream: DataStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(upstream, 100)

@@ -80,7 +80,7 @@ async def test_entries_as_large_as_a_page(tmp_path: Path, upstream: DataStream) 
         assert relay.stream.header == upstream.header
 
 
-async def test_goes_on_in_the_middle(tmp_path: Path, upstream: DataStream) -> None:
+async def test_continues_in_the_middle(tmp_path: Path, upstream: DataStream) -> None:
     fill(upstream, 500)
     async with nursery_for() as nursery:
         server = await serving(nursery, upstream)
@@ -93,7 +93,7 @@ async def test_goes_on_in_the_middle(tmp_path: Path, upstream: DataStream) -> No
         assert contents(again.stream) == contents(upstream)
 
 
-async def test_serves_while_the_upstream_is_gone(tmp_path: Path, upstream: DataStream) -> None:
+async def test_serves_while_the_upstream_is_lost(tmp_path: Path, upstream: DataStream) -> None:
     fill(upstream, 50)
     async with nursery_for() as nursery:
         server = await serving(nursery, upstream)
@@ -119,8 +119,8 @@ async def test_a_name_that_no_host_can_have_is_an_upstream_that_is_not_there(
     fill(upstream, 50)
     async with nursery_for() as nursery:
         server = await serving(nursery, upstream)
-        nobody = Upstream("a..b")
-        relay = await relaying(nursery, tmp_path / "relay.bin", nobody, server.port)
+        absent = Upstream("a..b")
+        relay = await relaying(nursery, tmp_path / "relay.bin", absent, server.port)
         await relay.has(50)
         assert relay.download.states[0].lost.startswith("cannot connect to a..b:6900: ")
 
@@ -194,10 +194,10 @@ async def test_a_connection_that_is_cut_anywhere(
 
 
 @pytest.mark.parametrize("then", ["gone", "frozen"])
-async def test_a_silent_upstream_is_told_from_a_quiet_one(
+async def test_a_silent_upstream_is_distinguished_from_a_quiet_one(
     tmp_path: Path, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says nothing any more; the next upstream has the rest. Where it goes on to take
+    """It says nothing any more; the next upstream has the rest. Where it continues to take
     connections, and answers none, that it takes long to find out is no sign that all is well."""
     monkeypatch.setattr(download_module, "_STEADY_SECONDS", 0.05)
     entries = sample(120)
@@ -269,7 +269,7 @@ async def test_one_that_was_ended_before_it_began_does_not_begin(
         assert not (tmp_path / "relay.bin").exists()
 
 
-async def test_one_that_is_ended_while_it_waits_for_an_upstream_serves_nobody(
+async def test_one_that_is_ended_while_it_waits_for_an_upstream_serves_no_client(
     tmp_path: Path, upstream: DataStream
 ) -> None:
     async with nursery_for() as nursery:

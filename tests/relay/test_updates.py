@@ -149,7 +149,7 @@ async def test_what_was_missed_is_reported_on_the_next_connection(
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["same upstream", "nothing known"])
-async def test_what_nobody_reports_is_found_by_hashes(
+async def test_what_is_not_reported_is_found_by_hashes(
     tmp_path: Path,
     source: DataStream,
     monkeypatch: pytest.MonkeyPatch,
@@ -363,7 +363,7 @@ async def test_updates_are_applied_while_hashes_are_made(
         assert "removed by a truncation" not in caplog.text
 
 
-async def test_truncations_that_concern_nobody_are_reported(
+async def test_truncations_that_concern_no_entry_are_reported(
     tmp_path: Path, source: DataStream
 ) -> None:
     fill(source, 50)

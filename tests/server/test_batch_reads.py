@@ -403,7 +403,7 @@ async def test_large_batches_from_anywhere(
         await peer.nothing_more()
 
 
-async def test_a_client_that_does_not_read_holds_up_nobody(stream: DataStream) -> None:
+async def test_a_client_that_does_not_read_delays_no_other(stream: DataStream) -> None:
     talk = fill(stream, 12)
     due = OK + talk.model.batch(0, 0, 0)
     async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as slow:

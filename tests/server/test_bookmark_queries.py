@@ -95,7 +95,7 @@ async def test_an_event_far_behind_its_bookmark(writer: DataStream, served: Data
 async def test_answers_are_true_at_some_moment_of_the_question(
     writer: DataStream, served: DataStream, seed: int
 ) -> None:
-    """Beside a writer that appends and takes back, each answer fits a state of the stream
+    """Beside a writer that appends and truncates, each answer fits a state of the stream
     between question and answer: the bookmark's entry, and which event follows it, may
     be of two states that follow one another."""
     choose = random.Random(seed)

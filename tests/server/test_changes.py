@@ -86,7 +86,7 @@ async def read_packed(peer: Peer, entries: int, size: int) -> bytes:
 
 
 @ways
-async def test_truncation_ends_who_is_past_it_and_nobody_else(
+async def test_truncation_ends_only_clients_that_are_past_it(
     referred: DataStream, do: Callable[[Change], trio.abc.AsyncResource]
 ) -> None:
     stream, old = referred, modelled(referred)
@@ -246,7 +246,7 @@ async def test_a_change_and_a_pass_that_has_served_half_of_its_clients(
             await peer.nothing_more()
 
 
-async def test_a_change_that_fails_lets_everybody_go_on(
+async def test_after_a_change_that_fails_all_clients_continue(
     copied: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -266,7 +266,7 @@ async def test_a_change_that_fails_lets_everybody_go_on(
 async def test_a_page_that_cannot_be_read_does_not_hold_a_change_for_ever(
     copied: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server cannot tell whom it concerns: the change is refused, clients go on."""
+    """The server does not know whom it concerns: the change is refused, clients continue."""
     async with over_loopback(copied) as rig, rig.client() as peer:
         await peer.ask(wire.start(52), OK)
         calls = 0

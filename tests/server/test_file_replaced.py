@@ -248,7 +248,7 @@ async def test_a_writing_server_serves_what_it_has_and_says_so(
         stream.close()
 
 
-async def test_a_writing_server_goes_on_where_the_file_comes_back(
+async def test_a_writing_server_continues_if_the_file_comes_back(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = path.with_name("away.bin")

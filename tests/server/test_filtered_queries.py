@@ -273,7 +273,7 @@ async def test_a_client_that_leaves_and_the_server_s_end_end_a_wait(
         assert trio.current_time() - began < 3
 
 
-async def test_one_request_has_so_much_looked_through_and_no_more(
+async def test_one_request_scans_a_limited_number_of_entries(
     stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries: Entries = []

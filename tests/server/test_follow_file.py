@@ -1,4 +1,4 @@
-"""A server of a file that somebody else writes: found by polling, by a waker, at any moment."""
+"""A server of a file that another process writes: found by polling, by a waker, at any moment."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ async def test_truncation_elsewhere_lets_go_on_who_is_before_it(
 
 
 @pytest.mark.parametrize("changed", [2, 30])
-async def test_a_change_that_a_thread_sees_while_clients_are_told_of_another(
+async def test_a_change_that_a_thread_sees_while_clients_are_notified_of_another(
     writer: DataStream,
     follower: DataStream,
     path: Path,
@@ -274,7 +274,7 @@ async def test_an_update_elsewhere_of_what_was_received_in_between(
         os.close(waker)
 
 
-async def test_changes_elsewhere_that_nobody_tells(
+async def test_changes_elsewhere_without_a_report(
     writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the file records fewer changes than were made, all streaming clients are ended."""
@@ -473,7 +473,7 @@ async def test_changes_elsewhere_at_random(
                 updated.add(number)
                 writer.update_entry(number, 1, data)
             elif what < 0.5:
-                # Never committed, and behind the end for a follower with an old head.
+                # Never committed, and after the end for a follower with an old head.
                 writer.start_atomic_op()
                 for n in range(40):
                     writer.add_entry(1, b"\xee" * sizes[(total + n) % 5])
@@ -534,7 +534,7 @@ async def test_changes_elsewhere_at_random(
                     nursery.start_soon(client, choose.randrange(writer.total_entries))
                 await trio.to_thread.run_sync(write)
             done.set()
-            # Nothing is taken back from this one; of the others few come so far.
+            # Nothing is truncated from this one; of the others few come so far.
             nursery.start_soon(client, writer.total_entries)
             await wait_all_tasks_blocked(0.002)
             note(writer.total_entries, b"last")

@@ -252,7 +252,7 @@ async def test_a_client_that_never_pauses(
                 assert session.protocol.pending < 200_000
 
 
-async def test_a_refused_client_that_goes_on_sending_is_closed_after_a_second(
+async def test_a_refused_client_that_continues_sending_is_closed_after_a_second(
     stream: DataStream,
 ) -> None:
     async with over_loopback(stream) as rig:

@@ -18,7 +18,7 @@ from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
 
 
-def test_the_defaults_end_nobody_for_being_slow() -> None:
+def test_the_defaults_end_no_client_for_being_slow() -> None:
     limits = Limits()
     assert limits.max_clients == 10_000
     assert limits.inactivity_timeout == 120

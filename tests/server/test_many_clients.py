@@ -207,14 +207,14 @@ def test_memory_is_flat_while_clients_come_and_go(
     append(writer, *[(1, bytes([n]) * 20_000) for n in range(200)])
     choose = random.Random(7)
 
-    def for_so_long(seconds: float) -> Callable[[], bool]:
+    def for_seconds(seconds: float) -> Callable[[], bool]:
         until = time.monotonic() + seconds
         return lambda: time.monotonic() > until
 
     with crowd(path) as clients:
-        count = churn(clients, for_so_long(seconds / 3), choose)
+        count = churn(clients, for_seconds(seconds / 3), choose)
         before = clients.memory()
-        count += churn(clients, for_so_long(seconds * 2 / 3), choose)
+        count += churn(clients, for_seconds(seconds * 2 / 3), choose)
         grown = clients.memory() - before
         print(f"{count} clients in {seconds} s, {grown / 1e6:+.1f} MB")
         assert count > 100 * seconds

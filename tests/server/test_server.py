@@ -213,7 +213,7 @@ def test_out_of_descriptors(path: Path) -> None:
 
 async def test_errors_of_accept_that_pass(stream: DataStream) -> None:
     class Troubled:
-        """A listener whose next connections were gone before they were taken."""
+        """A listener whose next connections were closed before they were accepted."""
 
         def __init__(self, real: socket.socket) -> None:
             self.real = real
@@ -264,7 +264,7 @@ async def test_cancelling_closes_every_connection(stream: DataStream) -> None:
 
 
 async def test_a_server_after_another_on_one_stream(stream: DataStream) -> None:
-    """Wakers and callbacks of the first are gone with it."""
+    """Wakers and callbacks of the first are removed with it."""
     for turn in range(3):
         async with over_loopback(stream) as rig, rig.client() as peer:
             await peer.ask(wire.start(turn), OK)

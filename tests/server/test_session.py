@@ -111,7 +111,7 @@ async def test_a_whole_life(
         await say(peer, talk, wire.unknown())
         await peer.expect(commit(stream, talk, (1, b"after an error 9")))
         await say(peer, talk, wire.stop())
-        assert commit(stream, talk, (1, b"nobody asked")) == b""
+        assert commit(stream, talk, (1, b"unrequested")) == b""
         await say(peer, talk, wire.header())
         await say(peer, talk, wire.start_bookmark(b"live"))
         await peer.expect(commit(stream, talk, (1, b"live again")))
@@ -453,7 +453,7 @@ async def test_truncation_does_not_end_who_is_before_it(
 async def test_truncation_of_what_is_on_its_way(
     long_stream: DataStream, autojump_clock: MockClock
 ) -> None:
-    """The client takes a run in bits; what comes behind the cut is not sent as if it stood."""
+    """The client takes a run in bits; what follows the cut is not sent as if it were there."""
     model = modelled(long_stream)
     async with in_memory(long_stream) as rig, trio.open_nursery() as nursery:
         peer = Lockstep(rig.server, nursery).peer
@@ -503,7 +503,7 @@ async def test_start_while_a_truncation_is_waiting_for_the_loop(
         nursery.cancel_scope.cancel()
 
 
-async def test_cancelling_the_server_ends_everybody(
+async def test_cancelling_the_server_ends_all_clients(
     stream: DataStream, talk: Conversation, autojump_clock: MockClock
 ) -> None:
     clients: list[Peer] = []

@@ -29,7 +29,7 @@ def modelled(stream: DataStream) -> Model:
 
 
 @pytest.mark.parametrize("way", ["tcp", "tls", "unix"])
-async def test_everybody_gets_all_and_then_the_end(
+async def test_all_clients_receive_all_and_then_the_end(
     stream: DataStream, way: str, secured: Open
 ) -> None:
     """Idle, live, behind by much, just connected: each connection is closed, without a wait."""
@@ -184,7 +184,7 @@ async def test_who_reads_nothing_is_cut_off_after_the_grace(stream: DataStream) 
         assert not rig.server.sessions
 
 
-async def test_the_grace_is_not_waited_for_where_nobody_needs_it(
+async def test_the_grace_is_not_waited_for_if_no_client_needs_it(
     stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000_000)

@@ -89,7 +89,7 @@ async def test_who_neither_streams_nor_asks(
     assert set(ends(caplog)) == {"it has neither streamed nor sent a command for 120 s"}
 
 
-async def test_no_limit_ends_nobody(stream: DataStream, clock: MockClock) -> None:
+async def test_no_limit_ends_no_client(stream: DataStream, clock: MockClock) -> None:
     none = {"inactivity_timeout": None, "handshake_timeout": None, "command_timeout": 0}
     async with (
         in_memory(stream, patience=1e6, **none) as rig,
@@ -205,7 +205,7 @@ async def raw(rig: Rig) -> trio.socket.SocketType:
 @linux
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_a_host_that_is_gone_and_one_that_only_does_not_read(
+async def test_a_vanished_host_and_one_that_only_does_not_read(
     stream: DataStream, caplog: pytest.LogCaptureFixture, streaming: bool
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -231,7 +231,7 @@ async def test_a_host_that_is_gone_and_one_that_only_does_not_read(
                 await wait_all_tasks_blocked(0.002)
             assert trio.current_time() - began > 1
             assert rig.server.counts.ended == {"dead_peer_timeout": 1}
-        # More than once as long without reading a byte, and there all the same.
+        # More than once as long without reading a byte, and still connected.
         await lazy.expect(OK + modelled(stream).packed())
     assert list(ends(caplog)) == ["its host has not answered for 1 s"]
 

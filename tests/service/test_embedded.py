@@ -358,7 +358,7 @@ def run_script(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-SERVE_UNTIL_TOLD = """
+SERVE_UNTIL_ASKED = """
 import sys
 from datastreamer.service.embedded import StreamServer
 from datastreamer.server.limits import Limits
@@ -373,7 +373,7 @@ with StreamServer(sys.argv[1], host="127.0.0.1", port=0) as server:
 @needs_pidfd
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_child_ends_with_its_parent(path: Path, how: signal.Signals) -> None:
-    parent = run_script(SERVE_UNTIL_TOLD, str(path))
+    parent = run_script(SERVE_UNTIL_ASKED, str(path))
     assert parent.stdout is not None
     try:
         pid, port = map(int, parent.stdout.readline().split())
@@ -428,7 +428,7 @@ def test_a_signal_to_a_child_that_has_just_begun(
 
 @needs_pidfd
 def test_an_interrupt_to_the_process_group_shuts_both_down(path: Path) -> None:
-    parent = run_script(SERVE_UNTIL_TOLD, str(path))
+    parent = run_script(SERVE_UNTIL_ASKED, str(path))
     assert parent.stdout is not None
     try:
         pid, port = map(int, parent.stdout.readline().split())
@@ -446,7 +446,7 @@ def test_an_interrupt_to_the_process_group_shuts_both_down(path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])
 def test_without_eventfd_and_pidfd(path: Path, how: signal.Signals | None) -> None:
     """On such systems a pipe wakes the child, and the control socket ends it."""
-    script = "import os\nfor n in 'eventfd', 'pidfd_open': delattr(os, n)\n" + SERVE_UNTIL_TOLD
+    script = "import os\nfor n in 'eventfd', 'pidfd_open': delattr(os, n)\n" + SERVE_UNTIL_ASKED
     parent = run_script(script, str(path))
     assert parent.stdout is not None
     try:

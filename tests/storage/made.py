@@ -108,7 +108,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def trace_of(folder: Path) -> dict[str, tuple[int, int, int, str]]:
-    """All that a look at a folder and its files can tell: nothing may have changed in it."""
+    """All that a look at a folder and its files can show: nothing may have changed in it."""
     found = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         stat = path.stat()
@@ -183,7 +183,7 @@ def size_of(path: Path) -> int:
     return size
 
 
-# A disk that fails when it is told to.
+# A disk that fails on demand.
 
 
 class FaultyFile(SteppedCommit, OsFile):
@@ -213,10 +213,10 @@ class FaultyFile(SteppedCommit, OsFile):
 
 
 class FaultyDisk(OsDisk):
-    """The real disk, but what stands in `faults` fails: a name of an operation -> errno.
+    """The real disk, but what `faults` names fails: a name of an operation -> errno.
 
     ``commit data|header|sync|mark``, ``write``, ``sync``, ``resize``; `largest` bounds
-    the sizes that a resize may have. What stands in `before` is called before the
+    the sizes that a resize may have. What is in `before` is called before the
     operation of that name.
     """
 

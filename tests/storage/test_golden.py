@@ -85,7 +85,7 @@ def test_first_events(golden: Golden, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_appended_to(golden: Golden, name: str) -> None:
-    """A file of the reference goes on under our writer; what stood there stays."""
+    """A file of the reference continues under our writer; its old content stays."""
     path, manifest = golden.unpack(name), golden.manifest(name)
     total = manifest["header"]["total_entries"]
     with DataStream.open(path) as stream, stream.atomic_op() as op:

@@ -42,7 +42,7 @@ import re, sys
 from datastreamer import DataStream
 
 def peak():
-    # In KiB. (What getrusage tells is, of a new process, also its parent's.)
+    # In KiB. (getrusage includes, in a new process, its parent's.)
     return int(re.findall(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[0])
 
 count = int(sys.argv[2])
@@ -59,7 +59,7 @@ with DataStream.create(sys.argv[1], sync="os", index="memory") as stream:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="nobody tells of the most memory here")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is not known")
 @pytest.mark.parametrize("count", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.soak)])
 def test_a_huge_operation_takes_bounded_memory(tmp_path: Path, count: int) -> None:
     found = subprocess.run(
@@ -157,4 +157,4 @@ def test_the_end_of_the_file_system(tmp_path: Path) -> None:
                 op.add_entry(1, b"fits")
             assert stream.entry(total).data == b"fits"
         else:
-            pytest.skip("this file system goes on behind 16 TiB")
+            pytest.skip("this file system allows more than 16 TiB")

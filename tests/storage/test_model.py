@@ -181,7 +181,7 @@ class StreamModel(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """As the process ends: a copy of the file is opened, and goes on."""
+        """As the process ends: a copy of the file is opened, and continues."""
         copy = copied(self.path, "crash.bin")
         with DataStream.open(copy, index="memory") as stream:
             self.compare(stream)

@@ -239,11 +239,11 @@ def test_entries_of_another_stream(path: Path, tmp_path: Path) -> None:
 
 def test_a_guard_keeps_a_commit_from_being_written(path: Path) -> None:
     def refuse() -> None:
-        raise RuntimeError("the server is gone")
+        raise RuntimeError("the server has ended")
 
     with DataStream.create(path) as stream:
         stream.commit_guard = refuse
-        with pytest.raises(RuntimeError, match="the server is gone"):
+        with pytest.raises(RuntimeError, match="the server has ended"):
             add(stream, ONE)
         assert stream.total_entries == 0
         stream.commit_guard = None

@@ -29,17 +29,17 @@ with StreamServer(path, host="127.0.0.1", port=0, sync="os", tls=tls) as server:
         got = len(next(batches))
         assert asking.entry(3).number == 3
         if (pid := os.fork()) == 0:
-            told = 0
+            matched = 0
             for use in (lambda: next(batches), lambda: asking.entry(3), client.header):
                 try:
                     use()
                 except UsageError as error:
-                    told += "this client belongs to the parent process" in str(error)
+                    matched += "this client belongs to the parent process" in str(error)
             client.stop()
             batches.close()
             client.close()
             asking.close()
-            os._exit(told)
+            os._exit(matched)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
         assert got + sum(len(batch) for batch in batches) == 20_000
         assert asking.entry(3).number == 3
@@ -61,16 +61,16 @@ with StreamServer(
         op.add_entry(3, b"open")
         pending = None
         if (pid := os.fork()) == 0:
-            told = 0
+            matched = 0
             for use in (
                 op.commit, publisher.atomic_op, publisher.flush, publisher.resend, publisher.drop
             ):
                 try:
                     use()
                 except UsageError as error:
-                    told += "this publisher belongs to the parent process" in str(error)
+                    matched += "this publisher belongs to the parent process" in str(error)
             publisher.close()
-            os._exit(told)
+            os._exit(matched)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
         op.commit()
         with publisher.atomic_op() as op:

@@ -344,7 +344,7 @@ async def test_a_file_goes_by_copies(stream: DataStream) -> None:
         assert got == old.packed()[: len(got)]
 
 
-async def test_an_update_ends_nobody(stream: DataStream) -> None:
+async def test_an_update_ends_no_connection(stream: DataStream) -> None:
     append(stream, *[(1, bytes([n % 251]) * 20_000) for n in range(520)])
     old = modelled(stream)
     async with over_unix(stream) as rig, rig.client() as peer:

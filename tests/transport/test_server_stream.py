@@ -116,7 +116,7 @@ async def test_a_file_is_sent_by_parts(pair: Pair, tmp_path: Path) -> None:
         assert transport.send_file(file.fileno(), 0, 100) == 0
 
 
-async def test_a_peer_that_is_gone_is_a_broken_resource(pair: Pair, tmp_path: Path) -> None:
+async def test_a_closed_peer_is_a_broken_resource(pair: Pair, tmp_path: Path) -> None:
     ours, theirs = pair
     transport = SocketTransport(ours)
     (tmp_path / "file").write_bytes(b"content")

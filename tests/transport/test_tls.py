@@ -99,7 +99,7 @@ def test_reloading(authority: Authority, tmp_path: Path) -> None:
     assert names_of(talk(server.context, authority.context(), "new.example")) == ["new.example"]
 
 
-def test_the_key_may_stand_in_the_certificates_file(authority: Authority) -> None:
+def test_the_key_may_be_in_the_certificates_file(authority: Authority) -> None:
     cert, key = authority.issue("server")
     cert.write_bytes(cert.read_bytes() + key.read_bytes())
     with pytest.raises(BadCertificate, match=r"server\.pem: holds a secret, and its mode 0644"):

@@ -96,7 +96,7 @@ async def test_catching_up_and_live(stream: DataStream, secured: Open) -> None:
         await peer.nothing_more()
 
 
-async def test_a_truncation_ends_who_is_past_it_and_nobody_else(
+async def test_a_truncation_ends_only_clients_that_are_past_it(
     stream: DataStream, secured: Open
 ) -> None:
     append(stream, *[(1, bytes([n % 251]) * 20_000) for n in range(520)])
@@ -158,7 +158,7 @@ async def test_the_ends_of_both_sides(stream: DataStream, secured: Open) -> None
         assert not rig.server.sessions
 
 
-async def test_the_end_of_the_server_is_told(
+async def test_the_end_of_the_server_is_reported(
     stream: DataStream, tls: ServerTLS, authority: Authority
 ) -> None:
     async with serving(stream, tls) as port:
@@ -272,7 +272,7 @@ async def test_half_a_handshake_then_a_reset(
             await wait_all_tasks_blocked(0.002)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             await made.aclose()
-        # Who says nothing at all is no trouble: such look whether somebody listens.
+        # A client that sends nothing is not logged: it may only check whether a server listens.
         quiet = await trio.open_tcp_stream(HOST, port)
         await quiet.send_eof()
         assert await quiet.receive_some() == b""
@@ -320,7 +320,7 @@ async def ask_both(
             await client.header()
 
 
-async def test_a_client_without_tls_is_told(
+async def test_a_client_without_tls_is_notified(
     stream: DataStream, tls: ServerTLS, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -329,7 +329,7 @@ async def test_a_client_without_tls_is_told(
     assert refused(caplog, "it does not use TLS") == 2
 
 
-async def test_a_server_without_tls_is_told_of(
+async def test_a_server_without_tls_is_reported(
     stream: DataStream, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "datastreamer")
@@ -498,7 +498,7 @@ def test_an_embedded_server(path: Path, authority: Authority, in_process: bool) 
 def test_a_serving_process_that_cannot_read_the_files(
     path: Path, authority: Authority, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They are gone for it and not for its parent: that is what a race looks like."""
+    """They are closed for it and not for its parent: that is what a race looks like."""
     cert, key = authority.issue("vanishing")
     tls = ServerTLS((cert, key))
     with StreamServer(path, host=HOST, port=0, sync="os", tls=tls) as server:

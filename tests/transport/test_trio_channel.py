@@ -228,7 +228,7 @@ async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
 
 
 async def test_a_piece_is_gathered_for_a_moment_only(counted_waits: list[object]) -> None:
-    """What is less than was waited for is taken all the same."""
+    """What is less than was waited for is nevertheless received."""
     channel, theirs = await pair()
     assert isinstance(channel, SocketChannel)
     buffer = memoryview(bytearray(PIECE))
@@ -339,7 +339,7 @@ async def test_in_memory_there_is_nothing_to_ask() -> None:
     assert channel_over(ours, "peer:1").connection() is None
 
 
-async def test_closing_wakes_whoever_waits() -> None:
+async def test_closing_wakes_a_waiting_task() -> None:
     channel, theirs = await pair()
 
     async def wait() -> None:

@@ -14,7 +14,7 @@ from datastreamer.zkevm import decode, decode_batch, decode_data, encode, events
 from datastreamer.zkevm.decoding import CODECS, as_json, kind_of
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
 from datastreamer.zkevm.schema import MESSAGES
-from tests.zkevm.made_up import changes, layouts, messages, mutated
+from tests.zkevm.generated import changes, layouts, messages, mutated
 
 KNOWN = [
     (2, 0xB0, "08011001", BookMark(BookmarkType.BATCH, 1)),
@@ -224,7 +224,7 @@ def test_what_cannot_be_written(version: int, event: Any, message: str) -> None:
         encode(event, version=version)
 
 
-def test_a_tuple_is_no_event() -> None:
+def test_a_tuple_is_not_an_event() -> None:
     with pytest.raises(BadEvent, match=r"have no builtins\.tuple"):
         encode((1,), version=3)  # type: ignore[arg-type]
 

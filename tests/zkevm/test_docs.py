@@ -1,4 +1,4 @@
-"""What docs/ZKEVM.md shows runs as it stands."""
+"""The examples of docs/ZKEVM.md run unchanged."""
 
 from __future__ import annotations
 

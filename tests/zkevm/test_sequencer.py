@@ -170,17 +170,17 @@ def test_a_batch_that_is_broken_off_stays_open(make: Make) -> None:
     assert [type(event).__name__ for event in reported(stream)] == [
         *("BookMark", "BatchStart", "BookMark", "L2Block", "Transaction", "L2BlockEnd")
     ]
-    for going_on in (sequencer, Sequencer(stream)):
-        assert going_on.state == SequencerState(0, True, 0, 100, H[1], True)
+    for continued in (sequencer, Sequencer(stream)):
+        assert continued.state == SequencerState(0, True, 0, 100, H[1], True)
         with pytest.raises(UsageError, match=r"batch 0 has not ended: call resume\(\)"):
-            going_on.batch()
-    with going_on.resume(local_exit_root=H[7]) as batch, batch.block(timestamp=102):
+            continued.batch()
+    with continued.resume(local_exit_root=H[7]) as batch, batch.block(timestamp=102):
         pass
     assert reported(stream, 6)[1].number == 1
     assert reported(stream)[-1] == events.BatchEnd(0, H[7], bytes(32))
     assert in_order(stream)
     with pytest.raises(UsageError, match="does not end in an open batch"):
-        going_on.resume()
+        continued.resume()
 
 
 def test_a_batch_of_one_operation_is_not_there_at_all(make: Make) -> None:
@@ -223,7 +223,7 @@ def test_one_batch_at_a_time(make: Make) -> None:
 
 @pytest.mark.parametrize("atomic", ["block", "batch"])
 def test_one_block_at_a_time_and_only_where_it_is_written(make: Make, atomic: Any) -> None:
-    """Blocks with one number, or transactions that nobody writes, would come of it."""
+    """Otherwise blocks with one number, or transactions that are not written, would result."""
     stream = make(3)
     sequencer = Sequencer(stream, atomic=atomic)
     made_before = sequencer.batch()
@@ -288,7 +288,7 @@ def test_an_exit_root_between_blocks(make: Make, atomic: Any) -> None:
     assert in_order(stream)
 
 
-def test_goes_on_behind_other_entries(make: Make) -> None:
+def test_continues_after_other_entries(make: Make) -> None:
     stream = make(2)
     two_batches(Sequencer(stream))
     with stream.atomic_op() as op:

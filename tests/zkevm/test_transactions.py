@@ -14,7 +14,7 @@ from datastreamer.errors import DecodeFailed, ExtraMissing
 from datastreamer.zkevm import decode_batch, events, fixed, open_transaction, transactions
 from datastreamer.zkevm.rlp import rlp_bytes, rlp_list, rlp_number
 from datastreamer.zkevm.transactions import AccessTuple
-from tests.zkevm.made_up import changes, mutated
+from tests.zkevm.generated import changes, mutated
 
 _limit = sys.getrecursionlimit()
 try:
@@ -194,7 +194,7 @@ def test_the_largest_numbers() -> None:
         (27, 5, 5),  # 5 is no x of the curve
     ],
 )
-def test_nobody_signed_it(v: int, r: int, s: int) -> None:
+def test_an_invalid_signature(v: int, r: int, s: int) -> None:
     opened = open_transaction(legacy(v=v, r=r, s=s))
     assert opened.sender is None
     assert opened.is_injected is ((r, s) == transactions.MARKER)

@@ -185,13 +185,13 @@ def test_snapshot(invoke: Invoke, copy: Path, tmp_path: Path) -> None:
 
 
 def test_snapshot_to_an_existing_path(invoke: Invoke, made: Path, here: Path) -> None:
-    Path("out.bin").write_text("dear to somebody")
+    Path("out.bin").write_text("valuable")
     Path("folder").mkdir()
     Path("dangling").symlink_to("nowhere")
     for name in ("out.bin", "folder", "dangling", made):
         failed = invoke("snapshot", made, name).failed()
         assert failed == f"{name}: exists already; a snapshot is never written over something"
-    assert Path("out.bin").read_text() == "dear to somebody"
+    assert Path("out.bin").read_text() == "valuable"
     assert invoke("snapshot", made, "no/out.bin").failed() == "no/out.bin: no such folder"
 
 

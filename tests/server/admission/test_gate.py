@@ -1,4 +1,4 @@
-"""Admission: who is let in, who is refused, what is said about it, and the pace."""
+"""Admission: who is accepted, who is refused, what is logged, and the pace."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Door:
         self.gate.leave(place, self.now)
 
 
-def test_so_many_at_a_time() -> None:
+def test_at_most_the_limit_at_a_time() -> None:
     door = Door(max_clients=2)
     first, _, third = [door.come() for _ in range(3)]
     assert first is not None
@@ -72,7 +72,7 @@ def test_so_many_at_a_time() -> None:
     assert (door.counts.accepted, door.counts.refused) == (3, {"max_clients": 2})
 
 
-def test_so_many_of_one_address() -> None:
+def test_at_most_the_limit_of_one_address() -> None:
     door = Door(max_clients=4, max_clients_per_address=2)
     ours = [door.come("a") for _ in range(3)]
     theirs = [door.come("b") for _ in range(3)]
@@ -145,7 +145,7 @@ def test_two_of_the_reserved_slots_are_for_publishers() -> None:
     assert not door.prove(door.come(), TrustLevel.PUBLISHER)
 
 
-def test_places_of_publishers_that_they_have_are_not_kept_free_once_more() -> None:
+def test_places_of_publishers_that_they_have_are_not_reserved_twice() -> None:
     door = Door(reserved=4, publishing=True, max_clients=1)
     reader = door.come()
     assert door.prove(door.come(), TrustLevel.PUBLISHER)
@@ -337,7 +337,7 @@ def test_each_kind_has_its_lines(caplog: pytest.LogCaptureFixture) -> None:
         "b:2: a wrong token (2 refused since the last such line)",
     ]
     for n in range(1_000):
-        refusals.note(f"kind {n}", "c:3", "what a client made up", 20)
+        refusals.note(f"kind {n}", "c:3", "what a client sent", 20)
     assert len(lines_of(caplog)) <= 65
 
 

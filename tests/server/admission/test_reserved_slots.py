@@ -1,4 +1,4 @@
-"""A full server: who gets in all the same, who has to leave, and what it costs to guess tokens."""
+"""A full server: which clients it accepts or evicts, and what it costs to guess tokens."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ async def test_the_server_ends_while_a_connection_is_dismissed(
             await trio.lowlevel.checkpoint()
 
 
-async def test_without_any_proof_nobody_is_kept_waiting(stream: DataStream) -> None:
+async def test_without_any_proof_no_client_waits(stream: DataStream) -> None:
     async with (
         serving(stream, max_clients=1, reserved_clients=9) as rig,
         rig.client() as reader,

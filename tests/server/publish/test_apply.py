@@ -73,8 +73,8 @@ def test_operations_that_come_together(stream: DataStream, disk: FaultyDisk) -> 
     assert len(items(stream)) == 3
 
 
-def test_a_lease_that_is_taken_back_in_doubt(stream: DataStream, disk: FaultyDisk) -> None:
-    """It is over all the same; who has it next hears what is what."""
+def test_a_lease_that_is_withdrawn_in_doubt(stream: DataStream, disk: FaultyDisk) -> None:
+    """It is over nevertheless; the next holder receives the facts."""
     disk.faults = REFUSED
     stream.start_atomic_op(lease=LEASE)
     stream.add_entry(1, b"data")

@@ -189,10 +189,10 @@ def test_each_operation_is_there_once(
 
 @settings(max_examples=100)
 @given(made=operations, cut=st.integers(0, 20), change=st.booleans())
-def test_entries_that_are_gone_or_others_are_noticed(
+def test_entries_that_are_lost_or_replaced_are_noticed(
     made: list[list[Item]], cut: int, change: bool
 ) -> None:
-    """A history that was taken back beneath a source: never another one in its place."""
+    """A history that was truncated during a source's lease: never another one in its place."""
     flat = [item for op in made for item in op]
     cut = min(cut, len(flat))
     with folder() as at, DataStream.create(at / "s.bin", sync="os", index="memory") as stream:

@@ -425,7 +425,7 @@ async def test_before_the_lease_nothing_is_taken(stream: DataStream, token_file:
                 assert (await refusal(peer))[0] == 22
 
 
-async def test_what_stands_at_its_place(stream: DataStream, token_file: Path) -> None:
+async def test_what_is_at_its_place(stream: DataStream, token_file: Path) -> None:
     append(stream, (3, b"a"), (3, b"b"), (0xB0, b"key"), (4, b"c" * 900_000))
     append(stream, (4, b"d" * 900_000), (3, b"e"))
     large = [entry(3, b"c" * 900_000, 4), entry(4, b"d" * 900_000, 4)]

@@ -162,7 +162,7 @@ async def test_the_whole_way_without_sendfile(
 async def test_a_file_that_is_cut_under_a_client(
     stream: DataStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By somebody who has no business there: one line, one connection, and the server lives."""
+    """By another program: one line, one connection, and the server lives."""
     append(stream, *[(1, bytes([n % 251]) * 20_000) for n in range(520)])
     model = modelled(stream)
     async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
@@ -181,7 +181,7 @@ async def test_a_file_that_is_cut_under_a_client(
             await other.ask(wire.header(), OK + model.header())
 
 
-async def test_one_pass_at_a_time_whoever_begins_it(
+async def test_one_pass_at_a_time_whichever_task_begins_it(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The poll finds a pass in the middle of its clients, at every turn: the view never goes
@@ -216,7 +216,7 @@ async def until_live(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "commits", "types", "tls"])
-async def test_whoever_has_all_is_live_to_who_looks(
+async def test_a_client_that_has_received_all_is_live(
     stream: DataStream, secured: Open, kind: str
 ) -> None:
     """Also those whom the pass does not serve: operators would see them catch up for ever."""
@@ -234,7 +234,9 @@ async def test_whoever_has_all_is_live_to_who_looks(
             append(stream, (2, b"more"))
 
 
-async def test_who_reads_nothing_hurts_nobody_and_loses_nothing(stream: DataStream) -> None:
+async def test_a_client_that_reads_nothing_delays_no_other_and_loses_nothing(
+    stream: DataStream,
+) -> None:
     """A dozen live clients, one of which stops for a while; nothing is kept for it."""
     async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, AsyncExitStack() as stack:
         lazy, *eager = [await stack.enter_async_context(rig.client()) for _ in range(12)]

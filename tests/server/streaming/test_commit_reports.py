@@ -37,7 +37,7 @@ async def over(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("serve", [in_memory, over_loopback, over_unix])
-async def test_each_end_stands_before_the_entries(stream: DataStream, serve: Open) -> None:
+async def test_each_end_precedes_the_entries(stream: DataStream, serve: Open) -> None:
     commit(stream, 5)
     commit(stream, 3)
     async with serve(stream) as rig, rig.client() as peer:
@@ -62,7 +62,7 @@ async def test_each_end_stands_before_the_entries(stream: DataStream, serve: Ope
 
 @pytest.mark.parametrize("serve", [in_memory, over_loopback, over_unix])
 @pytest.mark.parametrize("seed", range(3))
-async def test_no_entry_is_behind_an_end_that_was_not_told(
+async def test_no_entry_follows_an_end_that_was_not_reported(
     stream: DataStream, serve: Open, seed: int
 ) -> None:
     """Large ones and small ones, in pages and across them, to a client that is slow at times."""
@@ -96,10 +96,10 @@ async def test_no_entry_is_behind_an_end_that_was_not_told(
 
 
 @pytest.mark.parametrize("serve", [in_memory, over_loopback])
-async def test_a_truncation_of_what_was_told_ends_the_connection(
+async def test_a_truncation_of_what_was_reported_ends_the_connection(
     stream: DataStream, serve: Open
 ) -> None:
-    """Also where none of the entries was sent that are taken back."""
+    """Also if none of the truncated entries was sent."""
     commit(stream, 4)
     commit(stream, 4, 1_000_000)
     commit(stream, 4, 1_000_000)
@@ -111,7 +111,7 @@ async def test_a_truncation_of_what_was_told_ends_the_connection(
         await over(peer)
 
 
-async def test_a_truncation_of_what_was_not_told_does_not(stream: DataStream) -> None:
+async def test_a_truncation_of_what_was_not_reported_does_not(stream: DataStream) -> None:
     commit(stream, 4)
     commit(stream, 4)
     async with in_memory(stream) as rig, rig.client() as peer:
@@ -134,7 +134,7 @@ async def refused_between(stream: DataStream, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("serve", [in_memory, over_loopback])
-async def test_results_stand_between_packets(stream: DataStream, serve: Open) -> None:
+async def test_results_are_between_packets(stream: DataStream, serve: Open) -> None:
     commit(stream, 1)
     async with serve(stream) as rig, rig.client() as peer:
         await refused_between(stream, peer)

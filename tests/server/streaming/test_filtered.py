@@ -70,7 +70,7 @@ async def test_a_streaming_of_some_types(
         await peer.expect(b"".join(pack(n, *entry) for n, entry in enumerate(entries)))
 
 
-async def test_that_nothing_was_found_is_told_at_once_and_then_ten_times_a_second(
+async def test_that_nothing_was_found_is_reported_at_once_and_then_ten_times_a_second(
     stream: DataStream, entries: Entries, autojump_clock: MockClock
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
@@ -125,7 +125,7 @@ async def test_clients_that_want_the_same_have_it_looked_for_once(
             await streamed(peer, entries, 5, (7,), 7)
 
 
-async def test_a_truncation_of_what_was_looked_through_and_not_told(
+async def test_a_truncation_of_what_was_scanned_and_not_reported(
     stream: DataStream, entries: Entries, autojump_clock: MockClock
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
@@ -140,7 +140,7 @@ async def test_a_truncation_of_what_was_looked_through_and_not_told(
         assert (await frame(peer))[:3] == (1, 6, 8)
 
 
-async def test_a_truncation_of_what_was_told_ends_the_connection(
+async def test_a_truncation_of_what_was_reported_ends_the_connection(
     stream: DataStream, entries: Entries
 ) -> None:
     async with over_loopback(stream) as rig, rig.client() as peer:

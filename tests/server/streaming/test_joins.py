@@ -21,7 +21,7 @@ from tests.network.model import OK
 # Operations of two entries whose data is their own number.
 A_SECOND = 1_000
 ENTRY = len(wire.pack(0, 1, bytes(8)))
-# So far behind the end a client begins at most, and so far beyond it is followed.
+# The most entries before the end where a client begins, and after it that it follows.
 BEHIND = 5_000
 BEYOND = 200
 AT_ONCE = 3_000
@@ -60,7 +60,7 @@ class Writer:
 
 
 def join_at_once(port: int, writer: Writer, server: StreamServer, choose: random.Random) -> int:
-    """So many join, and stay until each has been sent `BEYOND` entries after it came; how
+    """Clients join, and stay until each has been sent `BEYOND` entries after it came; how
     many there were. Every byte is looked at."""
     with ExitStack() as stack, selectors.DefaultSelector() as ready:
         places: dict[socket.socket, list[int]] = {}

@@ -78,7 +78,7 @@ def count_runs(disk: ColdReads) -> list[object]:
 
 
 @pytest.mark.parametrize("open_server", [over_loopback, in_memory])
-async def test_one_cold_reader_keeps_nobody(
+async def test_one_cold_reader_delays_no_other(
     old: DataStream, open_server: Callable[..., trio.abc.AsyncResource]
 ) -> None:
     async with (
@@ -104,7 +104,7 @@ async def test_one_cold_reader_keeps_nobody(
         assert disk.read_from[0][0] == 4096
 
 
-async def test_what_is_gone_from_memory_again_is_sent_all_the_same(old: DataStream) -> None:
+async def test_what_was_evicted_again_is_sent_nevertheless(old: DataStream) -> None:
     async with over_loopback(old) as rig, rig.client() as cold:
         disk = on_slow_disk(rig)
         disk.turning.set()
@@ -223,7 +223,7 @@ def test_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.parametrize("open_server", [over_loopback, in_memory])
-async def test_questions_about_cold_entries_keep_nobody(
+async def test_queries_about_cold_entries_delay_no_client(
     old: DataStream, open_server: Callable[..., trio.abc.AsyncResource]
 ) -> None:
     """By number and by bookmark; while the disk is blocked the others are served."""
@@ -253,7 +253,7 @@ async def test_questions_about_cold_entries_keep_nobody(
 
 
 @pytest.mark.parametrize("index_at_hand", [False, True])
-async def test_starting_at_an_old_bookmark_keeps_nobody(
+async def test_starting_at_an_old_bookmark_delays_no_client(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch, index_at_hand: bool
 ) -> None:
     """Neither the look into the index, nor that at the bookmark's own entry."""

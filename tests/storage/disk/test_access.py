@@ -1,4 +1,4 @@
-"""Files beside a stream: no wider than it, nobody's link is followed, no neighbour's file is used.
+"""Files beside a stream: no wider than it, no foreign link or file is used.
 
 Every kind of file that is made beside a stream, or from one, is in `MADE`.
 """
@@ -46,7 +46,7 @@ from tests.storage.write.test_failures import fails_at
 NEIGHBOUR, OTHER = 4000, 4001
 KEY = b"key"
 OPERATION = [(0xB0, KEY), (1, b"x" * 600)]
-EXACTLY = "a secret that is nobody else's business"
+EXACTLY = "a secret of this stream alone"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="plays several users: needs root")
 
@@ -216,7 +216,7 @@ def test_nothing_allows_more_than_the_stream(stream: Path, kind: str, mode: int,
         folder = (stream.parent / name).is_dir()
         allowed = most | 0o600 | (0o100 | (most & 0o044) >> 2) * folder
         assert not got & ~allowed, f"{name} has {got:04o}, and {allowed:04o} is allowed"
-        # Nobody loses what the stream allows, either.
+        # No user loses what the stream allows, either.
         assert got & 0o444 == allowed & 0o444, f"{name} has {got:04o}, not {allowed:04o}"
 
 
@@ -249,10 +249,10 @@ def test_the_stream_s_group_reads_in_a_folder_that_hands_it_on(stream: Path) -> 
 
 def access_list(path: Path, kind: str, user: int, group: int, other: int) -> None:
     """A list that gives the neighbour `user`, by the system's bytes."""
-    nobody = 0xFFFFFFFF
+    no_id = 0xFFFFFFFF
     mask = 7 if kind == "default" else user | group
-    entries = [(1, 7, nobody), (2, user, NEIGHBOUR), (4, group, nobody)]
-    entries += [(0x10, mask, nobody), (0x20, other, nobody)]
+    entries = [(1, 7, no_id), (2, user, NEIGHBOUR), (4, group, no_id)]
+    entries += [(0x10, mask, no_id), (0x20, other, no_id)]
     packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
         os.setxattr(path, f"system.posix_acl_{kind}", packed)
@@ -272,7 +272,7 @@ def lists(folder: Path) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("mode", [0o640, 0o660, 0o644])
 @pytest.mark.parametrize("kind", MADE)
-def test_the_folder_s_default_list_lets_nobody_in(stream: Path, kind: str, mode: int) -> None:
+def test_the_folder_s_default_list_gives_no_access(stream: Path, kind: str, mode: int) -> None:
     stream.chmod(mode)
     access_list(stream.parent, "default", 7, 5, 0)
     MADE[kind](stream)

@@ -54,7 +54,7 @@ def test_an_exception_leaves_nothing(path: Path) -> None:
     assert names(path.parent) == []
 
 
-def test_nobody_holds_its_lock_afterwards(path: Path) -> None:
+def test_its_lock_is_free_afterwards(path: Path) -> None:
     with new_file(OsDisk(), str(path)) as file:
         forked = os.dup(file.fileno())  # as the child of a fork has it
     found = OsDisk().open(str(path), write=True)
@@ -85,7 +85,7 @@ def test_where_there_are_no_locks(path: Path) -> None:
     disk = NoLocks()
     with new_file(disk, str(path)) as file:
         file.write(b"all of it", 0)
-        # Nobody can tell whether it is being written.
+        # Nothing shows whether it is being written.
         assert remove_left_overs(disk, str(path), Access.private()) == []
     assert names(path.parent) == ["new"]
 
@@ -105,7 +105,7 @@ def test_a_snapshot_that_was_killed(tmp_path: Path) -> None:
     assert scan_file(out) == scan_file(stream)
 
 
-def test_what_somebody_is_writing_stays(path: Path) -> None:
+def test_a_file_that_is_being_written_stays(path: Path) -> None:
     with new_file(OsDisk(), str(path)) as file:
         assert remove_left_overs(OsDisk(), str(path), Access.private()) == []
         file.write(b"all of it", 0)
@@ -130,7 +130,7 @@ def test_a_name_without_a_folder(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Cleaned(OsDisk):
-    """Somebody takes the first file for a left-over before it has its lock."""
+    """Another process mistakes the first file for a left-over before it has its lock."""
 
     def __init__(self, held: bool) -> None:
         self.held = held

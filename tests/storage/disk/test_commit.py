@@ -84,8 +84,8 @@ def test_in_c_as_through_any_file(
             assert end.unfinished
             assert end.base == (head if sync else Head())
             assert end.running.intdigest() == xxh3_64_intdigest(b"" if sync else hashed)
-            stands = file.read(HEADER_PAGE_SIZE, 0)
-            record = records.get_record(stands)
+            stored = file.read(HEADER_PAGE_SIZE, 0)
+            record = records.get_record(stored)
             assert record is not None
             assert record[3:] == (
                 (start if sync else Head()),
@@ -96,10 +96,10 @@ def test_in_c_as_through_any_file(
             )
             # Without a sync, what is not to be seen leaves the mark in the file alone.
             moved = VisibleMark(0, head if seen else Head())
-            assert records.get_mark(stands) == moved
+            assert records.get_mark(stored) == moved
             assert records.get_mark(page) == moved
             ends = [head, start] if sync else [Head()]
-            assert records.get_synced(stands) == [
+            assert records.get_synced(stored) == [
                 SyncedHeader(end.sequence - at, b"s" * 16, 7, Header(1, 2, 3, *upto))
                 for at, upto in enumerate(ends)
             ]
@@ -168,7 +168,7 @@ def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> 
         assert not end.ready
         add(stream)
         assert end.ready
-        # Not behind the file's size, where a byte has to be left.
+        # Not after the end of the file, where a byte has to be left.
         assert end.limit == HEADER_PAGE_SIZE + PAGE_SIZE - 1
         for _ in range(3):
             add(stream, bytes(400_000))

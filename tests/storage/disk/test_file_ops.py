@@ -211,7 +211,7 @@ def test_a_commit_wakes(file: OsFile) -> None:
         except BlockingIOError:
             break
     eventfd = os.eventfd(0, os.EFD_NONBLOCK)
-    # One that is full is awake already; one that is closed is nobody's loss.
+    # A full one is awake already; a closed one is no loss.
     commit(file, wakers=[full, 10**6, eventfd, writing])
     assert os.read(reading, 100) == (1).to_bytes(8, "little")
     assert os.eventfd_read(eventfd) == 1

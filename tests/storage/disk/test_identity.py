@@ -582,7 +582,7 @@ def test_the_lock_goes_with_the_close(path: Path) -> None:
 
 
 @every_way
-def test_a_follower_is_told(path: Path, way: Way) -> None:
+def test_a_follower_is_notified(path: Path, way: Way) -> None:
     stream = DataStream.create(path, index="memory")
     commit(stream, b"one")
     with DataStream.open(path, follow=True) as follower:

@@ -1,4 +1,4 @@
-"""Network file systems, told by mount tables that are made up here."""
+"""Network file systems, detected by generated mount tables."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_local(kind: str) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A mount table that says what the test's folder stands on."""
+    """A mount table that names the file system of the test's folder."""
     device = os.stat(tmp_path).st_dev
     where = f"{os.major(device)}:{os.minor(device)}"
     table = tmp_path / "mountinfo"
@@ -103,7 +103,7 @@ def test_a_path(table: Path) -> None:
     assert on_network(folder / "link" / "s.bin") == "nfs4"
 
 
-def test_it_cannot_be_told(table: Path) -> None:
+def test_it_is_not_known(table: Path) -> None:
     table.unlink()
     assert on_network(table.parent / "n") is None
 
@@ -130,7 +130,7 @@ def test_what_is_refused_there(
     with DataStream.open(path, index="memory") as stream:
         assert stream.bookmark(b"k") == 0
     with DataStream.open(path, read_only=True) as stream:
-        # Read as it stands, with what the stream itself says of bookmarks.
+        # Read unchanged, with what the stream itself says of bookmarks.
         assert stream.bookmark(b"k") == 0
     monkeypatch.setenv(mounts.ALLOW, "1")
     with DataStream.open(path, follow=True) as stream:

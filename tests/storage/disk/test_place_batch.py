@@ -29,7 +29,7 @@ def new(path: Path) -> DataStream:
     return DataStream.create(path, index="memory", sync="os")
 
 
-# Sizes in bytes of data; negative: so many bytes are left of the page behind it.
+# Sizes in bytes of data; negative: the number of bytes that are left in the page after it.
 SIZES = st.sampled_from([0, 1, 16, 200, 40_000, 400_000, 900_000, PAGE - 17, -1, -16, -17, -18])
 
 
@@ -87,7 +87,7 @@ def test_a_layout_is_what_packing_gives(before: list[int], sizes: list[int]) -> 
     assert other.next_number == packer.next_number
 
 
-def test_a_page_s_rest_is_marked_over_what_stood_there(tmp_path: Path) -> None:
+def test_a_page_s_rest_is_marked_over_its_old_content(tmp_path: Path) -> None:
     """And a batch of a file, with padding in its memory, is one like any other."""
     entries = [(1, b"x" * 700_000), (BOOKMARK, b"key"), (2, b"y" * 700_000), (3, b"z" * 500_000)]
     with new(tmp_path / "s.bin") as stream:
@@ -157,7 +157,7 @@ def changed(at: int) -> Callable[[bytearray, EntryBatch], EntryBatch]:
         *[(changed(at), CorruptEntries) for at in (0, 4, 8, 16, 20, 28)],
     ],
 )
-def test_what_is_refused_and_the_operation_goes_on(
+def test_what_is_refused_and_the_operation_continues(
     tmp_path: Path,
     change: Callable[[bytearray, EntryBatch], EntryBatch],
     error: type[Exception],

@@ -31,7 +31,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_every_segment_stands_in_its_place(fd: int) -> None:
+def test_every_segment_is_in_its_place(fd: int) -> None:
     arena = bytearray(b"abcdefgh")
     placed = Placement(fd, arena, [(10, 0, 3), (2, 4, 2), (20, 8, 0)])
     with pytest.raises(BufferError):
@@ -83,7 +83,7 @@ def entries(count: int) -> list[Item]:
 
 
 def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
-    """What a thread was refused is told at the next turn, and is not lost."""
+    """An error in a thread is reported at the next turn, and is not lost."""
     path = tmp_path / "s.bin"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with DataStream.create(path, index="memory", sync="os") as stream:
@@ -161,7 +161,7 @@ def test_a_placement_that_is_not_waited_for_has_its_thread_to_itself(fd: int) ->
     assert os.pread(fd, 12, 0) == b"firstsecond"
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="nobody tells of threads here")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are not listed")
 def test_a_file_has_one_thread_and_none_once_it_is_closed(tmp_path: Path) -> None:
     tasks = Path("/proc/self/task")
     before = set(tasks.iterdir())
@@ -181,7 +181,7 @@ def test_a_file_has_one_thread_and_none_once_it_is_closed(tmp_path: Path) -> Non
     assert not task.is_dir()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="nobody tells of threads here")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are not listed")
 def test_signals_pass_it_by(fd: int) -> None:
     """One that it took would not end what the main thread waits for."""
     data, tasks = bytes(1 << 20), Path("/proc/self/task")

@@ -33,7 +33,7 @@ def build(folder: Path) -> Path:
 
 
 class FaultPlan:
-    """What becomes of calls on the files that `pattern` matches, where `environment` is set."""
+    """The faults of calls on the files that `pattern` matches, if `environment` is set."""
 
     def __init__(self, library: Path, pattern: str, plan: Path) -> None:
         self._plan = plan

@@ -43,7 +43,7 @@ def doubtful(driven: Driven, name: str, *arguments: object) -> str:
 
 
 def test_a_commit(path: Path, plan: FaultPlan) -> None:
-    """Cut short it goes on; refused once it can be made again, on a disk that works."""
+    """A short write continues; a refused one can be made again, on a disk that works."""
     with Driven(plan) as driven:
         driven.do("create", str(path), "commit")
         plan.fail("write", count=3, action="short")
@@ -63,7 +63,7 @@ def test_a_commit(path: Path, plan: FaultPlan) -> None:
 
 @pytest.mark.parametrize("settled", [True, False])
 def test_a_rollback(path: Path, plan: FaultPlan, settled: bool) -> None:
-    """One that returned is a rollback, whoever is killed behind it."""
+    """One that returned is a rollback, also if the process is killed after it."""
     with Driven(plan) as driven:
         driven.do("create", str(path), "commit")
         driven.commit("one")

@@ -1,8 +1,8 @@
 """The writer's thread that syncs behind its commits, as far as a machine lets it.
 
-Stands in for ``datastreamer/storage/write/syncer.py``. Nothing runs by itself: the machine says
+Replaces ``datastreamer/storage/write/syncer.py``. Nothing runs by itself: the machine says
 when a sync that was asked for begins, and may hold it before one of its operations while
-the writer goes on. Only one of the two threads ever runs, and time is a number, so that an
+the writer continues. Only one of the two threads ever runs, and time is a number, so that an
 example does the same each time it is run.
 """
 
@@ -95,7 +95,7 @@ class SimSyncer:
         self._background = background
         self.work = work
         self.due: float | None = None
-        # Where somebody waits for the sync that he asks for, it is done while he asks.
+        # If the caller waits for the sync that it requests, the sync is done at once.
         self.at_once = False
 
     def request(self, seconds: float = 0.0) -> None:
@@ -154,7 +154,7 @@ class _Held:
         try:
             self._work()
         except BaseException as error:  # noqa: BLE001
-            # For whoever lets it go on.
+            # For the one that lets it continue.
             self._failed = error
         self.done = True
         self._others.release()

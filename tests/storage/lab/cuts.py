@@ -79,10 +79,10 @@ cuts = st.builds(Cut, st.sampled_from(MODES), st.integers(0, 2047))
 
 @dataclass(frozen=True)
 class Crash:
-    """How a process ends: after so many operations, by a kill or (`cut`) with the machine; or
+    """How a process ends: after `after` operations, by a kill or (`cut`) with the machine; or
     (`detached`) the machine runs on, and its file system loses what was not synced.
 
-    `only` counts the operations of that name. `recovery` is what becomes of the next open.
+    `only` counts the operations of that name. `recovery` is how the next open ends.
     """
 
     after: int

@@ -6,7 +6,7 @@ kept the same way. `SimDisk.power_cut` makes a disk of what is on disk and any p
 rest: sector by sector of 512 bytes in any version since the last sync, sizes and names
 each on their own (`image.py`). Knows nothing of streams.
 
-Each program is a `Process` of its own: it may be killed, or end after so many operations,
+Each program is a `Process` of its own: it may be killed, or end after a number of operations,
 or have one of them fail.
 """
 
@@ -27,7 +27,7 @@ from tests.storage.steps import COMMIT_ORDER, SteppedCommit, Writes
 
 
 class Gone(BaseException):
-    """The process has ended: killed, or the power is cut. Nobody may catch it and go on."""
+    """The process has ended: killed, or the power is cut. No code may catch it and continue."""
 
 
 class Unsettled(NamedTuple):
@@ -48,7 +48,7 @@ class Interruption:
 
     With `only` just the operations count whose name begins so. `error` is an errno; None
     ends the process. A write gets as far as `torn` of its bytes. `lasting`: whatever comes
-    behind it fails too, until somebody takes it away.
+    after it fails too, until it is removed.
     """
 
     after: int
@@ -96,7 +96,7 @@ class SimDisk:
         return changed or bool(self._pending_names)
 
     def copy(self) -> SimDisk:
-        """The same disk under the same boot, with no process and nobody watching."""
+        """The same disk under the same boot, with no process and no observer."""
         with self.mutex:
             new = self._like(self.boot)
             made: dict[int, Inode] = {}
@@ -170,8 +170,8 @@ class SimDisk:
                 parts = inode.doubtful.pop(sector)
                 if pick:
                     inode.durable.write(parts[pick - 1], sector * SECTOR)
-                stands = inode.durable.read(SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
-                inode.seen.write(stands, sector * SECTOR)
+                stored = inode.durable.read(SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
+                inode.seen.write(stored, sector * SECTOR)
             self.evictions += bool(clean)
 
     def _like(self, boot: bytes) -> SimDisk:
@@ -315,8 +315,8 @@ class Process(Disk):
 
 
 class SimPlacement:
-    """A `Placing` whose thread is quick; or has not begun when somebody waits for it, and comes
-    behind the next commit where nobody does."""
+    """A `Placing` whose thread is quick; or has not begun when it is waited for, and comes
+    after the next commit if it is not."""
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write: Callable[[], None] | None = write
@@ -331,7 +331,7 @@ class SimPlacement:
             self._write = None
 
     def drop(self) -> None:
-        """Late, or cut off by a disk that refuses: all the same to who does not want it."""
+        """Late, or cut off by a disk that refuses: no difference to its caller."""
         if self._write is not None:
             with contextlib.suppress(OSError):
                 self._write()
@@ -383,7 +383,7 @@ class SimFile(SteppedCommit):
 
         self._process.step(f"{what} {offset}+{len(view)}", in_part)
         if offset < BLOCK and disk.watch is not None and disk.tear:
-            # Somebody may look while the bytes are copied; the disk's own write is whole.
+            # A reader may look while the bytes are copied; the disk's own write is whole.
             before = self._inode.seen.blocks.get(0)
             self._inode.seen.write(view[: disk.tear % len(view)], offset)
             disk.watch(f"half of {what}")

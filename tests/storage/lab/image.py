@@ -125,7 +125,7 @@ class Inode:
 
     def resize(self, size: int) -> None:
         if size < self.seen.size:
-            # What stood there reads as zeros when the file grows again.
+            # The old bytes read as zeros when the file grows again.
             first = -(-size // SECTOR)
             zeros = bytes((self.seen.size // SECTOR - first) * SECTOR)
             if zeros:

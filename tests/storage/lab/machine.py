@@ -40,7 +40,7 @@ _operation = st.tuples(st.lists(adds, min_size=1, max_size=3), st.booleans())
 several = st.lists(_operation, min_size=1, max_size=4)
 few = st.lists(_operation, min_size=1, max_size=2)
 Operations = list[tuple[list[tuple[str, Any]], bool]]
-# What goes on for long in the rules that only look, or bring all to disk, is told sooner.
+# A failure of a rule that only looks, or brings all to disk, is reported sooner.
 seldom = st.one_of(st.none(), st.none(), troubles)
 policies = st.sampled_from(["commit", "commit", "os", 20, 2000])
 
@@ -139,7 +139,7 @@ class Laboratory(Recovering):
         if not wait:
             self.handles.append((handles[0], len(longer)))
         if nothing:
-            return  # nothing was written, and nobody sees more than before
+            return  # nothing was written, and no reader sees more than before
         if self.policy != "commit":
             self.seen = len(longer)
         elif wait:
@@ -222,7 +222,7 @@ class Laboratory(Recovering):
             if self.attempt(lambda: stream.truncate(len(shorter)), shorter, changing=True):
                 self.committed = shorter
                 self.ends = {end for end in self.ends if end < len(shorter)} | {len(shorter)}
-                # What was committed has been on disk; and is gone.
+                # What was committed has been on disk, and is lost.
                 self.handles.clear()
                 self.synced()
 
@@ -354,7 +354,7 @@ class Laboratory(Recovering):
         """The system forgets pages that a failed sync left clean."""
         self.disk.evict(self.path, cut)
         if not self.failed:
-            # They hold nothing that anybody reads.
+            # They hold nothing that is read.
             self.mended = self.disk.evictions
 
     # What holds at any moment.

@@ -34,13 +34,13 @@ class Observer:
         self.changes = -1
 
     def look(self) -> bool:
-        """Take what is new; True if the entries served before stand no more."""
+        """Take what is new; True if the entries served before are no longer there."""
         stream = self.stream
         stream.refresh()
         again = stream.epoch != self.epoch
         if again:
             self.served, self.safe, self.epoch = [], 0, stream.epoch
-        assert stream.total_entries >= len(self.served), "entries are gone and no epoch tells"
+        assert stream.total_entries >= len(self.served), "entries are lost and no epoch shows it"
         if not stream.changing:
             self.served += [(e.type, e.data) for e in stream.entries(len(self.served))]
         return again
@@ -103,7 +103,7 @@ def plain(image: Image) -> list[Item]:
     data = image.read(total_length - FIRST, FIRST)
     found = oracle.scan(data, 0, FIRST)
     assert len(found.entries) == total_entries
-    # Cut back to a page's start: the padding before it counts.
+    # Truncated to a page's start: the padding before it counts.
     assert found.end == len(data) or (not data[found.end] and len(data) % PAGE == 0)
     assert image.size > total_length
     assert (image.size - FIRST) % PAGE == 0

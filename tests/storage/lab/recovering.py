@@ -1,7 +1,7 @@
 """What every rule of the laboratory goes through: a call that may not return, and what then.
 
 The model is a list of committed entries, where operations end in it, how many of the
-entries are on disk for sure and how many can be seen, and what else a crash may leave (the
+entries are certainly on disk and how many can be seen, and what else a crash may leave (the
 outcome of a call that did not return). `Recovering.attempt` knows that the process may end
 in the middle of a call; `crash` then takes from the disk what a power cut takes, opens what
 is left in every way there is, and has the model go on with what was found.
@@ -57,7 +57,7 @@ OS_SECONDS = 10.0
 
 
 class Recovering(RuleBasedStateMachine):
-    """See the module. Subclasses may set what stands here, and `recovered`."""
+    """See the module. Subclasses may set these, and `recovered`."""
 
     index: ClassVar[str] = "memory"
     path: str = PATH
@@ -67,9 +67,9 @@ class Recovering(RuleBasedStateMachine):
         self.committed: list[Item] = []
         # The numbers of entries at which an operation ended.
         self.ends = {0}
-        # How many of the entries are on disk for sure, and can be seen for sure.
+        # How many of the entries are certainly on disk, and can certainly be seen.
         self.durable = self.seen = 0
-        # When those up to some number will be on disk at the latest, and who is to be told.
+        # When those up to some number will be on disk at the latest, and what is to be notified.
         self.deadlines: list[tuple[int, float]] = []
         self.handles: list[tuple[PendingCommit, int]] = []
         self.op: list[Item] | None = None
@@ -83,7 +83,7 @@ class Recovering(RuleBasedStateMachine):
         self.changes = 0
         # Nothing is written until the disk does what it refused, or another open.
         self.failed = False
-        # What a failed sync left clean, and went, was mended so often.
+        # How often pages that a failed sync left clean, and that were lost, were mended.
         self.mended = 0
         # The mark may be as old as the last sync: a file system lost it.
         self.mark_lost = False
@@ -161,7 +161,7 @@ class Recovering(RuleBasedStateMachine):
 
     @property
     def evicted(self) -> bool:
-        """Whether pages went that a failed sync had left clean, and nobody has mended it yet:
+        """Whether pages went that a failed sync had left clean, and they were not mended yet:
         only what is on disk can be relied on."""
         return self.disk.evictions != self.mended
 
@@ -266,7 +266,7 @@ class Recovering(RuleBasedStateMachine):
             self.process.interruption = None
             self.deadlines.clear()
         elif self.failed:
-            # What waited was brought to disk, and the doubtful commit taken back.
+            # What waited was brought to disk, and the doubtful commit rolled back.
             self.outcomes = []
             self.synced()
         if not failed:
@@ -395,7 +395,7 @@ class Recovering(RuleBasedStateMachine):
         self.ends = {end for end in self.ends if end < len(found)} | {len(found)}
         self.committed, self.outcomes, self.handles = found, [], []
         if self.evicted:
-            # Nothing in the file says how far it went before they were gone.
+            # Nothing in the file says how far it went before they were lost.
             self.forget_observers()
             self.mended = self.disk.evictions
         self.synced()
@@ -421,7 +421,7 @@ class Recovering(RuleBasedStateMachine):
 
     def accept(self, found: list[Item], allowed: list[list[Item]]) -> None:
         assert found in allowed, (
-            f"{len(found)} entries stand after the crash, {self.durable} of {len(self.committed)} "
+            f"{len(found)} entries after the crash, {self.durable} of {len(self.committed)} "
             f"were acknowledged as on disk, and it might be "
             f"{sorted({len(it) for it in allowed})} entries"
         )

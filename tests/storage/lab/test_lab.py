@@ -27,7 +27,7 @@ TestLaboratory.settings = settings(
     max_examples=60,
     stateful_step_count=30,
     deadline=None,
-    # What fails is told as it was found: to shrink it takes longer than a test may.
+    # A failure is reported as it was found: to shrink it takes longer than a test may.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     # Drawing is quick; it is each example that is long.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

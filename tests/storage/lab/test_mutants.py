@@ -232,7 +232,7 @@ def unjudged(header: Header, record: CommitRecord) -> Judgement:
     return Judgement(header, record.after, record, record.stream_id, record.epoch)
 
 
-def header_is_not_taken_back(_: Any) -> Any:
+def header_is_not_withdrawn(_: Any) -> Any:
     return lambda self: None
 
 
@@ -280,7 +280,7 @@ MUTANTS: dict[str, Mutant] = {
     "a commit does not wait for what is placed": replaced(
         UncommittedSpace, "finish_placing", not_waited_for(True)
     ),
-    "nobody waits for what is placed and given up": replaced(
+    "what is placed and given up is not waited for": replaced(
         UncommittedSpace, "finish_placing", not_waited_for(False)
     ),
     "a part that was refused is not placed again": replaced(
@@ -311,7 +311,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
 }
 
-# Of what goes on behind the commits.
+# Of what runs after the commits.
 MUTANTS_BEHIND: dict[str, Mutant] = {
     "a handle that is done before the sync": replaced(Durability, "reached", done_when_written),
     "a change to the policy commit without a sync": replaced(
@@ -332,7 +332,7 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
 # Of what is rolled back, and closed, while the disk refuses.
 MUTANTS_IN_DOUBT: dict[str, Mutant] = {
     "a rollback leaves the header of a commit that failed": replaced(
-        Durability, "withdraw_header", header_is_not_taken_back
+        Durability, "withdraw_header", header_is_not_withdrawn
     ),
     "a close keeps its doubts quiet": replaced(StreamWriter, "_settle_all", doubts_are_kept_quiet),
 }
@@ -445,7 +445,7 @@ class Doubtful(Laboratory):
     @precondition(lambda self: self.op is None and not self.failed)
     @rule(operation=few, after=st.integers(1, 4), crash=crashes)
     def crash_behind_a_rollback(self, operation: Operations, after: int, crash: Crash) -> None:
-        """Of a commit that failed in the middle, and whose header the disk did not take back."""
+        """Of a commit that failed in the middle, and whose header the disk did not restore."""
         self.begin()
         for what in operation[0][0]:
             self.added(what)
@@ -479,7 +479,7 @@ MACHINES: dict[str, type[Laboratory]] = {
         (
             "what is spilled is not hashed",
             "a commit does not wait for what is placed",
-            "nobody waits for what is placed and given up",
+            "what is placed and given up is not waited for",
             "a part that was refused is not placed again",
         ),
         Huge,
@@ -524,7 +524,7 @@ def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_laboratory_finds(name: str) -> None:
-    # What is said differs with the example; that the core passes the same ones stands above.
+    # What is said differs with the example; that the core passes the same ones is checked above.
     mutant = {**MUTANTS, **MUTANTS_BEHIND, **MUTANTS_IN_DOUBT}[name]
     with mutant(), pytest.raises(Exception) as caught:  # noqa: PT011
         run(MACHINES[name], 800)

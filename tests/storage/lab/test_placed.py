@@ -78,10 +78,10 @@ def test_it_would_be(stream: DataStream) -> None:
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_a_refusal_is_told_until_it_is_over(
+def test_a_refusal_is_reported_until_it_is_over(
     stream: DataStream, process: Process, after: int
 ) -> None:
-    """And the operation goes on where it was, or is committed with all that it has."""
+    """And the operation continues where it was, or is committed with all that it has."""
     entries, reported = huge(1), 0
 
     def until_it_is_over(call: Callable[[], object]) -> int:

@@ -11,7 +11,7 @@ OLD, NEW = b"o" * 2000, b"n" * 2000
 
 
 def updated(after: int) -> tuple[SimDisk, bool]:
-    """A disk on which an update was killed behind so many operations; whether it came to that."""
+    """A disk on which an update was killed after that many operations; whether it came to that."""
     disk = SimDisk()
     process = disk.process()
     with booted(lambda: disk.boot):
@@ -29,7 +29,7 @@ def updated(after: int) -> tuple[SimDisk, bool]:
 
 
 def opened(disk: SimDisk, after: int) -> bool:
-    """Open it for writing, in a process that is killed behind so many operations; whether it
+    """Open it for writing, in a process that is killed after that many operations; whether it
     was."""
     process = disk.process()
     process.interruption = Interruption(after=after)

@@ -391,12 +391,12 @@ def test_another_program_truncates(
     entries = scan_file(path)
     header = path.read_bytes()[16:54]
 
-    def cut_back() -> None:
+    def truncate_last() -> None:
         with path.open("r+b") as file:
             file.seek(38)
             file.write(struct.pack(">QQ", entries[5].offset, 5))
 
-    tries = before_it_ends(monkeypatch, cut_back)
+    tries = before_it_ends(monkeypatch, truncate_last)
     assert snapshot(path, out).header.total_entries == 5
     assert tries == [2]
     assert header != path.read_bytes()[16:54]

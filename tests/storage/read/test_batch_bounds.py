@@ -103,7 +103,7 @@ def test_a_portion_of_a_page_that_fits_is_not_read_twice(path: Path) -> None:
         assert portion.data is None
 
 
-def test_damage_is_told_where_it_comes_first_and_not_before(path: Path, tmp_path: Path) -> None:
+def test_damage_is_reported_at_its_first_entry_and_not_before(path: Path, tmp_path: Path) -> None:
     entries = scan_file(path)
     damaged = entries[50]
     content = bytearray(path.read_bytes())

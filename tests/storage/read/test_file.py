@@ -119,7 +119,7 @@ def test_create_replaces_nothing(tmp_path: Path, what: str) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["s.bin"]
 
 
-def test_create_while_somebody_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_while_another_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The look before is a courtesy; the link is what never replaces."""
     path, disk = tmp_path / "s.bin", FaultyDisk()
     disk.before["sync"] = lambda: path.write_text("first") if not path.exists() else None
@@ -160,7 +160,7 @@ def test_open_or_create(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [{}, {"read_only": True}, {"follow": True}], ids=str)
 @pytest.mark.parametrize("what", ["nothing", "folder", "pipe", "device", "text", "text of a page"])
-def test_what_is_no_stream(tmp_path: Path, what: str, mode: dict[str, Any]) -> None:
+def test_what_is_not_a_stream(tmp_path: Path, what: str, mode: dict[str, Any]) -> None:
     path = tmp_path / "s.bin"
     error: type[StreamFileError] = NotAStream
     match what:
@@ -408,7 +408,7 @@ def test_an_exception_in_the_block_closes(tmp_path: Path) -> None:
 
 
 def test_a_stream_file_alone(tmp_path: Path) -> None:
-    """Without operations and bookmarks: what stands below `DataStream`."""
+    """Without operations and bookmarks: what is below `DataStream`."""
     path = tmp_path / "s.bin"
     writer = create_stream(path, Header(1, 2, 3))
     assert writer.durability.policy == "commit"

@@ -21,14 +21,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def another_program_cuts_back(path: Path, entries: int) -> None:
-    """To so many of the entries with three bytes each: a header, and no record of it."""
+    """To this number of the entries with three bytes each: a header, and no record of it."""
     with path.open("r+b") as file:
         file.seek(16)
         file.write(HEADER.pack(*header_of(path)[:-2], FIRST + 20 * entries, entries))
 
 
 def test_the_next_change_has_an_epoch_of_its_own(path: Path) -> None:
-    """What the follower took for a change must not hide the one that the file tells of."""
+    """What the follower took for a change must not hide the one that the file reports."""
     with DataStream.open(path, follow=True) as follower:
         another_program_cuts_back(path, 2)
         assert follower.refresh()
@@ -43,7 +43,7 @@ def test_the_next_change_has_an_epoch_of_its_own(path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"longer than before", b"", b"ab"])
-def test_another_program_cuts_back_and_goes_on_between_two_looks(path: Path, data: bytes) -> None:
+def test_another_program_truncates_and_continues_between_two_looks(path: Path, data: bytes) -> None:
     """What is there shows to be another by its length, where it has as many entries."""
     entries = [b"one", b"two", data]
     with DataStream.open(path, follow=True) as follower:

@@ -71,7 +71,7 @@ def test_a_follower_sees_commits_when_it_looks(path: Path) -> None:
 
 
 def test_a_follower_that_has_not_looked(path: Path) -> None:
-    """What was cut back and written anew looks damaged to it; it looks again, and knows."""
+    """What was truncated and written anew looks damaged to it; it looks again, and knows."""
     with (
         DataStream.create(path, index="memory") as stream,
         DataStream.open(path, follow=True) as follower,
@@ -88,7 +88,7 @@ def test_a_follower_that_has_not_looked(path: Path) -> None:
         assert follower.epoch == 1
         stream.truncate(1)
         add(stream, *[[(n, b"z" * 300_002)] for n in range(1, 5)], [(9, b"z"), (BOOKMARK, b"k")])
-        assert follower.entry(4).data == b"z" * 300_002  # though the other stands there still
+        assert follower.entry(4).data == b"z" * 300_002  # though the other is still there
         assert follower.epoch == 2
         assert follower.bookmark(b"k") == 6
         stream.truncate(1)
@@ -98,7 +98,7 @@ def test_a_follower_that_has_not_looked(path: Path) -> None:
 
 
 def test_a_follower_that_has_not_looked_sees_nothing_uncommitted(path: Path) -> None:
-    """Cut back, and a huge operation placed where it still counts entries."""
+    """Truncated, and a huge operation placed where it still counts entries."""
     with (
         DataStream.create(path, index="memory") as stream,
         DataStream.open(path, follow=True) as follower,
@@ -138,7 +138,7 @@ def test_an_iteration_does_not_mix_two_histories(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"x" * 500_000, b""])
-def test_a_snapshot_that_is_cut_back_is_not_damaged(path: Path, data: bytes) -> None:
+def test_a_snapshot_that_is_truncated_is_not_damaged(path: Path, data: bytes) -> None:
     with DataStream.create(path, index="memory") as stream:
         add(stream, *[[(n, b"x" * 500_000)] for n in range(6)])
         with DataStream.open(path, read_only=True) as reader:
@@ -151,7 +151,7 @@ def test_a_snapshot_that_is_cut_back_is_not_damaged(path: Path, data: bytes) -> 
             assert first.next_number == 2
 
 
-def test_a_snapshot_goes_on_over_changes_ahead_of_it(path: Path) -> None:
+def test_a_snapshot_continues_over_changes_ahead_of_it(path: Path) -> None:
     with DataStream.create(path) as stream:
         add(stream, [(1, b"%02d" % number) for number in range(40)])
         with DataStream.open(path, read_only=True) as reader:
@@ -335,7 +335,7 @@ def test_a_writer_that_knows_no_records(path: Path) -> None:
 
 
 def test_what_an_open_found_to_be_lost_does_not_come_back(path: Path) -> None:
-    """A follower of a file that nobody has recovered yet, after a power cut."""
+    """A follower of a file that was not recovered yet, after a power cut."""
     with DataStream.create(path, sync="os", index="memory") as stream:
         add(stream, ONE)
         stream.sync()
@@ -357,7 +357,7 @@ def test_what_an_open_found_to_be_lost_does_not_come_back(path: Path) -> None:
 
 
 def test_a_reader_while_a_writer_has_yet_to_recover(path: Path) -> None:
-    """The lock is held, but the record is of another boot: nobody has judged it yet."""
+    """The lock is held, but the record is of another boot: it was not recovered yet."""
     with DataStream.create(path, sync="os", index="memory") as stream:
         add(stream, ONE)
         stream.sync()
@@ -392,7 +392,7 @@ def test_a_follower_opened_after_a_writer_was_killed(path: Path) -> None:
             assert follower.epoch == 0
 
 
-def test_a_follower_is_told_what_changed(path: Path) -> None:
+def test_a_follower_is_notified_of_changes(path: Path) -> None:
     with DataStream.create(path) as stream, DataStream.open(path, follow=True) as follower:
         add(stream, ONE, TWO)
         follower.refresh()
@@ -412,7 +412,7 @@ def test_a_follower_is_told_what_changed(path: Path) -> None:
         assert follower.changes_since(7) is None
 
 
-def test_an_iteration_goes_on_over_changes_ahead_of_it(path: Path) -> None:
+def test_an_iteration_continues_over_changes_ahead_of_it(path: Path) -> None:
     with DataStream.create(path) as stream, DataStream.open(path, follow=True) as follower:
         add(stream, [(1, b"%02d" % number) for number in range(40)])
         follower.refresh()
@@ -437,14 +437,14 @@ def test_an_iteration_goes_on_over_changes_ahead_of_it(path: Path) -> None:
             next(behind)
 
 
-def test_an_epoch_far_ahead_is_published_by_nobody(path: Path) -> None:
+def test_an_epoch_far_ahead_is_of_no_publisher(path: Path) -> None:
     """Another file was copied over it, maybe."""
     page = bytearray(4096)
     put_change(page, Change(2**63, 0, None))
     assert HeaderPage(page).changes_between(0, 2**63) is None
 
 
-def test_a_follower_that_slept_too_long_is_not_told(path: Path) -> None:
+def test_a_follower_that_slept_too_long_is_not_notified(path: Path) -> None:
     with DataStream.create(path) as stream, DataStream.open(path, follow=True) as follower:
         add(stream, ONE)
         for turn in range(17):  # one more than the page has room for
@@ -454,8 +454,8 @@ def test_a_follower_that_slept_too_long_is_not_told(path: Path) -> None:
         assert follower.changes_since(0) is None
 
 
-def test_what_a_recovery_took_is_not_told(path: Path) -> None:
-    """What the page tells of an epoch that never came to be is not taken for it."""
+def test_what_a_recovery_removed_is_not_reported(path: Path) -> None:
+    """What the page says of an epoch that never existed is not used for it."""
     with DataStream.create(path, sync="os") as stream:
         add(stream, ONE)
         stream.sync()
@@ -477,7 +477,7 @@ def test_what_a_recovery_took_is_not_told(path: Path) -> None:
 
 
 def test_who_came_while_a_failed_sync_was_got_over_learns_whose_stream_it_is(path: Path) -> None:
-    """No page is whole at that time: what it says is believed, whose it is nobody says yet."""
+    """No page is whole at that time: what it says is believed, not yet whose it is."""
     disk = FaultyDisk()
     opened: list[DataStream] = []
     syncs = 0

@@ -143,7 +143,7 @@ def test_an_iteration_ends_where_its_history_does(writer: DataStream) -> None:
 
 
 def test_a_number_of_a_closed_file_that_another_got(tmp_path: Path) -> None:
-    """A read that was under way at the close is of nobody's file."""
+    """A read that was in progress at the close is of no other file."""
     names = [tmp_path / "a.bin", tmp_path / "b.bin"]
     for name in names:
         with DataStream.create(name, index="memory") as stream, stream.atomic_op() as op:

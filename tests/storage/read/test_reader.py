@@ -1,4 +1,4 @@
-"""Reading: where entries stand, runs of any size, spans, what it costs, and from many threads."""
+"""Reading: where entries are, runs of any size, spans, what it costs, and from many threads."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_runs(path: Path, scanned: list[Scanned], start: int, stop: int, max_byt
     file.close()
 
 
-def test_every_cursor_goes_on_to_the_end(reader: Reader, scanned: list[Scanned]) -> None:
+def test_every_cursor_continues_to_the_end(reader: Reader, scanned: list[Scanned]) -> None:
     """From each entry; from before the padding, where a run leaves it, too."""
     for entry in scanned:
         cursors = [Cursor(entry.offset, entry.number)]
@@ -275,7 +275,7 @@ def test_memory_is_bounded(tall: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # While the stream goes back and on.
 
 
-def test_a_stream_cut_back_under_an_iteration(tmp_path: Path) -> None:
+def test_a_stream_truncated_during_an_iteration(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
         add(stream, *[[(n, b"x" * 500_000)] for n in range(12)])
         for left in (2, 4, 5):
@@ -348,7 +348,7 @@ def test_readers_in_threads_beside_a_writer(tmp_path: Path) -> None:
         assert not any(thread.is_alive() for thread in threads)
 
 
-def test_point_reads_in_threads_while_the_stream_is_cut_back(tmp_path: Path) -> None:
+def test_point_reads_in_threads_while_the_stream_is_truncated(tmp_path: Path) -> None:
     """An entry is of the history that was committed, or unknown; never damage, never a mix."""
     failures: list[str] = []
     with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:

@@ -132,7 +132,7 @@ def test_an_update(path: Path, pointed: Pointed) -> None:
     assert verify(path).ok
 
 
-def test_what_was_taken_back_stays_until_something_is_written(path: Path) -> None:
+def test_what_was_rolled_back_stays_until_something_is_written(path: Path) -> None:
     before = path.read_bytes()
     with DataStream.open(path, sync="os") as stream:
         stream.truncate(CUT)

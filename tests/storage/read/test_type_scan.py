@@ -22,7 +22,7 @@ LONG_RUN = 64 << 10
 TYPES = [1, 2, 3, 4, 5, 6, 7, 9, 0xB0]
 RUNS = [
     *HISTORY,
-    # Runs of one type, of all lengths about the one from which they are told by their place.
+    # Runs of one type, of all lengths about the one from which they are found by their place.
     [(9, bytes([n]) * 3_000) for n in range(60)],
     [(9 if n % 23 else 1, bytes([n % 256]) * (700 + n)) for n in range(400)],
     [(n % 3, b"x" * (n % 90)) for n in range(12_000)],
@@ -145,7 +145,7 @@ def test_large_entries_that_are_not_wanted_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [50, 0])
-def test_damage_is_told_where_it_comes_first_and_not_before(
+def test_damage_is_reported_at_its_first_entry_and_not_before(
     path: Path, tmp_path: Path, number: int
 ) -> None:
     entries = scan_file(path)
@@ -163,7 +163,7 @@ def test_damage_is_told_where_it_comes_first_and_not_before(
             reader.matches(Wanted(damaged.offset, 50, 1000, Choice([2]), 1000, PAGE))
 
 
-def test_padding_is_believed_where_the_next_page_goes_on(tmp_path: Path) -> None:
+def test_padding_is_believed_if_the_next_page_continues(tmp_path: Path) -> None:
     made = tmp_path / "stream.bin"
     make(made, [(1, b"a"), (2, b"b" * (PAGE - 100)), (2, b"c" * 200)])
     entries = scan_file(made)

@@ -1,4 +1,4 @@
-"""What stands in a stream is changed: updates, truncations, and who is told of them."""
+"""What is stored in a stream is changed: updates, truncations, and what is notified of them."""
 
 from __future__ import annotations
 

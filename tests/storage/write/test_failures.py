@@ -70,7 +70,7 @@ def test_a_process_that_ends_while_a_failed_sync_is_got_over(path: Path, at: int
 def test_bytes_that_went_while_a_failed_sync_was_got_over(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then the next open says what is lost, and keeps what stood there."""
+    """Then the next open says what is lost, and keeps the old content."""
     disk = FaultyDisk()
     with DataStream.create(path, index="memory", sync="os", disk=disk) as stream:
         add(stream, THREE[0])
@@ -139,7 +139,7 @@ def test_an_undo_that_failed_is_done_again(path: Path) -> None:
     assert not Path(f"{path}{SUFFIX}").exists()
 
 
-def test_close_tells_what_only_the_log_has_heard(path: Path) -> None:
+def test_close_reports_what_was_only_logged(path: Path) -> None:
     disk = FaultyDisk()
     stream = DataStream.create(path, index="memory", sync=1, disk=disk)
     disk.faults = {"sync": errno.EIO}

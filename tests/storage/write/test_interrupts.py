@@ -95,7 +95,7 @@ def test_ctrl_c_is_not_masked_by_a_doubt(
     assert caplog.text.count("open the stream again") == 2
 
 
-def test_an_interrupt_before_the_index_is_told(
+def test_an_interrupt_before_the_index_is_notified(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*words: Any) -> None:
@@ -106,7 +106,7 @@ def test_an_interrupt_before_the_index_is_told(
         commit(stream, b"a", b"first")
     monkeypatch.undo()
     assert stream.bookmark(b"a") == 0
-    # It is in the stream, but its caller was not told.
+    # It is in the stream, but its caller was not notified.
     with pytest.raises(CommitInDoubt, match="open the stream again"):
         commit(stream, b"a", b"first")
     with pytest.raises(CommitInDoubt, match="open the stream again"):
@@ -144,7 +144,7 @@ def test_an_interrupt_in_a_change(
     )
 
 
-def test_a_sync_of_another_thread_before_the_index_is_told(
+def test_a_sync_of_another_thread_before_the_index_is_notified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = DataStream.create(tmp_path / "stream.bin", sync="os")

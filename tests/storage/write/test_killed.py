@@ -88,7 +88,7 @@ def applied(entries: list[Item], what: dict[str, Any]) -> list[Item]:
 
 
 def killed(path: Path, seed: int, sync: str, entries: list[Item]) -> list[list[Item]]:
-    """Run a writer for a random while; what may stand in the stream then."""
+    """Run a writer for a random while; what may be in the stream then."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), str(seed), sync],
         stdout=subprocess.PIPE,
@@ -350,7 +350,7 @@ with DataStream.create(sys.argv[1]) as stream:
             taken.append(os.open("/dev/null", os.O_RDONLY))
     except OSError:
         pass
-    # What is open goes on.
+    # What is open continues.
     with stream.atomic_op() as op:
         op.add_entry(1, b"second")
     print([e.data for e in stream.entries()])

@@ -1,4 +1,4 @@
-"""One process writes: its lock, who is told of it, and what a kill or a fork leaves of it."""
+"""One process writes: its lock, what other writers see, and what a kill or a fork leaves of it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Other:
                 pipe.close()
 
 
-def test_the_second_writer_is_told_the_first_one_s_pid(tmp_path: Path) -> None:
+def test_the_second_writer_sees_the_first_one_s_pid(tmp_path: Path) -> None:
     path = make(tmp_path / "s.bin", ONE)
     with Other(path) as other:
         with pytest.raises(StreamLocked) as caught:
@@ -121,7 +121,7 @@ def test_twice_in_one_process(tmp_path: Path) -> None:
         assert items(stream) == ONE
 
 
-def test_a_pid_of_another_boot_is_nobody_s(tmp_path: Path) -> None:
+def test_a_pid_of_another_boot_is_of_no_process(tmp_path: Path) -> None:
     path = tmp_path / "s.bin"
     with DataStream.create(path, index="memory"):
         with path.open("r+b") as file:
@@ -245,7 +245,7 @@ def test_a_forked_child_has_nothing_of_the_stream(tmp_path: Path) -> None:
         assert in_a_child(write_again).startswith("StreamLocked")
         assert in_a_child(write_another) == "3"
         assert path.read_bytes() == before
-        # Here everything goes on.
+        # Here everything continues.
         stream.add_entry(2, b"the other half")
         stream.commit_atomic_op()
         assert [data for _, data in items(stream)][2:] == [b"half an operation", b"the other half"]

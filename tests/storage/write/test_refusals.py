@@ -67,7 +67,7 @@ def test_a_full_disk_when_the_file_grows(tmp_path: Path, sync: Any) -> None:
         with pytest.raises(WriteFailed), stream.atomic_op() as op:
             op.add_entries(2, [bytes(LARGEST)] * 20)
         assert stream.total_entries == 3
-        add(stream, TWO)  # what needs no more room goes on
+        add(stream, TWO)  # what needs no more room continues
         assert items(stream) == [*ONE, (1, bytes(LARGEST)), *TWO]
 
 
@@ -103,8 +103,8 @@ def test_data_that_cannot_be_written(tmp_path: Path, number: int, spilled: bool)
                 with pytest.raises(WriteFailed, match=r"s\.bin: the system refused to write: "):
                     stream.add_entry(8, b"its turn comes after the others are placed")
             disk.faults = {}
-            stream.add_entry(7, b"goes on")
-            want.append((7, b"goes on"))
+            stream.add_entry(7, b"continues")
+            want.append((7, b"continues"))
         disk.faults = {"commit data": number}
         for _ in range(2):
             with pytest.raises(WriteFailed) as caught:
@@ -340,8 +340,8 @@ def test_a_truncation_that_fails(tmp_path: Path, what: str) -> None:
         stream.close()
     with DataStream.open(path) as stream:
         assert items(stream) in (ONE, ONE + TWO)
-        stands = bookmarks_of(scan_file(path))
-        assert stream.bookmark(b"k") == stands[b"k"]
+        stored = bookmarks_of(scan_file(path))
+        assert stream.bookmark(b"k") == stored[b"k"]
 
 
 def test_a_close_that_fails(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_a_close_that_fails(tmp_path: Path) -> None:
     assert stream.closed
     disk.faults = {}
     stream.close()
-    with DataStream.open(path, index="memory") as stream:  # and the lock is gone
+    with DataStream.open(path, index="memory") as stream:  # and the lock is free
         assert items(stream) == ONE
 
 

@@ -1,4 +1,4 @@
-"""When what is committed is on disk, and who is told: policies, handles, shared syncs."""
+"""When what is committed is on disk, and what is notified: policies, handles, shared syncs."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_an_interval_syncs_by_itself(path: Path, disk: SlowDisk) -> None:
         assert stream.sync_policy == 20
         disk.slow = True
         handle = commit(stream, b"one")
-        assert disk.begun.acquire(timeout=20)  # nobody asked
+        assert disk.begun.acquire(timeout=20)  # without a request
         more = commit(stream, b"two")
         disk.let.release()
         assert disk.begun.acquire(timeout=20)  # for what came during the first
@@ -268,7 +268,7 @@ def test_a_sync_in_the_background_that_fails_for_a_while(
 
 
 def test_a_sync_in_the_background_that_lost_something(path: Path, disk: SlowDisk) -> None:
-    """Who waits is told, and so is the operation that was to come behind it."""
+    """What waits is notified, and so is the operation that was to come after it."""
     with DataStream.create(path, disk=disk) as stream:
         disk.slow = True
         lost = commit(stream, b"lost")
@@ -297,7 +297,7 @@ def test_a_sync_in_the_background_that_lost_something(path: Path, disk: SlowDisk
             with pytest.raises(EntriesLost):
                 handle.done()
         with pytest.raises(EntriesLost):
-            stream.commit_atomic_op()  # numbered behind what is gone
+            stream.commit_atomic_op()  # numbered after what is lost
         assert commit(stream, b"new").wait(20)
         assert items(stream) == [(1, b"new")]
 

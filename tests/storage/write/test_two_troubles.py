@@ -48,7 +48,7 @@ async def test_a_removed_file_does_not_mask_a_cancelled_task(path: Path) -> None
     assert stream.closed
 
 
-def test_a_close_in_doubt_says_that_the_file_is_gone(path: Path) -> None:
+def test_a_close_in_doubt_says_that_the_file_was_removed(path: Path) -> None:
     disk = FaultyDisk()
     stream = DataStream.create(path, sync="os", index="memory", disk=disk)
     add(stream, ONE)

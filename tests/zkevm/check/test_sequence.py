@@ -201,7 +201,7 @@ def test_entries_that_lack() -> None:
     assert breach == (3, "entry", "entry 3 follows, but 0 is expected")
 
 
-def test_breaches_that_are_told_are_not_kept() -> None:
+def test_breaches_that_are_reported_are_not_kept() -> None:
     reported: list[Breach] = []
     check = SequenceCheck(3, reported.append)
     packed = b"".join(pack_entry(number, 2, b"\xff") for number in range(20))
@@ -233,7 +233,7 @@ def test_indices_of_transactions(indices: list[int], wrong: list[tuple[int, int]
     ]
 
 
-def test_what_stands_open_is_no_breach() -> None:
+def test_what_is_open_is_no_breach() -> None:
     found = report(3, story()[:5])
     assert found.ok
     assert found.notes[:2] == ["block 1 has no end yet", "batch 5 has no end yet"]

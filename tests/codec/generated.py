@@ -1,4 +1,4 @@
-"""Made-up runs of entries, as Hypothesis strategies, and ways to damage them."""
+"""Generated runs of entries, as Hypothesis strategies, and ways to damage them."""
 
 from __future__ import annotations
 
