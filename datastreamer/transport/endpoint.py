@@ -79,6 +79,8 @@ def check_endpoint(
     host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None
 ) -> None:
     """Raises `UsageError` for an address that no server can have."""
+    if not isinstance(host, str):
+        raise UsageError(f"a server's host is a text, not {host!r}")
     if server_name is not None and tls is False:
         raise UsageError("tls_server_name needs TLS; set tls=True or pass a context")
     if server_name:
