@@ -22,6 +22,7 @@ modules = {
     "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],
     "datastreamer.storage.bookmarks._blocks": ["datastreamer/storage/bookmarks/_blocks.pyx"],
     "datastreamer.storage.disk._commit": ["datastreamer/storage/disk/_commit.pyx"],
+    "datastreamer.storage.sums._page_sums": ["datastreamer/storage/sums/_page_sums.pyx"],
     "datastreamer.storage.disk._placement": ["datastreamer/storage/disk/_placement.pyx"],
     "datastreamer.zkevm._wire": ["datastreamer/zkevm/_wire.pyx"],
     "datastreamer.server.streaming._fanout": ["datastreamer/server/streaming/_fanout.pyx"],

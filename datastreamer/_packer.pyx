@@ -108,17 +108,23 @@ cdef class Layout:
     """Where a batch's entries will be in the file if they are added next, unchanged.
 
     `segments` are (file offset, offset in the batch's `base`, length), padding marks included;
-    `spans` the parts of `base` that hold the entries, (start, end), in order. The stream will end
+    `entries` are those of them that hold the entries, in order. The stream will end
     at `total_length` and `next_number`. `bookmarks` are (key, number); None if the operation will
     have more than it keeps.
     """
 
     cdef readonly list segments
-    cdef readonly list spans
+    cdef readonly list entries
     cdef readonly list bookmarks
     cdef readonly int64_t total_length
     cdef readonly uint64_t next_number
     cdef uint64_t first_number
+
+    cdef int add(self, int64_t offset, int64_t begin, int64_t size) except -1:
+        segment = (offset, begin, size)
+        self.segments.append(segment)
+        self.entries.append(segment)
+        return 0
 
 
 @cython.no_gc_clear
@@ -228,16 +234,17 @@ cdef class EntryPacker(Packed):
         self._arena.used = self._used
         return PyMemoryView_FromObject(self._arena)
 
-    def entry_spans(self):
-        """Views of the packed entries in order, without the padding marks."""
+    def entry_parts(self):
+        """The packed entries in order, without the padding marks: for the part in each page its
+        file offset, and a view of it."""
         cdef Py_ssize_t i, end
         view = self.arena
-        spans = []
+        parts = []
         for i in range(self._count):
             end = segment_end(self, i) - self._segments[i].padded
             if end > self._segments[i].begin:
-                spans.append(view[self._segments[i].begin:end])
-        return spans
+                parts.append((self._segments[i].file_offset, view[self._segments[i].begin:end]))
+        return parts
 
     def add_entry(self, type, data):
         """Add an event and return its number.
@@ -344,14 +351,14 @@ cdef class EntryPacker(Packed):
         cdef BatchColumns columns
         cdef Layout layout = Layout.__new__(Layout)
         cdef Py_ssize_t i, room = self._room, length
-        cdef int64_t at, begin = 0, end = -1, span = 0, offset = self._offset
+        cdef int64_t at, begin = 0, end = -1, offset = self._offset
         cdef const uint8_t* p
         columns_of(batch, &columns)
         self._check(<uint64_t>columns.count)
         if columns.numbers != NULL or columns.first_number != self._number:
             raise UsageError(f"the next entry is {self._number}: a batch from entry "
                              f"{columns.first_number} on, or with gaps, cannot follow")
-        layout.segments, layout.spans = [], []
+        layout.segments, layout.entries = [], []
         layout.bookmarks = None if self._bookmarks is None else []
         layout.first_number = self._number
         for i in range(columns.count):
@@ -364,13 +371,9 @@ cdef class EntryPacker(Packed):
                     or get_u32(p + 5) != columns.types[i]
                     or get_u64(p + 9) != self._number + <uint64_t>i):
                 raise CorruptEntries(at, "the entry was changed since it was scanned")
-            if at != end:
-                if i:
-                    layout.spans.append((span, end))
-                span = at
             if at != end or length > room:
                 if end > begin:
-                    layout.segments.append((offset, begin, end - begin))
+                    layout.add(offset, begin, end - begin)
                     offset += end - begin
                 begin = at
             if length > room:
@@ -390,8 +393,7 @@ cdef class EntryPacker(Packed):
                     PyBytes_FromStringAndSize(<const char*>p + HEAD_SIZE, length - HEAD_SIZE),
                     self._number + <uint64_t>i))
         if columns.count:
-            layout.spans.append((span, end))
-            layout.segments.append((offset, begin, end - begin))
+            layout.add(offset, begin, end - begin)
             offset += end - begin
         layout.total_length = offset
         layout.next_number = self._number + <uint64_t>columns.count

@@ -222,6 +222,23 @@ class DamagedEntry(DamagedFile):
     """An entry, the padding or the start of a page breaks the format."""
 
 
+class DamagedPage(DamagedEntry):
+    """The bytes of a page are not those that were written: they do not match its checksum.
+
+    `page` is its number from 0, `offset` its start; it holds the entries from `first` up to, not
+    including, `end`.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], offset: int, what: str, page: int, first: int, end: int
+    ) -> None:
+        entries = f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
+        super().__init__(path, offset, f"page {page} ({entries}): {what}")
+        self.page = page
+        self.first = first
+        self.end = end
+
+
 class ServerFailed(DatastreamerError):
     """The server has failed; the stream is not affected."""
 

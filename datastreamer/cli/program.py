@@ -26,6 +26,7 @@ from datastreamer.cli.verbs.serve import serve
 from datastreamer.cli.verbs.snapshot import snapshot
 from datastreamer.cli.verbs.spark import spark
 from datastreamer.cli.verbs.split import split
+from datastreamer.cli.verbs.sums import sums
 from datastreamer.cli.verbs.top import top
 from datastreamer.cli.verbs.truncate import truncate
 from datastreamer.cli.verbs.verify import verify
@@ -53,7 +54,7 @@ program = new_program(
 )
 for command in (
     *(serve, relay, info, cat, entry, bookmark),
-    *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
+    *(append, truncate, snapshot, reindex, import_leveldb, verify, repair, sums),
     *(reassemble, split, export, top, clients, demo, bench),
 ):
     program.command()(verb(command))

@@ -84,7 +84,7 @@ class Outgoing(EntryPacker):
 
     def requests(self, stream_type: int, most_bytes: int = MOST_BYTES) -> list[bytes]:
         """The whole operation as requests: Adds, then a Commit."""
-        spans = self.entry_spans()
+        spans = [part for _, part in self.entry_parts()]
         if sum(map(len, spans)) <= most_bytes:
             joined = [b"".join(spans)]
         else:

@@ -31,6 +31,7 @@ from datastreamer.storage.internals import StreamInternals
 from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.verifier import Verify, check_verify
 from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
 from datastreamer.storage.write.changes import updatable
@@ -113,6 +114,7 @@ class DataStream(StreamView):
         follow: bool = False,
         sync: SyncPolicy = "commit",
         index: IndexName = "lmdb",
+        verify: Verify = "cold",
         name: str | None = None,
         disk: Disk | None = None,
     ) -> DataStream:
@@ -121,22 +123,28 @@ class DataStream(StreamView):
         `read_only` opens it as it is and writes nothing, not even beside the file: later commits
         are not visible, and an iteration over entries that are truncated raises `NotFound`.
         `follow` does the same and sees what another process commits (`refresh`). `stream_type`
-        is the expected type. `path` may be a descriptor that is open for reading; then `name` is
+        is the expected type. `verify` says when a page that is read is compared with its checksum:
+        "cold", if it is not in the page cache when this stream first reads it; "always", when this
+        stream first reads it; "never". A page that differs raises `DamagedPage`; one without a
+        checksum is read as it is. `path` may be a descriptor that is open for reading; then `name` is
         the path that messages and the index use.
 
         Raises `FileMissing`, `NotAStream`, `WrongStreamType`, `StreamLocked`,
         `DamagedHeader`, `BadFileSize`, `BadArgument`.
         """
         check_policy(sync)
+        check_verify(verify)
         if follow and not isinstance(path, int):
             ensure_local(path, "following")
         if read_only or follow:
             read = StreamFile.open(path, stream_type=stream_type, disk=disk, name=name)
+            read.verify_reads(verify)
             return cls(read, index, follow=follow)
         if isinstance(path, int):
             raise BadArgument("a descriptor is opened for reading only")
         index_opener(index)
         writer = open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
+        writer.owned.verify_reads(verify)
         return cls(writer.owned, index, writer=writer)
 
     @classmethod

@@ -156,7 +156,7 @@ class StreamView:
 
     def new_reader(self) -> Reader:
         """A reader of the file with its own head, which its owner moves."""
-        return Reader(self._file.file, self.path, self._file.head)
+        return self._file.new_reader()
 
     @property
     def follows(self) -> bool:

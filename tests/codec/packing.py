@@ -46,7 +46,7 @@ def check(packer: EntryPacker, entries: list[tuple[int, bytes]], length: int, nu
     pieces, end = lay_out(entries, length, number)
     assert written(packer) == joined(pieces)
     assert (packer.total_length, packer.next_number) == (end, number + len(entries))
-    spans = b"".join(bytes(span) for span in packer.entry_spans())
+    spans = b"".join(bytes(part) for _, part in packer.entry_parts())
     assert spans == b"".join(pack(number + i, *entry) for i, entry in enumerate(entries))
     assert packer.bookmarks == [
         (data, number + i)

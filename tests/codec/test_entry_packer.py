@@ -39,7 +39,7 @@ def test_layout(length: int, number: int, taken: list[Any]) -> None:
             check(packer, entries, length, number)
             bookmarks += packer.bookmarks
             packer.drain()
-            assert (packer.segments, bytes(packer.arena), packer.entry_spans()) == ([], b"", [])
+            assert (packer.segments, bytes(packer.arena), packer.entry_parts()) == ([], b"", [])
             # The rest continues as if committed; bookmarks stay.
             length, number = packer.total_length, packer.next_number
             entries = []
@@ -106,7 +106,7 @@ def test_operation_begins_with_a_padding_mark() -> None:
     packer = begun(4096 + PAGE - 5, 9)
     assert packer.add_entry(1, b"x") == 9
     assert packer.segments == [(4096 + PAGE - 5, 0, 1), (4096 + PAGE, 1, 18)]
-    assert [bytes(span) for span in packer.entry_spans()] == [pack(9, 1, b"x")]
+    assert [bytes(part) for _, part in packer.entry_parts()] == [pack(9, 1, b"x")]
     assert bytes(packer.arena) == b"\0" + pack(9, 1, b"x")
 
 

@@ -186,10 +186,10 @@ def test_views_neither_move_nor_change() -> None:
     packer = begun()
     packer.add_entries(1, [b"first", b"second"])
     before = bytes(packer.arena)
-    view, spans = packer.arena, packer.entry_spans()
+    view, spans = packer.arena, [part for _, part in packer.entry_parts()]
     packer.add_entries(2, [b"x" * 1000] * 500)
     assert view == before
-    everything, all_spans = packer.arena, packer.entry_spans()
+    everything, all_spans = packer.arena, [part for _, part in packer.entry_parts()]
     copy = bytes(everything)
     packer.drain()
     packer.add_entries(3, [b"y" * 40] * 100)

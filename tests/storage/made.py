@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import xxhash
+
 from datastreamer import DataStream
 from datastreamer.storage.disk.access import Access, create_file, open_file
 from datastreamer.storage.disk.file_ops import Buffer, File, OsDisk, OsFile
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.undo_journal import Undo
+from datastreamer.storage.sums.hashes import EndSum
 from tests.storage.steps import SteppedCommit, Writes
 
 PAGE = 1 << 20
@@ -71,6 +74,27 @@ def scan_file(path: Path) -> list[Scanned]:
         at += length
     assert (at, len(found)) == (total_length, total_entries)
     return found
+
+
+def sum_at(content: bytes, head: Sequence[int], *, chained_from: int = 0) -> EndSum:
+    """What a record says of the entries up to a head, from the bytes of a file: each page's hash
+    is that of its entries, and the chain runs over the pages before the last one."""
+    length, entries = head
+    chain, tail, page, at, number = bytes(16), b"", chained_from, FIRST + chained_from * PAGE, None
+    while at < length:
+        if (at - FIRST) // PAGE != page:
+            digest = xxhash.xxh3_128_digest(tail)
+            chain, tail, page = xxhash.xxh3_128_digest(chain + digest), b"", page + 1
+        if content[at] == 0:
+            if FIRST + (page + 1) * PAGE >= length:
+                break
+            at = FIRST + (page + 1) * PAGE
+            continue
+        _, size, _, number = HEAD.unpack_from(content, at)
+        tail += content[at : at + size]
+        at += size
+    assert number == (entries - 1 if entries else None)
+    return EndSum(chain, chained_from, xxhash.xxh3_128_digest(tail))
 
 
 def bookmarks_of(entries: Iterable[Scanned]) -> dict[bytes, int]:

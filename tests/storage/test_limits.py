@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_128_digest
 
 from datastreamer import DataStream
 from datastreamer.errors import EntryTooLarge, WriteFailed
 from datastreamer.format import HEADER_PAGE_SIZE, MAX_DATA_SIZE, PAGE_SIZE, Header, page_start
 from datastreamer.storage.disk.file_ops import boot_id
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import NO_HASH, CommitRecord, Head
+from datastreamer.storage.header.records import CommitRecord, Head
+from datastreamer.storage.sums.hashes import EndSum
 from tests.oracle import pack
 from tests.storage.made import items
 
@@ -77,7 +79,8 @@ def far(path: Path, page: int, number: int) -> None:
     last = [pack(number, 1, b"far"), pack(number + 1, 2, b"away")]
     head = Head(page_start(page) + sum(map(len, last)), number + 2)
     content = records.new_page(Header(1, 1101, 1, *head))
-    record = CommitRecord(b"a stream far out", 0, boot_id(), head, head, head, NO_HASH, NO_HASH)
+    end_sum = EndSum(bytes(16), page, xxh3_128_digest(b"".join(last)))
+    record = CommitRecord(b"a stream far out", 0, boot_id(), *[head] * 3, *[end_sum] * 3)
     records.put_record(content, record)
     records.put_mark(content, 0, head)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)

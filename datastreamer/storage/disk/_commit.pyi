@@ -2,11 +2,11 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import Any, NoReturn, Protocol, TypeAlias
 
-from xxhash import xxh3_64
-
 from datastreamer._packer import EntryPacker
 from datastreamer.storage.disk._placement import Placement, Placer
 from datastreamer.storage.header.records import CommitLayout, Head
+from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import EndSum
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -14,6 +14,7 @@ class Committer(Protocol):
     @property
     def owned(self) -> Any: ...
     def not_committed(self, error: OSError) -> NoReturn: ...
+    def pages_finished(self) -> None: ...
 
 class CommitFile(Protocol):
     def commit(
@@ -39,8 +40,9 @@ class StreamEnd:
     written: Head
     base: Head
     mid: Head
-    first: int
-    running: xxh3_64
+    base_sum: EndSum
+    mid_sum: EndSum
+    sums: PageSums
     unfinished: bool
     limit: int
     synced: bool
@@ -59,16 +61,28 @@ class StreamEnd:
     def ready(self) -> bool: ...
     def commit_on(self, packer: EntryPacker, writer: Committer, wait: bool) -> Head | None: ...
     def __init__(
-        self, file: CommitFile, page: bytearray, head: Head, layout: CommitLayout
+        self,
+        file: CommitFile,
+        page: bytearray,
+        head: Head,
+        sums: PageSums,
+        layout: CommitLayout,
     ) -> None: ...
     def all_on_disk(self, head: Head) -> None: ...
     def put(
-        self, base: Head, mid: Head, after: Head, first: int, second: int, seen: Head
+        self,
+        base: Head,
+        mid: Head,
+        after: Head,
+        base_sum: EndSum,
+        mid_sum: EndSum,
+        after_sum: EndSum,
+        seen: Head,
     ) -> None: ...
     def commit(
         self,
         packer: EntryPacker,
-        hasher: xxh3_64 | None,
+        placed: PageSums | None,
         seen: Head | None,
         sync: bool,
         wakers: Sequence[int],

@@ -1,6 +1,6 @@
 """A commit: the header page's new bytes, and all writes in one call that releases the GIL once.
 
-Owns how a stream's end advances: the hash of what is not on disk, the bytes of header, record and
+Owns how a stream's end advances: the hashes of the entries up to it, the bytes of header, record and
 mark (`records.py` has their layout), and their restoration if a write fails. Decides nothing;
 `writer.py` does.
 """
@@ -19,18 +19,19 @@ from posix.unistd cimport write
 from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
 from datastreamer._packer cimport Packed, segment_end
 from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
+from datastreamer.storage.sums._page_sums cimport PageSums
 
 import os
 
 from datastreamer.metrics import writer_numbers
 from datastreamer.metrics.names import TIME_BOUNDS_NS
 from datastreamer.storage.disk._placement import Placement, Placer
+from datastreamer.storage.sums.hashes import EndSum
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
-cdef new_hash = xxh3_64
 cdef hash_of = xxh3_64_intdigest
-cdef NO_HASH = xxh3_64_intdigest(b"")
+cdef type SUM_TYPE = EndSum
 
 cdef extern from *:
     """
@@ -303,9 +304,9 @@ cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span
 cdef class StreamEnd:
     """The end of a stream that is open for writing, and the header page that records it.
 
-    `written` is the end. `base` is known to be on disk; the sync in progress began at `mid`
-    (without one, mid is base). `first` is the hash of the entries from base to mid, `running` the
-    xxh3 of those from mid to the end. `unfinished` is true from the first write of a commit or
+    `written` is the end, `sums` the hashes of the entries up to it. `base` is known to be on disk;
+    the sync in progress began at `mid` (without one, mid is base); `base_sum` and `mid_sum` are
+    the hashes up to these. `unfinished` is true from the first write of a commit or
     change until its end. `commits` is the number of commits, `durable` the number of those known to
     be on disk. A commit that ends at or before offset `limit` needs no check by the writer, only
     its writes, and a sync if `synced` is true; -1: each commit needs one. `sequence` is that of the
@@ -315,8 +316,9 @@ cdef class StreamEnd:
     cdef public object written
     cdef public object base
     cdef public object mid
-    cdef public object first
-    cdef public object running
+    cdef public object base_sum
+    cdef public object mid_sum
+    cdef public PageSums sums
     cdef public bint unfinished
     cdef public int64_t limit
     cdef public bint synced
@@ -340,10 +342,11 @@ cdef class StreamEnd:
     cdef Py_ssize_t _slot_sequence, _slot_totals, _slot_end
     cdef Span _nothing, _before_sync, _after_sync, _without_sync
 
-    def __init__(self, file, page, head, layout):
+    def __init__(self, file, page, head, PageSums sums not None, layout):
         """`file` is a `file_ops.File`; `page`, a bytearray, is exported, so its size is fixed.
 
-        Everything up to `head` is on disk. `layout` is `records.COMMIT_LAYOUT`.
+        Everything up to `head` is on disk, and has the hashes `sums`. `layout` is
+        `records.COMMIT_LAYOUT`.
         """
         cdef Py_ssize_t where
         if self._bytes != NULL:
@@ -371,6 +374,7 @@ cdef class StreamEnd:
         self._numbers = self._own
         self.limit = -1
         self.written = head
+        self.sums = sums
         self.all_on_disk(head)
 
     def __dealloc__(self):
@@ -467,6 +471,8 @@ cdef class StreamEnd:
                 writer.not_committed(error)
             owned.reader.head = head
             self.unfinished = False
+            if self.sums._finished:
+                writer.pages_finished()
             if owned.inside_wakers:
                 owned.wake_inside()
             return head
@@ -474,25 +480,30 @@ cdef class StreamEnd:
             lock.release()
 
     cpdef all_on_disk(self, head):
-        """Everything up to `head` is on disk: the hash begins again after it."""
+        """Everything up to `head`, the end, is on disk."""
         self.base = self.mid = head
-        self.running = new_hash()
-        self.first = NO_HASH
+        self.base_sum = self.mid_sum = self.sums.sum()
 
-    def put(self, base, mid, after, first, second, seen):
+    def put(self, base, mid, after, base_sum, mid_sum, after_sum, seen):
         """Advance header and record, which the page has already, to `after`, and the mark to
         `seen`. Changes only the bytes that commits change.
         """
-        self._put(base, mid, after, first, second, seen)
+        chain, _, tail = after_sum
+        self._put(base, mid, after, base_sum, mid_sum, chain, tail, seen)
 
-    cdef int _put(self, base, mid, after, first, second, seen) except -1:
+    cdef int _put(self, base, mid, after, base_sum, mid_sum, bytes chain, bytes tail,
+                  seen) except -1:
         cdef uint8_t* page = self._bytes
+        cdef uint8_t* sums = page + self._ends + 48
         put_head(page + self._totals, after)
         put_head(page + self._ends, base)
         put_head(page + self._ends + 16, mid)
         put_head(page + self._ends + 32, after)
-        put_u64(page + self._ends + 48, first)
-        put_u64(page + self._ends + 56, second)
+        put_hashes(sums, <object>PyTuple_GET_ITEM(base_sum, 0),
+                   <object>PyTuple_GET_ITEM(base_sum, 2))
+        put_hashes(sums + 32, <object>PyTuple_GET_ITEM(mid_sum, 0),
+                   <object>PyTuple_GET_ITEM(mid_sum, 2))
+        put_hashes(sums + 64, chain, tail)
         put_sum(page, 0, self._record_end)
         put_head(page + self._mark_end - 16, seen)
         put_sum(page, self._mark, self._mark_end)
@@ -509,11 +520,11 @@ cdef class StreamEnd:
         put_sum(page, slot, slot + self._slot_end)
         return 0
 
-    cpdef commit(self, packer, hasher, seen, bint sync, wakers):
+    cpdef commit(self, packer, PageSums placed, seen, bint sync, wakers):
         """Advance the end over the packer's entries, in the page and in the file; returns it.
 
-        `hasher` is the running hash over the part of the operation that was placed before (None:
-        no part was). Readers may read up to `seen` (None: to the new end). Leaves `unfinished`
+        `placed` are the hashes up to the end of the part of the operation that was placed before
+        (None: no part was). Readers may read up to `seen` (None: to the new end). Leaves `unfinished`
         true; the caller resets it. Raises as `Descriptor.commit`, with page and end unchanged.
         """
         cdef Packed packed = packer
@@ -524,15 +535,24 @@ cdef class StreamEnd:
         cdef uint64_t began = now_ns()
         cdef uint64_t sync_ns = 0
         cdef uint64_t entries, length
+        cdef PageSums sums
         cdef Span before, after
         # `Head(...)`, without the cost of the call.
         head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
         set_item(head, 0, packed._offset)
         set_item(head, 1, packed._number)
-        # A copy, so that a commit that failed can be repeated.
-        running = (self.running if hasher is None else hasher).copy()
-        hash_into(running, packed)
-        digest = running.intdigest()
+        # Copies, so that a commit that failed can be repeated.
+        if placed is None and in_last_page(self.sums, packed):
+            sums = self.sums
+            tail = sums._tail.copy()
+            packed._arena.used = packed._used
+            tail.update(packed._arena)
+        else:
+            sums = (self.sums if placed is None else placed).copy()
+            for offset, part in packed.entry_parts():
+                sums.add(part, offset)
+            tail = sums._tail
+        digest = tail.digest()
         before = self._before_sync
         if sync:
             after = self._after_sync
@@ -544,7 +564,7 @@ cdef class StreamEnd:
         self.unfinished = True
         memcpy(old, page, changed)
         try:
-            self._put(self.base, self.mid, head, self.first, digest,
+            self._put(self.base, self.mid, head, self.base_sum, self.mid_sum, sums._chain, digest,
                       head if seen is None else seen)
             if sync:
                 self._put_synced(head)
@@ -567,19 +587,22 @@ cdef class StreamEnd:
         if sync_ns:
             observe(self._numbers, SYNC_NS, SYNC_BUCKETS, sync_ns)
         observe(self._numbers, COMMIT_NS, COMMIT_BUCKETS, now_ns() - began)
-        unhashed = self.mid is self.written
+        if sums is self.sums:
+            sums._tail = tail
+            sums._end = packed._offset
+        else:
+            self.sums = sums
         self.written = head
         self.commits += 1
-        if not sync:
-            self.running = running
-            return head
-        self.durable = self.commits
-        if unhashed:
-            # What `all_on_disk` does, except that the hash has not begun.
+        if sync:
+            self.durable = self.commits
             self.base = self.mid = head
-            self.first = NO_HASH
-        else:
-            self.all_on_disk(head)
+            # `EndSum(...)`, without the cost of the call.
+            known = (<PyTypeObject*>SUM_TYPE).tp_alloc(SUM_TYPE, 3)
+            set_item(known, 0, sums._chain)
+            set_item(known, 1, sums._chained_from)
+            set_item(known, 2, digest)
+            self.base_sum = self.mid_sum = known
         return head
 
 
@@ -605,13 +628,15 @@ cdef int put_sum(uint8_t* page, Py_ssize_t start, Py_ssize_t end) except -1:
     return 0
 
 
-cdef int hash_into(running, Packed packed) except -1:
-    """Add the packed entries, without padding marks, to a hash."""
-    if packed._count == 1 and not packed._segments[0].padded:
-        # The usual case, without a view.
-        packed._arena.used = packed._used
-        running.update(packed._arena)
-    else:
-        for part in packed.entry_spans():
-            running.update(part)
+cdef inline bint in_last_page(PageSums sums, Packed packed) noexcept:
+    """Whether all packed entries are in the page that the hashes end in: the usual case."""
+    return (packed._count == 1 and not packed._segments[0].padded
+            and packed._segments[0].file_offset < sums._page_end)
+
+
+cdef int put_hashes(uint8_t* p, bytes chain, bytes tail) except -1:
+    if len(chain) != 16 or len(tail) != 16:
+        raise ValueError("a hash has 16 bytes")
+    memcpy(p, <const uint8_t*>chain, 16)
+    memcpy(p + 16, <const uint8_t*>tail, 16)
     return 0

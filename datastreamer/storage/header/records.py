@@ -24,6 +24,7 @@ from datastreamer.format import (
     U64_MAX,
     Header,
 )
+from datastreamer.storage.sums.hashes import HASH_SIZE, EndSum
 
 RECORD_OFFSET: Final = 64
 SLOT_OFFSETS: Final = (512, 1024)
@@ -45,8 +46,9 @@ Span = tuple[int, int]
 class _Record:
     """One kind of record: its letters, the version, its fields, and the sum of all of that."""
 
-    def __init__(self, letters: bytes, fields: str) -> None:
+    def __init__(self, letters: bytes, fields: str, version: int = 1) -> None:
         self._letters = letters
+        self._version = version
         self._struct = struct.Struct(">8sI" + fields)
         self.sum_offset = self._struct.size
         self.size = self.sum_offset + _SUM.size
@@ -54,7 +56,7 @@ class _Record:
     def put(self, page: bytearray, start: int, *fields: Any, sum_from: int | None = None) -> Span:
         """Write it to offset `start`; returns the changed span. The sum begins at `sum_from`, or
         else with the record."""
-        self._struct.pack_into(page, start, self._letters, _VERSION, *fields)
+        self._struct.pack_into(page, start, self._letters, self._version, *fields)
         end = start + self.sum_offset
         summed = page[start if sum_from is None else sum_from : end]
         _SUM.pack_into(page, end, xxh3_64_intdigest(summed))
@@ -65,7 +67,7 @@ class _Record:
     ) -> list[Any] | None:
         """Its fields; None unless it is whole and of this kind and version."""
         letters, version, *fields = self._struct.unpack_from(page, start)
-        if letters != self._letters or version != _VERSION:
+        if letters != self._letters or version != self._version:
             return None
         end = start + self.sum_offset
         return fields if _sum_fits(page, start if sum_from is None else sum_from, end) else None
@@ -76,13 +78,13 @@ def _sum_fits(page: bytes | bytearray, start: int, end: int) -> bool:
     return bool(stored == xxh3_64_intdigest(memoryview(page)[start:end]))
 
 
-_VERSION: Final = 1
-COMMIT: Final = _Record(b"DSrecord", "4x16sQ16s8Q")
+_COMMIT_FIELDS: Final = "I16sQ16s6Q96s"
+COMMIT: Final = _Record(b"DSrecord", _COMMIT_FIELDS, version=2)
 SYNCED: Final = _Record(b"DSsynced", "4xQ16sQ38s2x")
 MARK: Final = _Record(b"DSmarked", "4xQQQ")
 WRITER: Final = _Record(b"DSwriter", "Q16s20x")
 SOURCE: Final = _Record(b"DSsource", "4x16sQ16s")
-_DOUBT: Final = _Record(b"DSdoubt_", "4x16sQ16s8Q")
+_DOUBT: Final = _Record(b"DSdoubt_", _COMMIT_FIELDS, version=2)
 _CHANGES: Final = _Record(b"DSchange", "I384s")
 _UPSTREAM: Final = _Record(b"DSupstrm", "4x16sQQQQq")
 _CLAIM: Final = _Record(b"DSclaims", "4xQQQ")
@@ -101,8 +103,8 @@ _MARK_END: Final = MARK_OFFSET + MARK.sum_offset
 # The last fields of header and mark, and of the record.
 _TOTALS_OFFSET: Final = HEADER_OFFSET + HEADER_SIZE - 16
 _TOTALS_END: Final = HEADER_OFFSET + HEADER_SIZE
-_ENDS_OFFSET: Final = _RECORD_END - 64
-_AFTER_OFFSET: Final = _RECORD_END - 32
+_ENDS_OFFSET: Final = _RECORD_END - 3 * (16 + 2 * HASH_SIZE)
+_AFTER_OFFSET: Final = _ENDS_OFFSET + 32
 _MARKED_OFFSET: Final = _MARK_END - 16
 
 # What a commit writes: header and record before the sync; slots and mark after it.
@@ -111,9 +113,10 @@ AFTER_SYNC: Final = (SLOT_OFFSETS[0], MARK_OFFSET + MARK.size)
 WITHOUT_SYNC: Final = (HEADER_OFFSET, MARK_OFFSET + MARK.size)
 
 CommitLayout = tuple[int, int, int, int, int, Span, Span, Span, Span, tuple[int, int, int]]
-# The offsets of the bytes that every commit changes: the header's totals, the record's heads and
-# hashes (four pairs of u64), its sum, the mark (which ends in a head) and its sum; the spans that
-# are written; the slots, and in a slot its sequence number, the totals, its sum.
+# The offsets of the bytes that every commit changes: the header's totals, the record's three heads
+# (pairs of u64) and their sums (pairs of 16 bytes), its own sum, the mark (which ends in a head)
+# and its sum; the spans that are written; the slots, and in a slot its sequence number, the totals,
+# its sum.
 COMMIT_LAYOUT: Final[CommitLayout] = (
     _TOTALS_OFFSET,
     _ENDS_OFFSET,
@@ -128,7 +131,6 @@ COMMIT_LAYOUT: Final[CommitLayout] = (
 )
 
 NO_ID: Final = bytes(16)
-NO_HASH: Final = xxh3_64_intdigest(b"")
 
 
 class Head(NamedTuple):
@@ -141,9 +143,8 @@ class Head(NamedTuple):
 class CommitRecord(NamedTuple):
     """What the disk may hold after a power cut, and how to check it.
 
-    Up to `base` everything was synced. `first_hash` is the xxh3 of the entries (without
-    padding) from `base` to `mid`, `second_hash` of those from `mid` to `after`, the end in the
-    header.
+    Up to `base` everything was synced. `after` is the end in the header, `mid` one between them.
+    Each has its `EndSum`; the chains of all three begin with page `chained_from`.
     """
 
     stream_id: bytes
@@ -152,8 +153,14 @@ class CommitRecord(NamedTuple):
     base: Head
     mid: Head
     after: Head
-    first_hash: int
-    second_hash: int
+    base_sum: EndSum
+    mid_sum: EndSum
+    after_sum: EndSum
+
+    def sum_at(self, head: Head) -> EndSum | None:
+        """What it knows of the entries up to one of its heads; None for another head."""
+        known = {self.mid: self.mid_sum, self.after: self.after_sum, self.base: self.base_sum}
+        return known.get(head)
 
 
 class SyncedHeader(NamedTuple):
@@ -239,12 +246,12 @@ def put_record(page: bytearray, record: CommitRecord) -> None:
 
 
 def put_settled(
-    page: bytearray, header: Header, stream_id: bytes, epoch: int, boot_id: bytes
+    page: bytearray, header: Header, end_sum: EndSum, stream_id: bytes, epoch: int, boot_id: bytes
 ) -> None:
     """Write a header, and a commit record with an empty range: all entries are on disk."""
     head = Head(header.total_length, header.total_entries)
     put_header(page, header)
-    put_record(page, CommitRecord(stream_id, epoch, boot_id, head, head, head, NO_HASH, NO_HASH))
+    put_record(page, CommitRecord(stream_id, epoch, boot_id, *[head] * 3, *[end_sum] * 3))
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:
@@ -269,14 +276,19 @@ def get_doubt(page: bytes | bytearray, record: CommitRecord) -> CommitRecord | N
 
 
 def _fields_of(record: CommitRecord) -> tuple[Any, ...]:
-    stream_id, epoch, boot, base, mid, after, first, second = record
-    return stream_id, epoch, boot, *base, *mid, *after, first, second
+    stream_id, epoch, boot, *heads = record[:6]
+    sums = record[6:]
+    packed = b"".join(each.chain + each.tail for each in sums)
+    ends = [number for head in heads for number in head]
+    return sums[-1].chained_from, stream_id, epoch, boot, *ends, packed
 
 
 def _record_of(fields: list[Any]) -> CommitRecord:
-    stream_id, epoch, boot, *heads, first, second = fields
-    base, mid, after = Head(*heads[:2]), Head(*heads[2:4]), Head(*heads[4:])
-    return CommitRecord(stream_id, epoch, boot, base, mid, after, first, second)
+    chained_from, stream_id, epoch, boot, *numbers, packed = fields
+    heads = [Head(*numbers[at : at + 2]) for at in (0, 2, 4)]
+    hashes = [packed[at : at + HASH_SIZE] for at in range(0, len(packed), HASH_SIZE)]
+    sums = [EndSum(hashes[at], chained_from, hashes[at + 1]) for at in (0, 2, 4)]
+    return CommitRecord(stream_id, epoch, boot, *heads, *sums)
 
 
 def put_synced(page: bytearray, slot: int, synced: SyncedHeader) -> None:

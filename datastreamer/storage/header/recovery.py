@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xxhash import xxh3_64
-
 from datastreamer._codec import scan
 from datastreamer.errors import (
     BadFileSize,
@@ -20,6 +18,7 @@ from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     HEADER_OFFSET,
     HEADER_PAGE_SIZE,
+    PACKET_PADDING,
     PAGE_SIZE,
     Header,
     page_of,
@@ -35,12 +34,14 @@ from datastreamer.storage.header.records import (
 )
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.read.reader import doubt
+from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, last_page
 
 
 class Judgement(NamedTuple):
     """What an open may believe of a file.
 
-    `head` is the end of the stream. `record` is the commit record if it fits the header, or the
+    `head` is the end of the stream, `end_sum` what the record knows of the entries up to it. `record` is the commit record if it fits the header, or the
     one from before a failed sync; None if a program that keeps no records wrote the header.
     `head` is less than `record.after` if the bytes after it are not those that were written.
     """
@@ -50,6 +51,7 @@ class Judgement(NamedTuple):
     record: CommitRecord | None
     stream_id: bytes
     epoch: int
+    end_sum: EndSum | None
 
 
 def judge(file: Readable, page: HeaderPage, path: str, header: Header) -> Judgement:
@@ -76,6 +78,7 @@ def judge(file: Readable, page: HeaderPage, path: str, header: Header) -> Judgem
         record,
         record.stream_id,
         record.epoch,
+        record.sum_at(reached),
     )
 
 
@@ -127,24 +130,58 @@ def _judge_unrecorded(
             f"id {system_id}, stream type {stream_type}",
         )
     stream_id, epoch = (slots[0].stream_id, slots[0].epoch) if slots else (NO_ID, 0)
-    return Judgement(header, head, None, stream_id, epoch)
+    return Judgement(header, head, None, stream_id, epoch, None)
 
 
 def longest_whole(file: Readable, record: CommitRecord) -> Head:
     """The last of the record's heads up to which the entries in the file are whole."""
     base, mid, after = record.base, record.mid, record.after
-    if not is_whole(file, base, mid, record.first_hash):
+    if after == base:
+        return after
+    sums = sums_up_to(file, base, record.base_sum)
+    if sums is None:
         return base
-    return after if is_whole(file, mid, after, record.second_hash) else mid
+    if not add_entries(file, base, mid, sums) or sums.sum() != record.mid_sum:
+        return base
+    whole = add_entries(file, mid, after, sums) and sums.sum() == record.after_sum
+    return after if whole else mid
 
 
-def is_whole(file: Readable, start: Head, stop: Head, expected: int) -> bool:
-    hasher = xxh3_64()
-    return hash_entries(file, start, stop, hasher) and hasher.intdigest() == expected
+def sums_up_to(file: Readable, head: Head, known: EndSum | None) -> PageSums | None:
+    """The hashes of the entries up to `head`; the last page is read.
+
+    `known` is what a record says of them (None: nothing is known). None if the entries in the last
+    page are others: the page is damaged.
+    """
+    if known is None:
+        return hash_last_page(file, head)
+    sums = hash_last_page(file, head, known.chain, known.chained_from)
+    return sums if sums is not None and sums.sum() == known else None
 
 
-def hash_entries(file: Readable, start: Head, stop: Head, hasher: xxh3_64) -> bool:
-    """Hash the entries between two heads, without padding; False if they are not whole."""
+def hash_last_page(
+    file: Readable, head: Head, chain: bytes = NO_CHAIN, chained_from: int | None = None
+) -> PageSums | None:
+    """The hashes of the entries up to `head`, compared with nothing; None if no entries end there.
+
+    `chain` is that over the pages before the last one, from `chained_from` on (None: unknown).
+    """
+    page = last_page(head.length)
+    start = page_start(page)
+    near = file.read(min(head.length - start, PAGE_SIZE), start)
+    try:
+        batch = scan(near, None, file_offset=start)
+    except CorruptEntries:
+        return None
+    sums = PageSums(page, chain=chain, chained_from=chained_from)
+    if batch:
+        sums.add(memoryview(near)[: batch.end], start)
+    ends = batch.end == len(near) or near[batch.end] == PACKET_PADDING
+    return sums if ends and (batch.next_number if batch else 0) == head.entries else None
+
+
+def add_entries(file: Readable, start: Head, stop: Head, sums: PageSums) -> bool:
+    """Add the entries between two heads to the hashes; False if they are not whole."""
     offset, number = start
     while offset < stop.length:
         near = file.read(min(page_start(page_of(offset) + 1), stop.length) - offset, offset)
@@ -157,7 +194,7 @@ def hash_entries(file: Readable, start: Head, stop: Head, hasher: xxh3_64) -> bo
                 return False
             offset = page_start(page_of(offset) + 1)
             continue
-        hasher.update(memoryview(near)[batch.start : batch.end])
+        sums.add(memoryview(near)[batch.start : batch.end], offset + batch.start)
         offset, number = offset + batch.end, batch.next_number
     return (offset, number) == tuple(stop)
 

@@ -37,6 +37,7 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head
 from datastreamer.storage.header.recovery import longest_whole, undone_by
 from datastreamer.storage.maintain.report import Examination, Help, Report
+from datastreamer.storage.maintain.sums_audit import SumsAudit
 from datastreamer.storage.read.change_watch import ChangeWatch, steady_page
 from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.read.page_scan import Damage, Walk, entries_before, walk_file
@@ -163,11 +164,13 @@ class _Examiner:
             self._audit = IndexAudit(
                 self._file, self._path, *page.identity, done.claimed, live=live
             )
+        self._sums = SumsAudit(OsDisk(), journal.path_of(self._path), self._file, page)
         try:
             walk = self._walk(limit)
             self._judge_end(walk)
             self._check_size()
             self._check_index()
+            self._check_sums(walk)
         finally:
             if self._audit is not None:
                 self._audit.close()
@@ -285,7 +288,9 @@ class _Examiner:
         def report(offset: int) -> None:
             self._progress(offset - HEADER_PAGE_SIZE, total)
 
-        walk = walk_file(self._file, limit, visit=self._visit, progress=report)
+        walk = walk_file(
+            self._file, limit, visit=self._visit, inspect=self._sums.inspect, progress=report
+        )
         self._report.pages = walk.pages
         self._done.unread = walk.unread
         self._whole = max(self._whole, walk.whole)
@@ -423,6 +428,18 @@ class _Examiner:
         for what in audit.problems:
             self._done.problem(audit.folder, what, Help.REINDEX)
         done.left_out += audit.more
+
+    def _check_sums(self, walk: Walk) -> None:
+        """Report pages whose bytes differ from their checksums, if nothing else was found there."""
+        done, sums = self._done, self._sums
+        sums.finish(done.end)
+        reported = {page_of(damage.offset) for damage in walk.damages}
+        for page, first, end, what in sums.damaged:
+            done.damaged_pages.append((page, first, end))
+            if page not in reported:
+                entries = f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
+                done.problem(page_start(page), f"page {page} ({entries}): {what}", Help.HEAL)
+        self._report.notes += sums.notes
 
     def _look_around(self) -> None:
         """Note what is unusual and no fault."""

@@ -44,9 +44,12 @@ from datastreamer.storage.header.records import (
     SyncedHeader,
     Writer,
 )
+from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
 from datastreamer.storage.maintain.report import Examination, Report
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.hashes import EndSum, last_page
+from datastreamer.storage.sums.keeper import SumsKeeper
 from datastreamer.storage.write.changes import keep_journal, undo_update
 from datastreamer.storage.write.opening import locked_by
 
@@ -247,11 +250,17 @@ def _write(file: File, path: str, page: bytes, made: Plan, disk: Disk) -> str | 
             file.resize(made.size)
         # What the new header covers may still be on its way to the disk.
         file.sync()
-        fresh = _fresh_page(page, made, made.header)
+        keeper = _take_over_sums(file, path, HeaderPage(page), made, disk)
+        sums = hash_last_page(file, Head(*made.header[3:]))
+        if sums is None:
+            raise DamagedFile(path, made.keep_from, "no entries end there after the repair")
+        fresh = _fresh_page(page, made, made.header, sums.sum())
         file.write(fresh[:_SECTOR], 0)
         file.sync()
         file.write(fresh[_SECTOR:], _SECTOR)
         file.sync()
+        keeper.changed(made.epoch)
+        keeper.close()
     except OSError as error:
         raise WriteFailed(
             path,
@@ -262,11 +271,11 @@ def _write(file: File, path: str, page: bytes, made: Plan, disk: Disk) -> str | 
     return kept
 
 
-def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
+def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> bytearray:
     """The header page with `header` and records that confirm it; the rest as it was."""
     fresh, end, boot = bytearray(page), Head(*header[3:]), boot_id()
     fresh[:HEADER_OFFSET] = MAGIC
-    records.put_settled(fresh, header, made.stream_id, made.epoch, boot)
+    records.put_settled(fresh, header, end_sum, made.stream_id, made.epoch, boot)
     for sequence in (made.sequence + 1, made.sequence + 2):
         records.put_synced(
             fresh, sequence & 1, SyncedHeader(sequence, made.stream_id, made.epoch, header)
@@ -285,6 +294,22 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
         for copy in range(len(records.SOURCE_OFFSETS)):
             records.put_source(fresh, copy, made.stream_id, source)
     return fresh
+
+
+def _take_over_sums(
+    file: File, path: str, page: HeaderPage, made: Plan, disk: Disk
+) -> SumsKeeper:
+    """Remove the checksums of what is removed; those of other pages remain."""
+    assert made.header is not None
+    keeper = SumsKeeper(disk, journal.path_of(path), file, made.stream_id)
+    keeper.take_over(
+        last_page(made.header.total_length),
+        recorded=page.identity[1],
+        epoch=made.epoch,
+        foreign=page.known_record is None,
+        restarted=True,
+    )
+    return keeper
 
 
 def _rebuild_index(file: File, path: str) -> None:

@@ -32,6 +32,7 @@ class Help(Enum):
     UNPROVEN = auto()
     JOURNAL = auto()
     REINDEX = auto()
+    HEAL = auto()
     NOTHING = auto()
 
 
@@ -71,7 +72,7 @@ class Examination:
     is the end that the header names, if that is possible. Whole entries, of the stream or not,
     reach `reach`. `unread`: the system refused to read on. `truncated_by_open`: the next open for
     writing truncates to `end` without a repair. `half_updated`: an update has to be undone;
-    `unproven` is an entry whose update cannot be undone. `bad_journal`: an update's journal is
+    `damaged_pages` do not match their checksums: page, first entry, end of its entries. `unproven` is an entry whose update cannot be undone. `bad_journal`: an update's journal is
     unusable; `touch`: the stream file itself has a problem; `reindex`: its index has one.
     """
 
@@ -90,6 +91,7 @@ class Examination:
     bad_journal: bool = False
     touch: bool = False
     reindex: bool = False
+    damaged_pages: list[tuple[int, int, int]] = field(default_factory=list)
     _found: list[tuple[str, str, Help]] = field(default_factory=list)
     # The number of problems that are not listed.
     left_out: int = 0
@@ -103,7 +105,7 @@ class Examination:
         self.report.ok = False
         if helps == Help.REINDEX:
             self.reindex = True
-        elif helps not in (Help.UNDO, Help.JOURNAL):
+        elif helps not in (Help.UNDO, Help.JOURNAL, Help.HEAL):
             self.touch = True
 
     @property
@@ -127,6 +129,8 @@ class Examination:
             return "reindex"
         if helps == Help.JOURNAL:
             return "repair, or the next open for writing, keeps the journal under another name"
+        if helps == Help.HEAL:
+            return "repair --from HOST:PORT restores the page from a server of the same stream"
         if helps == Help.NOTHING or self.unread or end is None or self.header is None:
             return NO_REPAIR
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:

@@ -35,10 +35,11 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head, SyncedHeader
-from datastreamer.storage.header.recovery import undone_by
+from datastreamer.storage.header.recovery import hash_last_page, undone_by
 from datastreamer.storage.read.change_watch import Changes, ChangeWatch, steady_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, doubt, end_of
+from datastreamer.storage.sums.hashes import EndSum, last_page
 
 _log = logging.getLogger(__name__)
 
@@ -264,7 +265,10 @@ def _copy(
     target.sync()
     version, system_id, stream_type, _, _ = source.header
     header = Header(version, system_id, stream_type, *head)
-    copy = _header_page(header, source.stream_id, epoch)
+    sums = hash_last_page(target, head)
+    if sums is None:
+        raise DamagedEntry(source.path, page_start(last_page(head.length)), "damaged")
+    copy = _header_page(header, sums.sum(), source.stream_id, epoch)
     # Sources with lower epochs cannot publish to the copy either. A damaged record remains damaged:
     # its epoch is not known.
     there = steady_page(source.file)
@@ -347,10 +351,10 @@ def _after_lowest_truncation(
     return None
 
 
-def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
+def _header_page(header: Header, end_sum: EndSum, stream_id: bytes, epoch: int) -> bytearray:
     """The header page that a clean close leaves."""
     page = records.new_page(header)
-    records.put_settled(page, header, stream_id, epoch, boot_id())
+    records.put_settled(page, header, end_sum, stream_id, epoch, boot_id())
     records.put_synced(page, 0, SyncedHeader(0, stream_id, epoch, header))
     records.put_mark(page, epoch, Head(*header[3:]))
     return page

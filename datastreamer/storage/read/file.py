@@ -24,7 +24,7 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.format import Header
-from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_id
+from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, Readable, boot_id
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
@@ -37,6 +37,8 @@ from datastreamer.storage.header.recovery import (
     undone_by,
 )
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.records_reader import SidecarRecords
+from datastreamer.storage.sums.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
 
 _TORN_READS = 20
 _PAUSE_SECONDS = 0.001
@@ -71,6 +73,8 @@ class StreamFile:
         # As reported; and as the file has it. The first is higher for a reader that saw entries
         # vanish without a new epoch (by another program, or by a failed sync).
         self.epoch = self._written_epoch = judged.epoch
+        # Through which entries are read.
+        self._data: Readable = file
         self.reader = Reader(file, path, judged.head)
         self.page = bytearray(page)
         # The part of it that a reader beside a writer read last.
@@ -87,6 +91,10 @@ class StreamFile:
         self.known_changes: deque[Change] = deque(maxlen=_KNOWN_CHANGES)
         self._closed = False
         self.lock = threading.RLock()
+        self._end_sum = judged.end_sum, judged.head
+        self._records: SidecarRecords | None = None
+        self.verifier: PageVerifier | None = None
+        """Set by `verify_reads`."""
 
     @classmethod
     def open(
@@ -149,6 +157,40 @@ class StreamFile:
             assert refusal is not None
             raise refusal
         return opened
+
+    # Checksums.
+
+    def records(self) -> RecordSource | None:
+        """The checksums of the pages; None if only a descriptor is known."""
+        if self._records is None:
+            named = self._named
+            if named is None and self.opened_by is not None:
+                named = self.opened_by.disk, journal.path_of(self.opened_by.absolute)
+            if named is None:
+                return None
+            self._records = SidecarRecords(*named, self.file, self._recorded_state)
+        return self._records
+
+    def _recorded_state(self) -> tuple[bytes, int | None]:
+        return self.stream_id, self.recorded_epoch
+
+    def verify_reads(self, verify: Verify) -> None:
+        """From now on `reader` compares pages with their checksums when it first reads them."""
+        records = self.records()
+        if verify == "never" or records is None:
+            return
+        self.verifier = verifier = PageVerifier(
+            self.file, self.path, records, lambda: self.reader.head
+        )
+        known, head = self._end_sum
+        if not self._unsettled and head == self.reader.head:
+            verifier.verify_last_page(head, known)
+        self._data = VerifiedFile(self.file, verifier, cold_only=verify == "cold")
+        self.reader = self.new_reader()
+
+    def new_reader(self) -> Reader:
+        """A reader of the file with its own head, which its owner moves."""
+        return Reader(self.file, self.path, self.head, data=self._data)
 
     # State.
 
@@ -318,6 +360,8 @@ class StreamFile:
                     self.known_changes.clear()
                 else:
                     self.known_changes.extend(changes)
+                if self.verifier is not None:
+                    self.verifier.forget()
                 self.reader.forget(head)
             else:
                 self.reader.head = head
@@ -340,6 +384,8 @@ class StreamFile:
     def close(self) -> None:
         """Close the descriptor, and write nothing. Idempotent."""
         self._closed = True
+        if self._records is not None:
+            self._records.close()
         self.file.close()
 
 

@@ -38,8 +38,10 @@ class Pages:
     finds in the old one. `path` is for messages.
     """
 
-    def __init__(self, file: Readable, path: str) -> None:
+    def __init__(self, file: Readable, path: str, data: Readable) -> None:
+        """`data` reads the same file, for tables of entries."""
         self._file = file
+        self._data = data
         self._path = path
         self._guard = threading.Lock()
         self._forget()
@@ -87,7 +89,7 @@ class Pages:
         until, size = min(start + PAGE_SIZE, head.length), _FIRST_LOOK
         while number >= table.next_number and not table.full:
             since = table.end_offset
-            content = self._file.read(min(until - since, size), since)
+            content = self._data.read(min(until - since, size), since)
             try:
                 table.extend(content, since)
             except CorruptEntries as error:

@@ -67,13 +67,15 @@ def walk_file(
     stop: int,
     *,
     visit: Visit | None = None,
+    inspect: Callable[[int, bytes], None] | None = None,
     progress: Callable[[int], None] | None = None,
     to_first_damage: bool = False,
 ) -> Walk:
     """Scan the entries up to file offset `stop`.
 
     `visit(batch, whole)` is called with each page's readable entries; `whole` is false after
-    damage. `progress(offset)` is called with the present offset. After damage the walk continues
+    damage. `inspect(page, content)` is called with each page's number and bytes up to `stop`.
+    `progress(offset)` is called with the present offset. After damage the walk continues
     with the next page, whose first entry number shows what is missing.
     """
     chain = Chain()
@@ -89,6 +91,8 @@ def walk_file(
         if not content:
             break
         pages += 1
+        if inspect is not None:
+            inspect(page_of(start), content)
         intact = chain.goes_on(read_page(file, content, start, chain.due))
         batch = chain.take(to_the_end=start + PAGE_SIZE <= stop)
         if batch and visit is not None:

@@ -56,10 +56,14 @@ class Reader:
     bytes do not match the format in two reads.
     """
 
-    def __init__(self, file: Readable, path: str, head: Head) -> None:
-        self._file = file
+    def __init__(
+        self, file: Readable, path: str, head: Head, *, data: Readable | None = None
+    ) -> None:
+        """`data` reads the same file, for entries that are returned (None: `file` does)."""
+        self._probe = file
+        self._file = data = file if data is None else data
         self._path = path
-        self._state = _ReaderState(head, 0, Pages(file, path))
+        self._state = _ReaderState(head, 0, Pages(file, path, data))
         # Held while entries are changed; the number of changes is odd then.
         self._change = threading.Lock()
         # The number of entries after each truncation.
@@ -85,7 +89,10 @@ class Reader:
         """Unknown entries were truncated or changed; the stream now ends at `head`."""
         now, changes, _ = self._state
         self._cuts.append(0)
-        self._state = _ReaderState(head or now, changes + 2, Pages(self._file, self._path))
+        self._state = _ReaderState(head or now, changes + 2, self._new_pages())
+
+    def _new_pages(self) -> Pages:
+        return Pages(self._probe, self._path, self._file)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -103,7 +110,7 @@ class Reader:
         if changes & 1:
             if head.entries < before.entries:
                 self._cuts.append(head.entries)
-            self._state = _ReaderState(head, changes + 1, Pages(self._file, self._path))
+            self._state = _ReaderState(head, changes + 1, self._new_pages())
 
     def _steadily(self, read: Callable[[_ReaderState, A], T], what: A) -> T:
         """`read(state, what)`, repeated if the stream was changed meanwhile, and before damage is
@@ -260,7 +267,7 @@ class Reader:
                 batch = scan(near, number, file_offset=offset, end=error.offset)
                 behind = page_start(page_of(offset) + 1)
                 head_there = behind + ENTRY_HEAD_SIZE <= head.length
-                following = self._file.read(ENTRY_HEAD_SIZE, behind) if head_there else b""
+                following = self._probe.read(ENTRY_HEAD_SIZE, behind) if head_there else b""
                 batch = self._in_place(near, offset, batch, error.reason, following)
             else:
                 if batch and not batch.more and batch.end < len(near):
@@ -341,7 +348,7 @@ class Reader:
     def _padding_at(self, offset: int) -> bool:
         """Whether there is a padding mark; never at the start of a page."""
         inside = offset > page_start(page_of(offset))
-        return inside and self._file.read(1, offset) == bytes([PACKET_PADDING])
+        return inside and self._probe.read(1, offset) == bytes([PACKET_PADDING])
 
     def chunk(self, cursor: Cursor, max_bytes: int) -> Chunk:
         """As `run`, with the bytes themselves and their offset."""
@@ -353,7 +360,7 @@ class Reader:
         return Chunk(start, data, batch, following)
 
     def _entry_at_byte(self, offset: int) -> bool:
-        return self._file.read(1, offset) == bytes([PACKET_ENTRY])
+        return self._probe.read(1, offset) == bytes([PACKET_ENTRY])
 
     def batches(
         self, start: int, stop: int | None = None, max_bytes: int = PAGE_SIZE

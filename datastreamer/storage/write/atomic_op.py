@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
-from xxhash import xxh3_64
-
 from datastreamer._codec import EntryBatch
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import (
@@ -27,6 +25,7 @@ from datastreamer.errors import (
 )
 from datastreamer.storage.disk.file_ops import Buffer, Segments
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.write.durability import PendingCommit
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
 from datastreamer.storage.write.writer import StreamWriter
@@ -57,8 +56,6 @@ class AtomicOp(EntryPacker):
     __slots__ = (
         "_deferred",
         "_failures",
-        "_hashed_from",
-        "_hasher",
         "_placed",
         "_start",
         "_stream",
@@ -85,9 +82,8 @@ class AtomicOp(EntryPacker):
         # Where it begins, and how many syncs had failed by then.
         self._start = Head()
         self._failures = 0
-        # The running hash over what was spilled, from which head, and up to where.
-        self._hasher: xxh3_64 | None = None
-        self._hashed_from = self._placed = Head()
+        # The hashes up to the end of what was spilled; None if nothing was.
+        self._placed: PageSums | None = None
 
     def __enter__(self) -> AtomicOp:
         self.start()
@@ -141,7 +137,7 @@ class AtomicOp(EntryPacker):
             writer = self._ensure_startable()
         # First: after a sync that fails from now on, the commit checks again.
         self._failures = writer.owned.failures
-        self._hasher = None
+        self._placed = None
         self._start = start = writer.end.written
         self.begin(start[0], start[1])
         if self.lease is not lease:
@@ -216,8 +212,8 @@ class AtomicOp(EntryPacker):
         if not wait:
             deferred.add(self.bookmarks, start, Head(self.total_length, self.next_number))
         try:
-            hasher = None if self._hasher is None else self._hash_of_placed
-            head = writer.commit(self, hasher, wait=wait, begins=self._start)
+            placed = None if self._placed is None else self._sums_of_placed
+            head = writer.commit(self, placed, wait=wait, begins=self._start)
         except Exception:
             # (A signal's exception leaves `committing` set: whether it was made is unknown.)
             if not wait:
@@ -244,7 +240,7 @@ class AtomicOp(EntryPacker):
             self.close()
             writer.uncommitted.release()
             raise EntriesLost(self._stream.path, written.entries, self._start.entries)
-        if self._hasher is not None:
+        if self._placed is not None:
             raise self._too_large_to_repeat()
         self._failures = writer.owned.failures
 
@@ -280,13 +276,12 @@ class AtomicOp(EntryPacker):
         if not layout.segments:
             return range(first, first)
         memory = memoryview(batch.base).cast("B")
-        entries = [memory[start:end] for start, end in layout.spans]
-        hasher, since = self._place(
+        entries = [(offset, memory[at : at + size]) for offset, at, size in layout.entries]
+        placed = self._place(
             memory, layout.segments, layout.total_length, entries, in_background=True
         )
-        placed = Head(layout.total_length, layout.next_number)
         # No call between these statements: a signal's exception finds both done, or neither.
-        self._hasher, self._hashed_from, self._placed = hasher, since, placed
+        self._placed = placed
         self.follow(layout)
         return range(first, layout.next_number)
 
@@ -295,15 +290,13 @@ class AtomicOp(EntryPacker):
 
         From the second time on a thread writes, while this hashes and the caller packs more.
         """
-        hasher, since = self._place(
+        self._placed = self._place(
             self.arena,
             self.segments,
             self.total_length,
-            self.entry_spans(),
-            in_background=self._hasher is not None,
+            self.entry_parts(),
+            in_background=self._placed is not None,
         )
-        placed = Head(self.total_length, self.next_number)
-        self._hasher, self._hashed_from, self._placed = hasher, since, placed
         self.drain()
 
     def _place(
@@ -311,36 +304,30 @@ class AtomicOp(EntryPacker):
         arena: Buffer,
         segments: Segments,
         length: int,
-        entries: list[memoryview],
+        entries: list[tuple[int, memoryview]],
         *,
         in_background: bool,
-    ) -> tuple[xxh3_64, Head]:
-        """Write parts of `arena`; returns the hash over all placed entries, `entries` included, and
-        the head where it began."""
+    ) -> PageSums:
+        """Write parts of `arena`; returns the hashes up to their end. `entries` are the entries in
+        them, with file offsets."""
         writer = self._stream._ensure_writable()
-        if self._hasher is None:
-            hasher, since = writer.hasher()
-        else:
-            hasher, since = self._hasher.copy(), self._hashed_from
+        sums = writer.sums() if self._placed is None else self._placed.copy()
         writer.uncommitted.place(arena, segments, length, in_background=in_background)
-        for part in entries:
-            hasher.update(part)
-        return hasher, since
+        for offset, part in entries:
+            sums.add(part, offset)
+        return sums
 
-    def _hash_of_placed(self) -> xxh3_64:
-        """The hash up to what `spill` has written. Requires the writer's lock.
+    def _sums_of_placed(self) -> PageSums:
+        """The hashes up to the end of what `spill` has written. Requires the writer's lock.
 
         Raises `WriteFailed` if a sync has failed since: a later one may succeed without having
         written what the system marked clean then.
         """
         writer = self._stream._ensure_writable()
-        assert self._hasher is not None
+        assert self._placed is not None
         if writer.owned.failures != self._failures:
             raise self._too_large_to_repeat()
-        if self._hashed_from != writer.hashed_from:
-            self._hasher = writer.hasher_after_sync(self._placed)
-            self._hashed_from = writer.hashed_from
-        return self._hasher
+        return self._placed
 
     def _too_large_to_repeat(self) -> WriteFailed:
         """The error for an operation that was written in part before a sync failed."""

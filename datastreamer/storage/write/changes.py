@@ -15,22 +15,26 @@ from datastreamer._codec import Entry
 from datastreamer.errors import (
     BadEntryType,
     CommitInDoubt,
+    DamagedEntry,
     EntriesLost,
     FileReplaced,
     UntrustedFile,
     UpdateRefused,
     WriteFailed,
 )
-from datastreamer.format import TYPE_BOOKMARK
+from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK, page_of, page_start
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, Head
-from datastreamer.storage.header.recovery import undone_by
+from datastreamer.storage.header.recovery import hash_last_page, sums_up_to, undone_by
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.read.file import cannot_undo
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import last_page
+from datastreamer.storage.sums.page_check import differs
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
@@ -51,7 +55,11 @@ class ChangeWriter:
             owned.ensure_writable()
             self._durability.sync()
             before = owned.written.length
-            self._change(lambda: None, Head(offset, number), number, None)
+            head = Head(offset, number)
+            sums = self._sums_up_to(head)
+            self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
+            self._change(lambda: None, head, number, None, sums, lambda: sums)
+            owned.sums.changed(owned.epoch)
             owned.note_truncated(before)
 
     def update(self, number: int, offset: int, old: bytes, new: bytes) -> None:
@@ -70,6 +78,9 @@ class ChangeWriter:
                 raise WriteFailed(owned.path, refusal(error)) from error
             undo = Undo(owned.stream_id, owned.epoch, owned.header.pack(), offset, old, new)
             self._clear_journal()
+            page = page_of(offset)
+            self._ensure_undamaged(page)
+            self._invalidate_sums(lambda: owned.sums.before_update(page, owned.epoch + 1))
             owned.end.unfinished = True
             try:
                 journal.put(owned.disk, owned.journal_path, undo, owned.file.access())
@@ -99,7 +110,53 @@ class ChangeWriter:
                 owned.file.sync()
                 self._remove_journal(undo)
 
-            self._change(write, owned.head, number, number + 1, clean_up)
+            def after() -> PageSums:
+                sums = owned.end.sums
+                owned.sums.changed(owned.epoch, page)
+                if page != sums.page:
+                    sums = sums.copy()
+                    sums.rechain(*owned.sums.chain_before(sums.page))
+                    return sums
+                fresh = hash_last_page(owned.file, owned.written, sums.chain, sums.chained_from)
+                assert fresh is not None, "an update leaves the entries whole"
+                return fresh
+
+            before = owned.end.sums
+            self._change(write, owned.head, number, number + 1, before, after, clean_up)
+
+    def _invalidate_sums(self, work: Callable[[], None]) -> None:
+        """Durably remove the checksums of what is about to change. Raises `WriteFailed`."""
+        try:
+            work()
+        except OSError as error:
+            raise WriteFailed(self._owned.path, refusal(error)) from error
+
+    def _ensure_undamaged(self, page: int) -> None:
+        """Raises `DamagedEntry` if a page is not what was written: its new checksum would hide the
+        damage."""
+        owned, sums = self._owned, self._owned.end.sums
+        start = page_start(page)
+        if page == sums.page:
+            whole = sums_up_to(owned.file, owned.written, sums.sum()) is not None
+            why = "" if whole else "the last page does not match its checksum"
+        else:
+            known = owned.sums.get(page)
+            why = "" if known is None else differs(owned.file.read(PAGE_SIZE, start), known)
+        if why:
+            raise DamagedEntry(owned.path, start, f"{why}: it is damaged, and is not changed")
+
+    def _sums_up_to(self, head: Head) -> PageSums:
+        """The hashes of the entries up to an earlier end. Raises `DamagedEntry`."""
+        owned, page = self._owned, last_page(head.length)
+        self._ensure_undamaged(page)
+        now = owned.end.sums
+        same = page == now.page
+        chain = (now.chain, now.chained_from) if same else owned.sums.chain_before(page)
+        sums = hash_last_page(owned.file, head, *chain)
+        if sums is None:
+            what = f"no entry {head.entries - 1} ends at byte {head.length}"
+            raise DamagedEntry(owned.path, page_start(page), what)
+        return sums
 
     def _clear_journal(self) -> None:
         """Set aside any file in the journal's place: no update of this stream is under way.
@@ -122,9 +179,14 @@ class ChangeWriter:
         owned = self._owned
         with owned.exclusive():
             loss = EntriesLost(owned.path, head.entries, owned.written.entries)
-            self._durability.give_up(loss)
             before = owned.written.length
-            self._change(lambda: None, head, head.entries, None)
+            sums = sums_up_to(owned.file, head, owned.end.base_sum)
+            if sums is None:
+                raise owned.in_doubt("the last page is damaged; open the stream again to go on")
+            self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
+            self._durability.give_up(loss)
+            self._change(lambda: None, head, head.entries, None, sums, lambda: sums)
+            owned.sums.changed(owned.epoch)
             owned.note_truncated(before)
             with contextlib.suppress(OSError):
                 owned.clear_doubt()
@@ -137,10 +199,13 @@ class ChangeWriter:
         head: Head,
         start: int,
         stop: int | None,
+        before: PageSums,
+        after: Callable[[], PageSums],
         clean_up: Callable[[], None] = lambda: None,
     ) -> None:
         """Raise the epoch around a change of the entries from `start` to `stop`, which leaves
-        `head`; call `clean_up` once it is on disk."""
+        `head`; call `clean_up` once it is on disk. The hashes up to `head` are `before`, and
+        `after()` once `write` has written."""
         owned = self._owned
         with owned.reader.changing():
             owned.end.unfinished = True
@@ -150,10 +215,12 @@ class ChangeWriter:
             try:
                 # First: a reader that sees the epoch finds the change.
                 owned.write_span(span)
-                owned.put_header(head)
+                owned.put_header(head, before.sum())
                 owned.write_header()
                 write()
                 owned.file.sync()
+                sums = after()
+                owned.put_header(head, sums.sum())
                 owned.put_synced(head)
                 owned.write_committed()
                 clean_up()
@@ -168,9 +235,12 @@ class ChangeWriter:
                 raise CommitInDoubt(owned.path, owned.failure) from error
             owned.known_changes.append(change)
             owned.end.written = head
+            owned.end.sums = sums
             owned.end.all_on_disk(head)
             owned.reader.head = head
             owned.end.unfinished = False
+            if owned.verifier is not None:
+                owned.verifier.forget()
         owned.wake_all()
 
 

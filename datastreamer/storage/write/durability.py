@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from xxhash import xxh3_64
-
 from datastreamer.errors import (
     BadArgument,
     CommitInDoubt,
@@ -27,8 +25,8 @@ from datastreamer.errors import (
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import NO_HASH, CommitRecord, Head
-from datastreamer.storage.header.recovery import is_whole
+from datastreamer.storage.header.records import CommitRecord, Head
+from datastreamer.storage.header.recovery import longest_whole
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.syncer import Syncer
 
@@ -166,8 +164,7 @@ class Durability:
                 if owned.failure or owned.closed or end.base == end.written:
                     return
                 head, commits, failures = end.written, end.commits, owned.failures
-                end.first, end.mid = end.running.intdigest(), head
-                end.running = xxh3_64()
+                end.mid, end.mid_sum = head, end.sums.sum()
             try:
                 self.timed_sync()
             except OSError as error:
@@ -193,10 +190,9 @@ class Durability:
         if head == end.written:
             end.all_on_disk(head)
         else:
-            end.base = end.mid = head
-            end.first = NO_HASH
+            end.base, end.base_sum = head, end.mid_sum
         seen = max(owned.reader.head, head)
-        end.put(head, head, end.written, NO_HASH, end.running.intdigest(), seen)
+        end.put(*(head, head, end.written), *(end.base_sum, end.mid_sum, end.sums.sum()), seen)
         owned.put_synced_header(head)
         try:
             owned.write_committed()
@@ -310,31 +306,28 @@ class Durability:
         """First make what is known to be on disk the whole stream, durably; then bring the rest
         there again: the system may have marked it clean without having written it."""
         owned, end = self._owned, self._end
-        base, mid, written = end.base, end.mid, end.written
-        hashes = end.first, end.running.intdigest()
+        base, mid, written = heads = end.base, end.mid, end.written
+        sums = end.base_sum, end.mid_sum, end.sums.sum()
         seen = owned.reader.head
         try:
+            doubt = CommitRecord(owned.stream_id, owned.epoch, owned.boot, *heads, *sums)
             if written != base:
                 # If the process ends in between, the next open finds here what there was.
-                doubt = CommitRecord(
-                    owned.stream_id, owned.epoch, owned.boot, base, mid, written, *hashes
-                )
                 owned.write_span(records.put_doubt(owned.page, doubt))
-            end.put(base, base, base, NO_HASH, NO_HASH, seen)
+            end.put(*[base] * 3, *[end.base_sum] * 3, seen)
             owned.write_header()
             owned.file.sync()
             owned.header_ahead = False
-            for start, stop, expected in ((base, mid, hashes[0]), (mid, written, hashes[1])):
-                if not is_whole(owned.file, start, stop, expected):
-                    self.lost_from = base
-                    return
-                write_again(owned.file, start, stop)
-            end.put(base, mid, written, *hashes, seen)
+            if longest_whole(owned.file, doubt) != written:
+                self.lost_from = base
+                return
+            write_again(owned.file, base, written)
+            end.put(*heads, *sums, seen)
             owned.write_header()
             owned.file.sync()
         except OSError:
             # If the process ends now, the system still has what the disk does not accept.
-            end.put(base, mid, written, *hashes, seen)
+            end.put(*heads, *sums, seen)
             with contextlib.suppress(OSError):
                 owned.write_header()
             raise

@@ -21,6 +21,10 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import Head, SyncedHeader
 from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.sums.keeper import SumsKeeper
+from datastreamer.storage.sums.verifier import RecordSource
 
 _INTERRUPTED = (
     "a commit or change was interrupted (by Ctrl-C, for example), and may be in the file; open "
@@ -34,7 +38,16 @@ class OwnedFile(StreamFile):
 
     writable = True
 
-    def __init__(self, file: File, path: str, page: bytes, judged: Judgement, disk: Disk) -> None:
+    def __init__(
+        self,
+        file: File,
+        path: str,
+        page: bytes,
+        judged: Judgement,
+        disk: Disk,
+        sums: PageSums,
+    ) -> None:
+        """`sums` are the hashes of the entries up to the end."""
         super().__init__(file, path, page, judged)
         self.disk = disk
         self.opened_by: OpenPath = OpenPath(disk, path, file)
@@ -43,7 +56,8 @@ class OwnedFile(StreamFile):
         self.boot = boot_id()
         # A commit that has checked everything sets `end.limit`; whatever changes what that commit
         # checked (the policy, a failure, a requested sync) sets it to -1.
-        self.end = StreamEnd(file, self.page, judged.head, records.COMMIT_LAYOUT)
+        self.end = StreamEnd(file, self.page, judged.head, sums, records.COMMIT_LAYOUT)
+        self.sums = SumsKeeper(disk, self.journal_path, file, self.stream_id)
         # A thread that syncs acquires this before `lock`: of two simultaneous syncs, the system
         # reports a failure to one only.
         self.syncing = threading.RLock()
@@ -82,6 +96,9 @@ class OwnedFile(StreamFile):
     @property
     def recorded_epoch(self) -> int | None:
         return self.epoch
+
+    def records(self) -> RecordSource:
+        return self.sums
 
     # Whether it may be written.
 
@@ -160,6 +177,7 @@ class OwnedFile(StreamFile):
 
     def close(self) -> None:
         self.end.limit = -1
+        self.sums.close()
         super().close()
 
     # The header page.
@@ -181,15 +199,15 @@ class OwnedFile(StreamFile):
         """Write a record with an empty range: a power cut can take nothing."""
         head = self.written
         self.end.all_on_disk(head)
-        self.put_header(head)
+        self.put_header(head, self.end.base_sum)
         self.put_synced(head)
         self.write_committed()
 
-    def put_header(self, head: Head) -> None:
+    def put_header(self, head: Head, end_sum: EndSum) -> None:
         """Put a header, and a commit record with an empty range, that end at `head` into the
         page."""
         header = self.header_at(head)
-        records.put_settled(self.page, header, self.stream_id, self.epoch, self.boot)
+        records.put_settled(self.page, header, end_sum, self.stream_id, self.epoch, self.boot)
 
     def put_synced(self, head: Head) -> None:
         """Put a synced header and a visible mark that end at `head` into the page."""

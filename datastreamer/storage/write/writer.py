@@ -11,18 +11,17 @@ import logging
 from collections.abc import Callable
 from typing import NoReturn
 
-from xxhash import xxh3_64
-
 from datastreamer._packer import EntryPacker
-from datastreamer.errors import CommitInDoubt, DamagedEntry, EntriesLost, WriteFailed
+from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
 from datastreamer.format import page_of, page_start
 from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import hash_entries
+from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability, SyncPolicy
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.source_records import SourceRecords
+from datastreamer.storage.write.sums_completer import SumsCompleter
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 
 _log = logging.getLogger(__name__)
@@ -44,18 +43,19 @@ class StreamWriter:
         self.uncommitted = UncommittedSpace(owned, self.durability)
         self.changes = ChangeWriter(owned, self.durability)
         self.notes = SourceRecords(owned, self.durability)
+        self.sums_completer = SumsCompleter(owned)
 
     def commit(
         self,
         packer: EntryPacker,
-        hasher: Callable[[], xxh3_64] | None = None,
+        placed: Callable[[], PageSums] | None = None,
         *,
         wait: bool = True,
         begins: Head | None = None,
     ) -> Head:
         """Make the packer's entries part of the stream; returns its new end.
 
-        `hasher()` returns the running hash over what was placed before (None: nothing was).
+        `placed()` returns the hashes up to the end of what was placed before (None: nothing was).
         `begins` is where the entries begin; raises `EntriesLost` if the stream was truncated to
         before that in between. Returns as the sync policy says: under "commit" when all is on
         disk, unless `wait` is false; then the entries are visible once they are on disk.
@@ -64,7 +64,7 @@ class StreamWriter:
         `CommitInDoubt` if it is not known what is on disk; the stream is read-only until
         `Durability.repair` succeeds.
         """
-        if hasher is None:
+        if placed is None:
             head = self.end.commit_on(packer, self, wait)
             if head is not None:
                 return head
@@ -72,20 +72,20 @@ class StreamWriter:
         sync = wait and policy == "commit"
         if sync or self.uncommitted.syncs_to_grow(packer.total_length):
             with self.owned.syncing:
-                return self._commit(packer, hasher, policy, sync, begins)
-        return self._commit(packer, hasher, policy, sync, begins)
+                return self._commit(packer, placed, policy, sync, begins)
+        return self._commit(packer, placed, policy, sync, begins)
 
     def _commit(
         self,
         packer: EntryPacker,
-        hasher: Callable[[], xxh3_64] | None,
+        placed: Callable[[], PageSums] | None,
         policy: SyncPolicy,
         sync: bool,
         begins: Head | None,
     ) -> Head:
         owned, end, durability, space = self.owned, self.end, self.durability, self.uncommitted
         with owned.lock:
-            space.finish_placing(wanted=hasher is not None)
+            space.finish_placing(wanted=placed is not None)
             owned.ensure_writable()
             owned.ensure_in_place()
             if begins is not None and begins != end.written:
@@ -94,13 +94,16 @@ class StreamWriter:
             if packer.total_length >= space.room.size:
                 space.claim()
                 space.grow(packer.total_length)
-            placed = None if hasher is None else hasher()
+            placed_sums = None if placed is None else placed()
+            if placed_sums is not None and placed_sums.chained_from != end.sums.chained_from:
+                # Checksums of all pages became known in between.
+                placed_sums.rechain(end.sums.chain, end.sums.chained_from)
             visible = sync or policy != "commit"
             durable = end.durable
             try:
                 head = end.commit(
                     packer,
-                    placed,
+                    placed_sums,
                     None if visible else owned.reader.head,
                     sync,
                     owned.wakers if visible else (),
@@ -110,6 +113,7 @@ class StreamWriter:
             if visible:
                 owned.reader.head = head
             end.unfinished = False
+            self.pages_finished()
             space.committed()
             if not sync:
                 durability.committed(head)
@@ -142,28 +146,17 @@ class StreamWriter:
         end = offset + size if offset + size <= following else following + size
         return not self.owned.failed and end < self.uncommitted.room.size
 
-    # The running hash of what is not on disk, for an operation that places bytes.
+    def pages_finished(self) -> None:
+        """Write the checksums of pages that became whole by a commit. Requires the lock."""
+        pages = self.end.sums.finished
+        if pages:
+            self.owned.sums.finished(pages)
+            pages.clear()
 
-    @property
-    def hashed_from(self) -> Head:
-        """Where the running hash began that `hasher` returns."""
-        return self.end.mid
-
-    def hasher(self) -> tuple[xxh3_64, Head]:
-        """A copy of the running hash, and where it began."""
+    def sums(self) -> PageSums:
+        """A copy of the hashes of the entries up to the end."""
         with self.owned.lock:
-            return self.end.running.copy(), self.end.mid
-
-    def hasher_after_sync(self, placed: Head) -> xxh3_64:
-        """The same, if the running hash began anew after a part of the operation, which ends at
-        `placed`, was placed: that part is read again."""
-        with self.owned.lock:
-            hasher: xxh3_64 = self.end.running.copy()
-            written = self.end.written
-            if not hash_entries(self.owned.file, written, placed, hasher):
-                what = "the placed bytes of the operation are not there any more"
-                raise DamagedEntry(self.owned.path, written.length, what)
-            return hasher
+            return self.end.sums.copy()
 
     # The end.
 
@@ -176,6 +169,7 @@ class StreamWriter:
         """
         owned = self.owned
         self.durability.stop()
+        self.sums_completer.stop()
         try:
             with owned.exclusive():
                 if owned.closed:

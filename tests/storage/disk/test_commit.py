@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_64_intdigest
 
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
@@ -17,7 +16,10 @@ from datastreamer.storage.disk._commit import EntriesNotWritten, StreamEnd
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader, VisibleMark
+from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import EMPTY
 from datastreamer.storage.write.durability import SyncPolicy
+from tests.storage.made import sum_at
 from tests.storage.steps import SteppedCommit, Writes
 
 SIZES: dict[str, list[int]] = {
@@ -39,12 +41,12 @@ class PythonFile(SteppedCommit, OsFile):
 
 def end_of(file: OsFile) -> tuple[StreamEnd, bytearray]:
     page, empty = records.new_page(Header(1, 2, 3)), Head()
-    record = CommitRecord(b"s" * 16, 0, b"b" * 16, empty, empty, empty, 0, 0)
+    record = CommitRecord(b"s" * 16, 0, b"b" * 16, *[empty] * 3, *[EMPTY] * 3)
     records.put_record(page, record)
     records.put_mark(page, 0, empty)
     records.put_synced(page, 0, SyncedHeader(0, b"s" * 16, 7, Header(1, 2, 3)))
     file.write(page, 0)
-    return StreamEnd(file, page, empty, records.COMMIT_LAYOUT), page
+    return StreamEnd(file, page, empty, PageSums(), records.COMMIT_LAYOUT), page
 
 
 def packed(end: StreamEnd, sizes: list[int]) -> EntryPacker:
@@ -72,18 +74,16 @@ def test_in_c_as_through_any_file(
     for kind in (OsFile, PythonFile):
         file = opened(kind)
         end, page = end_of(file)
-        hashed = b""
         for _ in range(2):
-            start = end.written
+            start, before = end.written, end.sums.sum()
             packer = packed(end, sizes)
-            hashed = b"" if sync else hashed
-            hashed += b"".join(packer.entry_spans())
             head = end.commit(packer, None, None if seen else Head(), sync, ())
             assert head == end.written == (packer.total_length, packer.next_number)
             assert type(head) is Head
             assert end.unfinished
             assert end.base == (head if sync else Head())
-            assert end.running.intdigest() == xxh3_64_intdigest(b"" if sync else hashed)
+            known = sum_at(file.read(head.length, 0), head)
+            assert end.sums.sum() == known
             stored = file.read(HEADER_PAGE_SIZE, 0)
             record = records.get_record(stored)
             assert record is not None
@@ -91,8 +91,9 @@ def test_in_c_as_through_any_file(
                 (start if sync else Head()),
                 (start if sync else Head()),
                 head,
-                xxh3_64_intdigest(b""),
-                xxh3_64_intdigest(hashed),
+                (before if sync else EMPTY),
+                (before if sync else EMPTY),
+                known,
             )
             # Without a sync, what is not to be seen leaves the mark in the file alone.
             moved = VisibleMark(0, head if seen else Head())
@@ -116,7 +117,7 @@ def test_a_commit_that_fails_leaves_end_and_page(
 ) -> None:
     def state() -> tuple[object, ...]:
         counted = end.commits, end.durable, end.sequence
-        return bytes(page), end.written, end.base, end.running.intdigest(), *counted
+        return bytes(page), end.written, end.base, end.sums.sum(), *counted
 
     file = opened(OsFile)
     end, page = end_of(file)
@@ -136,18 +137,18 @@ def test_what_a_stream_s_end_refuses(opened: Callable[[type[OsFile]], OsFile]) -
     file, layout = opened(OsFile), records.COMMIT_LAYOUT
     page = records.new_page(Header(1, 2, 3))
     with pytest.raises(ValueError, match="4096 bytes"):
-        StreamEnd(file, page[:-1], Head(), layout)
+        StreamEnd(file, page[:-1], Head(), PageSums(), layout)
     with pytest.raises(ValueError, match="outside the page"):
-        StreamEnd(file, page, Head(), (4090, *layout[1:]))
+        StreamEnd(file, page, Head(), PageSums(), (4090, *layout[1:]))
     with pytest.raises(ValueError, match="outside the page"):
-        StreamEnd(file, page, Head(), (*layout[:8], (512, 4000), layout[9]))
+        StreamEnd(file, page, Head(), PageSums(), (*layout[:8], (512, 4000), layout[9]))
     with pytest.raises(ValueError, match="before it begins"):
-        StreamEnd(file, page, Head(), (*layout[:3], layout[4], layout[3], *layout[5:]))
-    end = StreamEnd(file, page, Head(), layout)
+        StreamEnd(file, page, Head(), PageSums(), (*layout[:3], layout[4], layout[3], *layout[5:]))
+    end = StreamEnd(file, page, Head(), PageSums(), layout)
     with pytest.raises(BufferError):
         page.append(0)
     with pytest.raises(RuntimeError, match="initialised once"):
-        end.__init__(file, page, Head(), layout)  # type: ignore[misc]
+        end.__init__(file, page, Head(), PageSums(), layout)  # type: ignore[misc]
     with pytest.raises(TypeError, match="pair of numbers"):
         end.put(Head(), Head(), (1, 2, 3), 0, 0, Head())  # type: ignore[arg-type]
     with pytest.raises(OverflowError):

@@ -79,7 +79,7 @@ def test_a_layout_is_what_packing_gives(before: list[int], sizes: list[int]) -> 
     assert found == expected
     assert layout.total_length == packer.total_length
     assert layout.next_number == packer.next_number
-    assert b"".join([memory[start:end] for start, end in layout.spans]) == memory
+    assert b"".join([memory[at : at + size] for _, at, size in layout.entries]) == memory
     other.follow(layout)
     other.add_entry(1, b"behind")
     packer.add_entry(1, b"behind")

@@ -20,16 +20,31 @@ from datastreamer.storage.header.records import (
     VisibleMark,
     Writer,
 )
+from datastreamer.storage.sums.hashes import EndSum
 
 u64 = st.integers(0, 2**64 - 1)
 heads = st.builds(Head, u64, u64)
 sixteen = st.binary(min_size=16, max_size=16)
 headers = st.builds(Header, st.integers(0, 255), u64, u64, u64, u64)
-commit_records = st.builds(CommitRecord, sixteen, u64, sixteen, heads, heads, heads, u64, u64)
+end_sums = st.tuples(sixteen, sixteen)
+
+
+@st.composite
+def commit_records(draw: st.DrawFn) -> CommitRecord:
+    """The chains of its three sums begin with the same page."""
+    chained_from = draw(st.integers(0, 2**32 - 1))
+    sums = [EndSum(chain, chained_from, tail) for chain, tail in (draw(end_sums) for _ in "123")]
+    return CommitRecord(
+        *(draw(sixteen), draw(u64), draw(sixteen)), *(draw(heads) for _ in "123"), *sums
+    )
+
 
 HEADER = Header(3, 1101, 1, 5000, 7)
+SUMS = [EndSum(bytes([n]) * 16, 9, bytes([n + 1]) * 16) for n in (1, 3, 5)]
 RECORD = CommitRecord(
-    b"stream id of 16.", 5, b"boot id of 16 b.", Head(4096, 0), Head(4500, 3), Head(5000, 7), 1, 2
+    *(b"stream id of 16.", 5, b"boot id of 16 b."),
+    *(Head(4096, 0), Head(4500, 3), Head(5000, 7)),
+    *SUMS,
 )
 
 
@@ -45,14 +60,15 @@ def test_the_layout() -> None:
     assert made[:16] == MAGIC == b"polygonDATSTREAM"
     assert made[16:54] == struct.pack(">BIBQQQQ", 1, 38, 3, 1101, 1, 5000, 7)
     fields = struct.pack(
-        ">8sII16sQ16sQQQQQQQQ",
-        *(b"DSrecord", 1, 0, b"stream id of 16.", 5, b"boot id of 16 b."),
-        *(4096, 0, 4500, 3, 5000, 7, 1, 2),
+        ">8sII16sQ16sQQQQQQ",
+        *(b"DSrecord", 2, 9, b"stream id of 16.", 5, b"boot id of 16 b."),
+        *(4096, 0, 4500, 3, 5000, 7),
     )
-    assert made[64:184] == fields
-    assert made[184:192] == xxhash.xxh3_64_digest(bytes(made[:184]))
+    fields += b"".join(bytes([n]) * 16 for n in range(1, 7))
+    assert made[64:264] == fields
+    assert made[264:272] == xxhash.xxh3_64_digest(bytes(made[:264]))
     assert made[54:64] == bytes(10)
-    assert made[192:] == bytes(HEADER_PAGE_SIZE - 192)
+    assert made[272:] == bytes(HEADER_PAGE_SIZE - 272)
 
     records.put_synced(made, 0, SyncedHeader(8, b"s" * 16, 5, HEADER))
     records.put_synced(made, 1, SyncedHeader(9, b"s" * 16, 5, HEADER))
@@ -73,7 +89,7 @@ def test_the_layout() -> None:
 
 def test_each_kind_has_its_own_sectors() -> None:
     """Header and commit record are written together, in a sector without other records."""
-    assert records.BEFORE_SYNC == (16, 192)
+    assert records.BEFORE_SYNC == (16, 272)
     assert records.AFTER_SYNC == (512, 1584)
     assert records.WITHOUT_SYNC == (16, 1584)
     sectors = [records.RECORD_OFFSET, *records.SLOT_OFFSETS, records.MARK_OFFSET]
@@ -81,7 +97,7 @@ def test_each_kind_has_its_own_sectors() -> None:
     assert len({offset // 512 for offset in sectors}) == len(sectors)
 
 
-@given(headers, commit_records)
+@given(headers, commit_records())
 def test_a_commit_record_is_read_as_it_was_written(header: Header, record: CommitRecord) -> None:
     made = records.new_page(header)
     assert records.get_record(made) is None
@@ -91,7 +107,7 @@ def test_a_commit_record_is_read_as_it_was_written(header: Header, record: Commi
     assert Header.unpack(made[16:]) == header
 
 
-@given(st.integers(0, 184 * 8 + 63))
+@given(st.integers(0, 264 * 8 + 63))
 def test_every_flipped_bit_is_noticed(bit: int) -> None:
     made = page()
     made[bit // 8] ^= 1 << bit % 8
@@ -158,8 +174,8 @@ def test_a_record_of_a_later_version_is_ignored(offset: int, width: int) -> None
     records.put_synced(made, 0, SyncedHeader(1, b"s" * 16, 5, HEADER))
     records.put_mark(made, 5, Head(5000, 7))
     records.put_writer(made, Writer(1, b"b" * 16))
-    made[offset : offset + width] = (2).to_bytes(width, "big")
-    for start, size in ((0, 184), (512, 88), (1536, 40), (2048, 56)):
+    made[offset : offset + width] = (3).to_bytes(width, "big")
+    for start, size in ((0, 264), (512, 88), (1536, 40), (2048, 56)):
         if start <= offset < start + size:
             end = start + size
             made[end : end + 8] = xxhash.xxh3_64_digest(bytes(made[start:end]))
@@ -236,12 +252,14 @@ def test_after_commits_alone_the_short_check_finds_the_visible_end(
     )
     version = changed.pop("version", HEADER.version)
     marked_epoch = changed.pop("marked_epoch", RECORD.epoch)
-    record = RECORD._replace(after=after, first_hash=data.draw(u64), **changed)
+    record = RECORD._replace(
+        after=after, after_sum=EndSum(data.draw(sixteen), 9, data.draw(sixteen)), **changed
+    )
     records.put_header(made, Header(version, 1101, 1, *after))
     records.put_record(made, record)
     records.put_mark(made, marked_epoch, mark)
     found = records.committed_since(bytes(made[:1584]), bytes(before[:1584]))
-    same = record._replace(after=after, first_hash=0) == RECORD._replace(after=after, first_hash=0)
+    same = record._replace(after_sum=SUMS[2]) == RECORD._replace(after=after)
     if same and (version, marked_epoch) == (HEADER.version, RECORD.epoch):
         assert (found and (found, record.epoch)) == HeaderPage(made).visible
     else:
@@ -258,6 +276,6 @@ def test_the_short_check_ignores_a_page_that_is_not_whole(data: st.DataObject) -
     records.put_record(made, RECORD._replace(after=after))
     records.put_mark(made, RECORD.epoch, after)
     assert records.committed_since(bytes(made[:1584]), bytes(before[:1584])) == after
-    spoiled = data.draw(st.integers(0, 191) | st.integers(1536, 1583))
+    spoiled = data.draw(st.integers(0, 271) | st.integers(1536, 1583))
     made[spoiled] ^= data.draw(st.integers(1, 255))
     assert records.committed_since(bytes(made[:1584]), bytes(before[:1584])) is None

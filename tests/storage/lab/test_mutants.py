@@ -99,16 +99,13 @@ def no_sync_of_a_source(keep: Any) -> Any:
 
 def base_stays(write: Any) -> Any:
     def mutant(
-        self: StreamWriter, packer: Any, hasher: Any = None, *, wait: bool = True, **rest: Any
+        self: StreamWriter, packer: Any, placed: Any = None, *, wait: bool = True, **rest: Any
     ) -> Head:
         end = self.end
-        base, mid, first = end.base, end.mid, end.first
-        running = (end.running if hasher is None else hasher()).copy()
-        for part in packer.entry_spans():
-            running.update(part)
-        head: Head = write(self, packer, hasher, wait=wait, **rest)
+        before = end.base, end.mid, end.base_sum, end.mid_sum
+        head: Head = write(self, packer, placed, wait=wait, **rest)
         if wait and self.durability.policy == "commit":
-            end.base, end.mid, end.first, end.running = base, mid, first, running
+            end.base, end.mid, end.base_sum, end.mid_sum = before
         return head
 
     return mutant
@@ -116,7 +113,7 @@ def base_stays(write: Any) -> Any:
 
 def spilled_bytes_are_not_hashed(spill: Any) -> Any:
     def mutant(self: AtomicOp) -> None:
-        with mock.patch.object(AtomicOp, "entry_spans", return_value=[]):
+        with mock.patch.object(AtomicOp, "entry_parts", return_value=[]):
             spill(self)
 
     return mutant
@@ -181,7 +178,7 @@ def folder_is_not_synced(_: Any) -> Any:
 
 
 def nothing_kept(_: Any) -> Any:
-    return lambda owned, record: None
+    return lambda owned, record, cut: None
 
 
 def done_when_written(_: Any) -> Any:
@@ -229,7 +226,9 @@ def beside_a_writer_nothing_is_judged(judge: Any) -> Any:
 
 
 def unjudged(header: Header, record: CommitRecord) -> Judgement:
-    return Judgement(header, record.after, record, record.stream_id, record.epoch)
+    return Judgement(
+        header, record.after, record, record.stream_id, record.epoch, record.after_sum
+    )
 
 
 def header_is_not_withdrawn(_: Any) -> Any:
@@ -261,7 +260,7 @@ def not_written_again(_: Any) -> Any:
 
 
 def taken_for_whole(_: Any) -> Any:
-    return lambda file, start, stop, expected: True
+    return lambda file, record: record.after
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -325,7 +324,9 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
     "what a failed sync left is not written again": replaced(
         durable, "write_again", not_written_again
     ),
-    "what a failed sync left is not looked at": replaced(durable, "is_whole", taken_for_whole),
+    "what a failed sync left is not looked at": replaced(
+        durable, "longest_whole", taken_for_whole
+    ),
 }
 
 

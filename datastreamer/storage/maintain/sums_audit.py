@@ -1,0 +1,111 @@
+"""Compares all pages of a file with their checksums, for `check.py`.
+
+Owns what is a problem and what is a note: only a page whose bytes differ from a record that can
+be relied on is damaged. Reads records, and gets the pages from the check.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from datastreamer.format import PAGE_SIZE
+from datastreamer.storage.disk.file_ops import Disk, File
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.header.recovery import sums_up_to
+from datastreamer.storage.header.undo_journal import SUFFIX as JOURNAL
+from datastreamer.storage.sums.hashes import last_page
+from datastreamer.storage.sums.page_check import differs
+from datastreamer.storage.sums.records_reader import SidecarRecords
+
+# The maximum number of ranges of pages that a note lists.
+_MOST_RANGES = 5
+
+
+class DamagedRange(NamedTuple):
+    """A page that does not match its checksum, and the entries that it held."""
+
+    page: int
+    first: int
+    end: int
+    what: str
+
+
+class SumsAudit:
+    """One pass over the pages of a file."""
+
+    def __init__(self, disk: Disk, path: str, file: File, page: HeaderPage) -> None:
+        """`path` is that of the stream, symbolic links resolved; `page` its header page."""
+        self._file = file
+        self._page = page
+        self._updating = disk.exists(path + JOURNAL)
+        stream_id, epoch = page.identity
+        # If another program wrote the header, it may have changed pages too.
+        self._foreign = page.record is None
+        self._records = SidecarRecords(disk, path, file, lambda: (stream_id, epoch))
+        self._unknown: list[int] = []
+        self.damaged: list[DamagedRange] = []
+        self.notes: list[str] = []
+
+    def inspect(self, page: int, content: bytes) -> None:
+        """Compare a page of the file; a page that is not whole is left to `finish`."""
+        if len(content) < PAGE_SIZE:
+            return
+        known = self._records.get(page)
+        if known is None:
+            self._unknown.append(page)
+            return
+        what = differs(content, known)
+        if what:
+            first = self._records.first_number(page)
+            self.damaged.append(DamagedRange(page, first, known.next_number, what))
+
+    def finish(self, head: Head | None) -> None:
+        """All pages up to `head`, the end of the stream, were inspected; None: the end is not
+        known."""
+        if head is not None:
+            self._check_last_page(head)
+            last = last_page(head.length)
+            self._note_unknown([page for page in self._unknown if page < last])
+        if self._foreign and self.damaged:
+            pages = ", ".join(str(each.page) for each in self.damaged[:_MOST_RANGES])
+            self.notes.append(
+                f"another program wrote the stream last, and pages that have other checksums ({pages}) "
+                "were changed by it or are damaged"
+            )
+            self.damaged.clear()
+        self._records.close()
+
+    def _check_last_page(self, head: Head) -> None:
+        record = self._page.record
+        known = None if record is None else record.sum_at(head)
+        if self._page.changing or self._updating:
+            known = None  # the record may have the hash from before the update or after it
+        if known is None or sums_up_to(self._file, head, known) is not None:
+            return
+        page = last_page(head.length)
+        first = self._records.first_number(page)
+        what = "the entries do not match their checksum"
+        self.damaged = [each for each in self.damaged if each.page != page]
+        self.damaged.append(DamagedRange(page, first, head.entries, what))
+
+    def _note_unknown(self, pages: list[int]) -> None:
+        if not pages:
+            return
+        ranges: list[list[int]] = []
+        for page in pages:
+            if ranges and page == ranges[-1][1] + 1:
+                ranges[-1][1] = page
+            else:
+                ranges.append([page, page])
+        listed = ", ".join(
+            str(first) if first == last else f"{first} to {last}"
+            for first, last in ranges[:_MOST_RANGES]
+        )
+        more = "" if len(ranges) <= _MOST_RANGES else ", ..."
+        self.notes.append(
+            f"{len(pages)} page{'s' if len(pages) > 1 else ''} ({listed}{more}) "
+            f"{'have' if len(pages) > 1 else 'has'} no checksum: only their form was checked; "
+            "the writer of the stream, or `datastreamer sums`, makes the checksums"
+        )
+

@@ -1,0 +1,95 @@
+"""Reads the checksums of a stream that this process does not write.
+
+Owns when the sidecar is opened, and whether its records are about the stream as it is now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from datastreamer.errors import UntrustedFile
+from datastreamer.storage.disk.file_ops import Disk, File
+from datastreamer.storage.sums.sidecar import (
+    SUFFIX,
+    PageSum,
+    SumsFile,
+    SumsHeader,
+    identity_of,
+)
+
+_log = logging.getLogger(__name__)
+
+# Interval between attempts to open a sidecar that is missing or of another state.
+_AGAIN_SECONDS = 1.0
+
+
+class SidecarRecords:
+    """The records beside one stream file."""
+
+    def __init__(
+        self, disk: Disk, path: str, file: File, state: Callable[[], tuple[bytes, int | None]]
+    ) -> None:
+        """`path` is that of the stream, symbolic links resolved. `state()` is the stream's id and
+        the epoch in its file (None: a program that keeps no records wrote it last)."""
+        self._disk = disk
+        self._path = path + SUFFIX
+        self._stream = file
+        self._state = state
+        self._file: SumsFile | None = None
+        self._header: SumsHeader | None = None
+        self._look_at = 0.0
+
+    def get(self, page: int) -> PageSum | None:
+        """The record of a page, if it is known and can be relied on."""
+        found = self._usable()
+        if found is None:
+            return None
+        file, header = found
+        with contextlib.suppress(OSError):
+            record = file.get(page, header.stream_id)
+            if record is not None and record.known and page < header.trusted:
+                return record
+        return None
+
+    def first_number(self, page: int) -> int:
+        """The first entry of a page, as far as records say; else 0."""
+        before = self.get(page - 1) if page else None
+        return 0 if before is None else before.next_number
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _usable(self) -> tuple[SumsFile, SumsHeader] | None:
+        stream_id, epoch = self._state()
+        file, header = self._file, self._header
+        if file is not None and header is not None and _is_about(header, stream_id, epoch):
+            return file, header
+        now = time.monotonic()
+        if epoch is None or now < self._look_at:
+            return None
+        self._look_at = now + _AGAIN_SECONDS
+        try:
+            if file is None:
+                self._file = file = SumsFile.open(self._disk, self._path, self._stream.access())
+            header = None if file is None else file.header()
+        except UntrustedFile as error:
+            _log.warning("%s; the pages of the stream are not verified", error)
+            self._look_at = float("inf")
+            return None
+        except OSError:
+            return None
+        if file is None or header is None or not _is_about(header, stream_id, epoch):
+            return None
+        if header.file_id != identity_of(self._stream, stream_id):
+            return None
+        self._header = header
+        return file, header
+
+
+def _is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:
+    return header.stream_id == stream_id and epoch in (header.epoch, header.next_epoch)

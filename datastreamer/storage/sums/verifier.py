@@ -1,0 +1,168 @@
+"""Verifies the pages of one open stream file when they are read.
+
+Owns which pages were verified. Where records come from is the `RecordSource`'s matter: a writer
+has them, a reader reads the sidecar. What cannot be compared is not damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
+
+from datastreamer.errors import BadArgument, DamagedPage
+from datastreamer.format import PAGE_SIZE, page_of, page_start
+from datastreamer.storage.disk.file_ops import File, Readable
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.header.recovery import sums_up_to
+from datastreamer.storage.sums.hashes import EndSum, last_page
+from datastreamer.storage.sums.page_check import differs
+from datastreamer.storage.sums.sidecar import PageSum
+
+Verify = Literal["cold", "always", "never"]
+"""When a page that is read is compared with its checksum: if it comes from the disk, always, or
+never. Each page is compared once while the stream is open."""
+
+_NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+# A page that is being changed differs for a moment: this often it is read again.
+_TRIES = 20
+_PAUSE_SECONDS = 0.002
+# One byte in this many is probed: less than the kernel's read-ahead.
+_PROBE_STEP = 64 * 1024
+
+
+def check_verify(verify: object) -> None:
+    """Raises `BadArgument` unless it is a `Verify`."""
+    if verify not in ("cold", "always", "never"):
+        raise BadArgument(f'verify is "cold", "always" or "never", not {verify!r}')
+
+
+class RecordSource(Protocol):
+    """Knows the checksums of whole pages."""
+
+    def get(self, page: int) -> PageSum | None:
+        """The record of a page, if it is known and can be relied on."""
+
+    def first_number(self, page: int) -> int:
+        """The first entry of a page, as far as records say; else 0."""
+
+
+class PageVerifier:
+    """The pages of one file.
+
+    Safe to use from several threads: at worst a page is compared twice.
+    """
+
+    def __init__(
+        self, file: Readable, path: str, records: RecordSource, end: Callable[[], Head]
+    ) -> None:
+        """`end()` is the end of the stream; only the pages before its last one are whole."""
+        self._file = file
+        self._path = path
+        self._records = records
+        self._end = end
+        self._seen = bytearray()
+        self._bad_tail: DamagedPage | None = None
+
+    def forget(self) -> None:
+        """Entries were changed: verify all pages again."""
+        self._seen = bytearray()
+        self._bad_tail = None
+
+    def needs(self, page: int) -> bool:
+        """Whether the page is to be compared, or is known to be damaged."""
+        seen = self._seen
+        return page >= len(seen) or not seen[page]
+
+    def mark(self, page: int) -> None:
+        """The page needs no comparison any more."""
+        seen = self._seen
+        if page >= len(seen):
+            seen.extend(bytes(max(page + 1 - len(seen), len(seen) // 2, 64)))
+        seen[page] = 1
+
+    def verify_last_page(self, head: Head, known: EndSum | None) -> None:
+        """Compare the entries of the last page up to `head` with what a record knows of them. If
+        they differ, reads of this page raise `DamagedPage`."""
+        if known is None or sums_up_to(self._file, head, known) is not None:
+            return
+        page = last_page(head.length)
+        self._bad_tail = DamagedPage(
+            self._path,
+            page_start(page),
+            "the entries do not match their checksum",
+            page,
+            self._records.first_number(page),
+            head.entries,
+        )
+
+    def verify(self, page: int) -> bool:
+        """Compare a whole page with its checksum; False if it has none. Raises `DamagedPage`."""
+        for attempt in range(_TRIES):
+            if page >= last_page(self._end().length):
+                if self._bad_tail is not None and self._bad_tail.page == page:
+                    raise self._bad_tail
+                return False
+            known = self._records.get(page)
+            if known is None:
+                self.mark(page)
+                return False
+            why = differs(self._file.read(PAGE_SIZE, page_start(page)), known)
+            if not why:
+                self.mark(page)
+                return True
+            # Another process may be changing it: then its record changes, or the page again.
+            if attempt > 1 and known == self._records.get(page):
+                first = self._records.first_number(page)
+                raise DamagedPage(
+                    self._path, page_start(page), why, page, first, known.next_number
+                )
+            time.sleep(_PAUSE_SECONDS)
+        return False
+
+
+class VerifiedFile:
+    """Reads a file, and verifies each page when it is first read."""
+
+    def __init__(self, file: File, verifier: PageVerifier, *, cold_only: bool) -> None:
+        """`cold_only`: only pages that are not in the page cache when they are first read."""
+        self._file = file
+        self._verifier = verifier
+        self._fd = file.fileno() if cold_only and _NOWAIT is not None else None
+        self._byte = [bytearray(1)]
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes. Raises `DamagedPage`."""
+        page = page_of(offset)
+        if page >= 0 and (self._verifier.needs(page) or page_of(offset + size - 1) != page):
+            for each in range(page, page_of(offset + size - 1) + 1):
+                if self._verifier.needs(each):
+                    self._look_at(each)
+        return self._file.read(size, offset)
+
+    def _look_at(self, page: int) -> None:
+        if self._is_resident(page):
+            self._verifier.mark(page)
+        else:
+            self._verifier.verify(page)
+
+    def _is_resident(self, page: int) -> bool:
+        """Whether the page is in the page cache, judged by samples."""
+        if self._fd is None or _NOWAIT is None:
+            return False
+        start = page_start(page)
+        try:
+            for offset in range(start, start + PAGE_SIZE, _PROBE_STEP):
+                os.preadv(self._fd, self._byte, offset, _NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True

@@ -1,0 +1,296 @@
+"""`FILE.sums` beside a stream that is written: right after everything that changes the stream."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from datastreamer import DataStream
+from datastreamer.errors import DamagedEntry, WriteFailed
+from datastreamer.storage.maintain.check import verify
+from datastreamer.storage.maintain.sums import MadeSums, make_sums
+from datastreamer.storage.sums.sidecar import PageSum, SumsHeader
+from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, record_of, scan_file
+
+SIZE = 300_000
+
+
+def fill(stream: DataStream, pages: int, *, seed: int = 0) -> None:
+    """Operations of one entry, three to a page, until the stream has that many whole pages."""
+    while stream.header.total_length <= FIRST + pages * PAGE:
+        number = stream.total_entries + seed
+        with stream.atomic_op() as op:
+            op.add_entry(1, number.to_bytes(4, "big") * (SIZE // 4))
+
+
+def made(path: Path, pages: int = 4, **options: Any) -> Path:
+    with DataStream.create(path, index="memory", **options) as stream:
+        fill(stream, pages)
+    return path
+
+
+def sidecar(path: Path) -> Path:
+    return path.with_name(path.name + ".sums")
+
+
+def check(path: Path) -> list[PageSum]:
+    """Compare the sidecar with an independent reading of the stream; returns the records."""
+    content, packed = path.read_bytes(), sidecar(path).read_bytes()
+    record, chain, found = record_of(path), bytes(16), []
+    header = SumsHeader.unpack(packed)
+    assert header is not None
+    assert header.stream_id == record.stream_id
+    assert header.epoch == header.next_epoch == record.epoch
+    assert header.trusted == 2**64 - 1
+    entries: dict[int, list[tuple[int, int, int]]] = {}
+    for number, _, data, offset in scan_file(path):
+        entries.setdefault((offset - FIRST) // PAGE, []).append(
+            (number, offset, offset + 17 + len(data))
+        )
+    pages = sorted(entries)[:-1]
+    assert len(packed) == 512 + 64 * len(pages)
+    for page in pages:
+        start, stop = entries[page][0][1], entries[page][-1][2]
+        digest = xxhash.xxh3_128_digest(content[start:stop])
+        chain = xxhash.xxh3_128_digest(chain + digest)
+        padding = xxhash.xxh3_64_intdigest(content[stop : FIRST + (page + 1) * PAGE])
+        known = PageSum(chain, digest, entries[page][-1][0] + 1, stop - start, padding)
+        at = 512 + 64 * page
+        assert packed[at : at + 64] == known.pack(page, record.stream_id)
+        found.append(known)
+    assert record.after_sum.chain == chain
+    assert record.after_sum.chained_from == 0
+    return found
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sync", ["commit", "os", 20])
+def test_every_whole_page_has_a_record(tmp_path: Path, sync: Any) -> None:
+    assert len(check(made(tmp_path / "s.bin", sync=sync))) == 4
+
+
+def test_a_stream_of_one_page_has_no_sidecar(tmp_path: Path) -> None:
+    path = made(tmp_path / "s.bin", 0)
+    assert not sidecar(path).exists()
+    with DataStream.open(path, index="memory") as stream:
+        fill(stream, 0)
+    assert not sidecar(path).exists()
+
+
+def test_over_several_opens(tmp_path: Path) -> None:
+    path = made(tmp_path / "s.bin", 2)
+    for pages in (3, 5, 5):
+        with DataStream.open(path, index="memory") as stream:
+            fill(stream, pages)
+        assert len(check(path)) == pages
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 8, 9, 12])
+def test_a_truncation(tmp_path: Path, number: int) -> None:
+    path = made(tmp_path / "s.bin")
+    with DataStream.open(path, index="memory") as stream:
+        stream.truncate(number)
+    kept = max(0, (header_of(path)[-2] - FIRST - 1) // PAGE)
+    if kept:
+        assert len(check(path)) == kept
+    assert sidecar(path).stat().st_size == 512 + 64 * kept
+    with DataStream.open(path, index="memory") as stream:
+        fill(stream, 5, seed=1000)
+    assert len(check(path)) == 5
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("number", [0, 4, 9, -1])
+def test_an_update(tmp_path: Path, number: int) -> None:
+    path = made(tmp_path / "s.bin")
+    with DataStream.open(path, index="memory") as stream:
+        stream.update_entry(number % stream.total_entries, 1, b"new " * (SIZE // 4))
+    check(path)
+    assert verify(path).ok
+
+
+def test_a_missing_sidecar_is_made_in_the_background(tmp_path: Path) -> None:
+    path = made(tmp_path / "s.bin", 6)
+    before = sidecar(path).read_bytes()
+    sidecar(path).unlink()
+    report = verify(path)
+    assert report.ok
+    assert any("6 pages (0 to 5) have no checksum" in note for note in report.notes)
+    with DataStream.open(path, index="memory") as stream:
+        sums = stream._ensure_writable().owned.sums
+        eventually(lambda: not sums.incomplete(6))
+        fill(stream, 7)
+    assert len(check(path)) == 7
+    assert sidecar(path).read_bytes()[512 : len(before)] == before[512:]
+
+
+@pytest.mark.parametrize("left", [0, 40, 512, 512 + 64, 512 + 64 * 2 + 30, 512 + 64 * 4])
+def test_a_sidecar_that_is_cut_off_is_completed(tmp_path: Path, left: int) -> None:
+    path = made(tmp_path / "s.bin")
+    os.truncate(sidecar(path), left)
+    assert verify(path).ok
+    records = (left - 512) // 64 if left >= 512 else 0
+    assert make_sums(path) == MadeSums(4, 4 - records, 0)
+    check(path)
+
+
+@pytest.mark.parametrize("at", [0, 20, 30, 512, 512 + 70, 512 + 64 + 40, 512 + 64 * 4 - 1])
+def test_a_damaged_sidecar_is_no_damage(tmp_path: Path, at: int) -> None:
+    path = made(tmp_path / "s.bin")
+    content = bytearray(sidecar(path).read_bytes())
+    content[at] ^= 4
+    sidecar(path).write_bytes(content)
+    assert verify(path).ok
+    with DataStream.open(path, index="memory", verify="always") as stream:
+        assert sum(1 for _ in stream.entries()) == stream.total_entries
+        fill(stream, 5)
+    assert verify(path).ok
+
+
+def test_a_sidecar_of_another_stream_is_replaced(tmp_path: Path) -> None:
+    path, other = made(tmp_path / "s.bin"), made(tmp_path / "o.bin")
+    sidecar(path).write_bytes(sidecar(other).read_bytes())
+    assert verify(path).ok
+    assert make_sums(path) == MadeSums(4, 4, 0)
+    check(path)
+
+
+def test_a_sidecar_of_a_later_state_is_not_used(tmp_path: Path) -> None:
+    """A backup of the stream was restored, and the sidecar was left."""
+    path = made(tmp_path / "s.bin")
+    backup = path.read_bytes()
+    with DataStream.open(path, index="memory") as stream:
+        stream.truncate(3)
+        fill(stream, 4, seed=50)
+    path.write_bytes(backup)
+    assert verify(path).ok
+    with DataStream.open(path, index="memory", verify="always") as stream:
+        assert len([*stream.entries()]) == stream.total_entries
+
+
+def test_a_page_of_an_earlier_time_is_noticed(tmp_path: Path) -> None:
+    """Whole, with the right numbers, and not what was written last."""
+    path = made(tmp_path / "s.bin")
+    content = path.read_bytes()
+    with DataStream.open(path, index="memory") as stream:
+        stream.update_entry(4, 1, b"new " * (SIZE // 4))
+    now = bytearray(path.read_bytes())
+    now[FIRST + PAGE : FIRST + 2 * PAGE] = content[FIRST + PAGE : FIRST + 2 * PAGE]
+    path.write_bytes(now)
+    (problem,) = verify(path).problems
+    assert problem.what == "page 1 (entries 3 to 5): the entries do not match their checksum"
+
+
+def test_damage_is_not_hidden_by_a_change(tmp_path: Path) -> None:
+    path = made(tmp_path / "s.bin")
+    content = bytearray(path.read_bytes())
+    content[FIRST + PAGE + 1000] ^= 1
+    content[-PAGE + 1000] ^= 1
+    path.write_bytes(content)
+    with DataStream.open(path, index="memory", verify="never") as stream:
+        with pytest.raises(DamagedEntry, match="damaged"):
+            stream.update_entry(4, 1, b"new " * (SIZE // 4))
+        with pytest.raises(DamagedEntry, match="damaged"):
+            stream.truncate(4)
+        stream.truncate(3)  # it removes the page as a whole
+    assert verify(path).ok
+
+
+def test_a_foreign_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A program that keeps no checksums appends, or changes entries: nothing is called damaged."""
+    path = made(tmp_path / "s.bin")
+    content = bytearray(path.read_bytes())
+    entries = scan_file(path)
+    end = entries[-1].offset + 17 + len(entries[-1].data)
+    number = len(entries)
+    content[end : end + 20] = b"\2" + (20).to_bytes(4, "big") + (9).to_bytes(4, "big") + (
+        number.to_bytes(8, "big") + b"new"
+    )
+    content[38:46] = (end + 20).to_bytes(8, "big")
+    content[46:54] = (number + 1).to_bytes(8, "big")
+    content[FIRST + PAGE + 1000] ^= 1  # and updates an entry
+    path.write_bytes(content)
+    report = verify(path)
+    assert report.ok
+    assert any("another program wrote the stream last" in note for note in report.notes)
+    with DataStream.open(path, read_only=True, verify="always") as stream:
+        assert len([*stream.entries()]) == number + 1
+    with caplog.at_level(logging.WARNING):
+        assert make_sums(path) == MadeSums(4, 4, 0)
+    assert any("before another program wrote the stream" in it for it in caplog.messages)
+    check(path)
+    assert verify(path).ok
+
+
+def test_bytes_are_accepted_as_they_are(tmp_path: Path) -> None:
+    path = made(tmp_path / "s.bin")
+    content = bytearray(path.read_bytes())
+    last = scan_file(path)[-1].offset
+    for at in (FIRST + 2000, last + 100):
+        content[at] ^= 1
+    path.write_bytes(content)
+    assert len(verify(path).problems) == 2
+    assert make_sums(path, accept=True) == MadeSums(4, 4, 0)
+    assert verify(path).ok
+    check(path)
+
+
+def test_a_disk_that_refuses_the_sidecar(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "s.bin"
+    sidecar(path).mkdir()
+    with DataStream.create(path, index="memory") as stream:
+        fill(stream, 2)
+    assert any("cannot be" in it and "not verified" in it for it in caplog.messages)
+    with DataStream.open(path, index="memory") as stream:
+        assert len([*stream.entries()]) == stream.total_entries
+        with pytest.raises(WriteFailed):
+            stream.truncate(2)  # a record might be left that is wrong afterwards
+    sidecar(path).rmdir()
+    with DataStream.open(path, index="memory") as stream:
+        stream.truncate(2)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_in_the_sidecar_s_place(tmp_path: Path, kind: str) -> None:
+    path = made(tmp_path / "s.bin")
+    sidecar(path).unlink()
+    if kind == "link":
+        (tmp_path / "elsewhere").write_bytes(b"kept")
+        sidecar(path).symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(sidecar(path))
+    assert verify(path).ok
+    with DataStream.open(path, read_only=True, verify="always") as stream:
+        assert len([*stream.entries()]) == stream.total_entries
+    with DataStream.open(path, index="memory") as stream:
+        fill(stream, 5)
+    if kind == "link":
+        assert (tmp_path / "elsewhere").read_bytes() == b"kept"
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    path = made(tmp_path / "s.bin", 2)
+    with DataStream.open(path, index="memory", disk=disk) as stream:
+        stream._ensure_writable().uncommitted.grow(FIRST + 6 * PAGE)
+        disk.faults["write"] = 28  # of the sidecar: commits write otherwise
+        fill(stream, 4)
+        disk.faults.clear()
+    assert verify(path).ok
+    assert make_sums(path) == MadeSums(4, 2, 0)
+    check(path)
