@@ -123,10 +123,10 @@ class DataStream(StreamView):
         `read_only` opens it as it is and writes nothing, not even beside the file: later commits
         are not visible, and an iteration over entries that are truncated raises `NotFound`.
         `follow` does the same and sees what another process commits (`refresh`). `stream_type`
-        is the expected type. `verify` says when a page that is read is compared with its checksum:
-        "cold", if it is not in the page cache when this stream first reads it; "always", when this
-        stream first reads it; "never". A page that differs raises `DamagedPage`; one without a
-        checksum is read as it is. `path` may be a descriptor that is open for reading; then `name` is
+        is the expected type. `verify` says when a page is compared with its checksum: "cold", when
+        this stream first reads it, if it is not in the page cache; "always", when this stream first
+        reads it; "never". A page that differs raises `DamagedPage`; one without a checksum is read
+        as it is. `path` may be a descriptor that is open for reading; then `name` is
         the path that messages and the index use.
 
         Raises `FileMissing`, `NotAStream`, `WrongStreamType`, `StreamLocked`,

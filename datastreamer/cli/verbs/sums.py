@@ -36,12 +36,10 @@ def sums(file: FileArgument, *, accept: AcceptOption = False, output: ReportOutp
         write_out(json_line(made._asdict()))
     else:
         write_out(
-            text_lines(
-                [f"{file}: {count(made.pages, 'whole page')}, {made.made:,} new checksums"]
-            )
+            text_lines([f"{file}: {count(made.pages, 'whole page')}, {made.made:,} new checksums"])
         )
     if made.damaged:
         raise Failure(
-            f"{file}: {count(made.damaged, 'page')} cannot be read as entries and have no checksum; "
-            "`datastreamer verify` lists them"
+            f"{file}: {count(made.damaged, 'page')} cannot be read as entries, so there is no "
+            "checksum of them; `datastreamer verify` lists them"
         )

@@ -41,7 +41,8 @@ from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, last_page
 class Judgement(NamedTuple):
     """What an open may believe of a file.
 
-    `head` is the end of the stream, `end_sum` what the record knows of the entries up to it. `record` is the commit record if it fits the header, or the
+    `head` is the end of the stream, `end_sum` what the record knows of the entries up to it (None:
+    nothing). `record` is the commit record if it fits the header, or the
     one from before a failed sync; None if a program that keeps no records wrote the header.
     `head` is less than `record.after` if the bytes after it are not those that were written.
     """
@@ -134,17 +135,27 @@ def _judge_unrecorded(
 
 
 def longest_whole(file: Readable, record: CommitRecord) -> Head:
-    """The last of the record's heads up to which the entries in the file are whole."""
+    """The last of the record's heads up to which the entries in the file are whole.
+
+    If entries before `base` are damaged, those after it cannot be compared with the hashes: their
+    form alone decides, so that damage removes nothing that was acknowledged.
+    """
     base, mid, after = record.base, record.mid, record.after
     if after == base:
         return after
     sums = sums_up_to(file, base, record.base_sum)
-    if sums is None:
+    if not _reach(file, base, mid, sums, record.mid_sum):
         return base
-    if not add_entries(file, base, mid, sums) or sums.sum() != record.mid_sum:
-        return base
-    whole = add_entries(file, mid, after, sums) and sums.sum() == record.after_sum
-    return after if whole else mid
+    return after if _reach(file, mid, after, sums, record.after_sum) else mid
+
+
+def _reach(
+    file: Readable, start: Head, stop: Head, sums: PageSums | None, expected: EndSum
+) -> bool:
+    """Whether the entries from `start` to `stop` are whole; `sums` are the hashes up to `start`."""
+    if not add_entries(file, start, stop, sums):
+        return False
+    return sums is None or sums.sum() == expected
 
 
 def sums_up_to(file: Readable, head: Head, known: EndSum | None) -> PageSums | None:
@@ -180,8 +191,9 @@ def hash_last_page(
     return sums if ends and (batch.next_number if batch else 0) == head.entries else None
 
 
-def add_entries(file: Readable, start: Head, stop: Head, sums: PageSums) -> bool:
-    """Add the entries between two heads to the hashes; False if they are not whole."""
+def add_entries(file: Readable, start: Head, stop: Head, sums: PageSums | None) -> bool:
+    """Add the entries between two heads to the hashes, if there are any; False if they are not
+    whole."""
     offset, number = start
     while offset < stop.length:
         near = file.read(min(page_start(page_of(offset) + 1), stop.length) - offset, offset)
@@ -194,7 +206,8 @@ def add_entries(file: Readable, start: Head, stop: Head, sums: PageSums) -> bool
                 return False
             offset = page_start(page_of(offset) + 1)
             continue
-        sums.add(memoryview(near)[batch.start : batch.end], offset + batch.start)
+        if sums is not None:
+            sums.add(memoryview(near)[batch.start : batch.end], offset + batch.start)
         offset, number = offset + batch.end, batch.next_number
     return (offset, number) == tuple(stop)
 

@@ -296,9 +296,7 @@ def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> byt
     return fresh
 
 
-def _take_over_sums(
-    file: File, path: str, page: HeaderPage, made: Plan, disk: Disk
-) -> SumsKeeper:
+def _take_over_sums(file: File, path: str, page: HeaderPage, made: Plan, disk: Disk) -> SumsKeeper:
     """Remove the checksums of what is removed; those of other pages remain."""
     assert made.header is not None
     keeper = SumsKeeper(disk, journal.path_of(path), file, made.stream_id)

@@ -72,7 +72,8 @@ class Examination:
     is the end that the header names, if that is possible. Whole entries, of the stream or not,
     reach `reach`. `unread`: the system refused to read on. `truncated_by_open`: the next open for
     writing truncates to `end` without a repair. `half_updated`: an update has to be undone;
-    `damaged_pages` do not match their checksums: page, first entry, end of its entries. `unproven` is an entry whose update cannot be undone. `bad_journal`: an update's journal is
+    `damaged_pages` do not match their checksums: page, first entry, end of its entries. `unproven`
+    is an entry whose update cannot be undone. `bad_journal`: an update's journal is
     unusable; `touch`: the stream file itself has a problem; `reindex`: its index has one.
     """
 

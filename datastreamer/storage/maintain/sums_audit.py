@@ -6,6 +6,7 @@ be relied on is damaged. Reads records, and gets the pages from the check.
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 from datastreamer.format import PAGE_SIZE
@@ -15,9 +16,12 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.header.undo_journal import SUFFIX as JOURNAL
 from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.page_check import differs
 from datastreamer.storage.sums.records_reader import SidecarRecords
+from datastreamer.storage.sums.verifier import compare
 
+# An update may be changing the last page: this often it is compared again.
+_TRIES = 3
+_PAUSE_SECONDS = 0.002
 # The maximum number of ranges of pages that a note lists.
 _MOST_RANGES = 5
 
@@ -39,10 +43,9 @@ class SumsAudit:
         self._file = file
         self._page = page
         self._updating = disk.exists(path + JOURNAL)
-        stream_id, epoch = page.identity
         # If another program wrote the header, it may have changed pages too.
         self._foreign = page.record is None
-        self._records = SidecarRecords(disk, path, file, lambda: (stream_id, epoch))
+        self._records = SidecarRecords(disk, path, file, lambda: HeaderPage.of(file).identity)
         self._unknown: list[int] = []
         self.damaged: list[DamagedRange] = []
         self.notes: list[str] = []
@@ -51,12 +54,10 @@ class SumsAudit:
         """Compare a page of the file; a page that is not whole is left to `finish`."""
         if len(content) < PAGE_SIZE:
             return
-        known = self._records.get(page)
+        known, what = compare(self._file, self._records, page, content)
         if known is None:
             self._unknown.append(page)
-            return
-        what = differs(content, known)
-        if what:
+        elif what:
             first = self._records.first_number(page)
             self.damaged.append(DamagedRange(page, first, known.next_number, what))
 
@@ -70,19 +71,22 @@ class SumsAudit:
         if self._foreign and self.damaged:
             pages = ", ".join(str(each.page) for each in self.damaged[:_MOST_RANGES])
             self.notes.append(
-                f"another program wrote the stream last, and pages that have other checksums ({pages}) "
-                "were changed by it or are damaged"
+                f"another program wrote the stream last; pages that do not match their checksums "
+                f"({pages}) were changed by it or are damaged"
             )
             self.damaged.clear()
         self._records.close()
 
     def _check_last_page(self, head: Head) -> None:
-        record = self._page.record
-        known = None if record is None else record.sum_at(head)
-        if self._page.changing or self._updating:
-            known = None  # the record may have the hash from before the update or after it
-        if known is None or sums_up_to(self._file, head, known) is not None:
-            return
+        for _ in range(_TRIES):
+            page_now = HeaderPage.of(self._file)
+            record = page_now.record
+            known = None if record is None else record.sum_at(head)
+            if page_now.changing or self._updating or known is None:
+                return  # the record may have the hash from before an update or after it
+            if sums_up_to(self._file, head, known) is not None:
+                return
+            time.sleep(_PAUSE_SECONDS)
         page = last_page(head.length)
         first = self._records.first_number(page)
         what = "the entries do not match their checksum"
@@ -108,4 +112,3 @@ class SumsAudit:
             f"{'have' if len(pages) > 1 else 'has'} no checksum: only their form was checked; "
             "the writer of the stream, or `datastreamer sums`, makes the checksums"
         )
-

@@ -167,4 +167,3 @@ class SumsFile:
 
     def close(self) -> None:
         self.file.close()
-

@@ -48,6 +48,32 @@ class RecordSource(Protocol):
         """The first entry of a page, as far as records say; else 0."""
 
 
+def compare(
+    file: Readable, records: RecordSource, page: int, content: bytes | None = None
+) -> tuple[PageSum | None, str]:
+    """The record of a whole page, and how the page differs from it; None if it has none.
+
+    `content` is that of the page if it was read. If it differs, the page is read again: another
+    process may be changing it.
+    """
+    known = records.get(page)
+    why = ""
+    for attempt in range(_TRIES):
+        if known is None:
+            break
+        if content is None:
+            content = file.read(PAGE_SIZE, page_start(page))
+        why = differs(content, known)
+        if not why:
+            break
+        before, known = known, records.get(page)
+        if attempt > 1 and known == before:
+            break
+        time.sleep(_PAUSE_SECONDS)
+        content = None
+    return known, why if known is not None else ""
+
+
 class PageVerifier:
     """The pages of one file.
 
@@ -98,28 +124,17 @@ class PageVerifier:
         )
 
     def verify(self, page: int) -> bool:
-        """Compare a whole page with its checksum; False if it has none. Raises `DamagedPage`."""
-        for attempt in range(_TRIES):
-            if page >= last_page(self._end().length):
-                if self._bad_tail is not None and self._bad_tail.page == page:
-                    raise self._bad_tail
-                return False
-            known = self._records.get(page)
-            if known is None:
-                self.mark(page)
-                return False
-            why = differs(self._file.read(PAGE_SIZE, page_start(page)), known)
-            if not why:
-                self.mark(page)
-                return True
-            # Another process may be changing it: then its record changes, or the page again.
-            if attempt > 1 and known == self._records.get(page):
-                first = self._records.first_number(page)
-                raise DamagedPage(
-                    self._path, page_start(page), why, page, first, known.next_number
-                )
-            time.sleep(_PAUSE_SECONDS)
-        return False
+        """Compare a page with its checksum; False if it has none. Raises `DamagedPage`."""
+        if page >= last_page(self._end().length):
+            if self._bad_tail is not None and self._bad_tail.page == page:
+                raise self._bad_tail
+            return False
+        known, why = compare(self._file, self._records, page)
+        if why and known is not None:
+            first = self._records.first_number(page)
+            raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
+        self.mark(page)
+        return known is not None
 
 
 class VerifiedFile:

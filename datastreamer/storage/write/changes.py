@@ -33,7 +33,7 @@ from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.read.file import cannot_undo
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import last_page
+from datastreamer.storage.sums.hashes import SealedTail, last_page
 from datastreamer.storage.sums.page_check import differs
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
@@ -148,11 +148,18 @@ class ChangeWriter:
     def _sums_up_to(self, head: Head) -> PageSums:
         """The hashes of the entries up to an earlier end. Raises `DamagedEntry`."""
         owned, page = self._owned, last_page(head.length)
-        self._ensure_undamaged(page)
-        now = owned.end.sums
+        now, known = owned.end.sums, owned.sums.get(page)
         same = page == now.page
-        chain = (now.chain, now.chained_from) if same else owned.sums.chain_before(page)
-        sums = hash_last_page(owned.file, head, *chain)
+        chain, chained_from = (
+            (now.chain, now.chained_from) if same else owned.sums.chain_before(page)
+        )
+        if known is not None and known.next_number == head.entries:
+            # All of the page remains, also if it is damaged.
+            end = page_start(page) + known.end
+            tail = SealedTail(known.digest)
+            return PageSums(page, chain=chain, chained_from=chained_from, end=end, tail=tail)
+        self._ensure_undamaged(page)
+        sums = hash_last_page(owned.file, head, chain, chained_from)
         if sums is None:
             what = f"no entry {head.entries - 1} ends at byte {head.length}"
             raise DamagedEntry(owned.path, page_start(page), what)

@@ -306,7 +306,8 @@ class Durability:
         """First make what is known to be on disk the whole stream, durably; then bring the rest
         there again: the system may have marked it clean without having written it."""
         owned, end = self._owned, self._end
-        base, mid, written = heads = end.base, end.mid, end.written
+        heads = end.base, end.mid, end.written
+        base, _, written = heads
         sums = end.base_sum, end.mid_sum, end.sums.sum()
         seen = owned.reader.head
         try:

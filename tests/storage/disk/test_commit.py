@@ -150,9 +150,11 @@ def test_what_a_stream_s_end_refuses(opened: Callable[[type[OsFile]], OsFile]) -
     with pytest.raises(RuntimeError, match="initialised once"):
         end.__init__(file, page, Head(), PageSums(), layout)  # type: ignore[misc]
     with pytest.raises(TypeError, match="pair of numbers"):
-        end.put(Head(), Head(), (1, 2, 3), 0, 0, Head())  # type: ignore[arg-type]
+        end.put(Head(), Head(), (1, 2, 3), *[EMPTY] * 3, Head())  # type: ignore[arg-type]
     with pytest.raises(OverflowError):
-        end.put(Head(), Head(), Head(-1, 0), 0, 0, Head())
+        end.put(Head(), Head(), Head(-1, 0), *[EMPTY] * 3, Head())
+    with pytest.raises(ValueError, match="16 bytes"):
+        end.put(*[Head()] * 3, EMPTY, EMPTY, EMPTY._replace(tail=b"short"), Head())
     with pytest.raises(TypeError):
         end.commit(object(), None, None, False, ())  # type: ignore[arg-type]
 

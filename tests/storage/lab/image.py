@@ -127,7 +127,7 @@ class Inode:
         if size < self.seen.size:
             # The old bytes read as zeros when the file grows again.
             first = -(-size // SECTOR)
-            zeros = bytes((self.seen.size // SECTOR - first) * SECTOR)
+            zeros = bytes(max(0, self.seen.size // SECTOR - first) * SECTOR)
             if zeros:
                 self.pending.append(Wrote(first, zeros))
         self.seen.resize(size)

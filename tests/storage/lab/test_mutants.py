@@ -226,9 +226,7 @@ def beside_a_writer_nothing_is_judged(judge: Any) -> Any:
 
 
 def unjudged(header: Header, record: CommitRecord) -> Judgement:
-    return Judgement(
-        header, record.after, record, record.stream_id, record.epoch, record.after_sum
-    )
+    return Judgement(header, record.after, record, record.stream_id, record.epoch, record.after_sum)
 
 
 def header_is_not_withdrawn(_: Any) -> Any:
@@ -324,9 +322,7 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
     "what a failed sync left is not written again": replaced(
         durable, "write_again", not_written_again
     ),
-    "what a failed sync left is not looked at": replaced(
-        durable, "longest_whole", taken_for_whole
-    ),
+    "what a failed sync left is not looked at": replaced(durable, "longest_whole", taken_for_whole),
 }
 
 

@@ -38,14 +38,12 @@ def flips(path: Path, count: int, seed: int) -> Iterator[tuple[int, int]]:
 
 def entries_at(path: Path, page: int) -> tuple[int, int]:
     """The first entry of a page, and the one after its last."""
-    start, found = FIRST + page * PAGE, [e for e in scan_file(path)]
-    numbers = [e.number for e in found if start <= e.offset < start + PAGE]
+    start = FIRST + page * PAGE
+    numbers = [e.number for e in scan_file(path) if start <= e.offset < start + PAGE]
     return numbers[0], numbers[-1] + 1
 
 
-@pytest.mark.parametrize(
-    "count", [250, pytest.param(10_000, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("count", [250, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_verify_notices_every_one(whole: Path, tmp_path: Path, count: int) -> None:
     content = whole.read_bytes()
     path = tmp_path / "s.bin"
@@ -87,9 +85,12 @@ def test_a_reader_that_verifies_always_notices_every_one(
             file.seek(offset)
             file.write(bytes([content[offset] ^ 1 << bit]))
             file.flush()
-            with pytest.raises(StreamFileError) as failed, DataStream.open(
-                path, read_only=True, follow=follow, verify="always", index="memory"
-            ) as stream:
+            with (
+                pytest.raises(StreamFileError) as failed,
+                DataStream.open(
+                    path, read_only=True, follow=follow, verify="always", index="memory"
+                ) as stream,
+            ):
                 assert sum(len(batch) for batch in stream.batches()) == total
             if isinstance(failed.value, DamagedPage):
                 page = (offset - FIRST) // PAGE

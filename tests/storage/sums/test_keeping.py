@@ -216,8 +216,11 @@ def test_a_foreign_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     entries = scan_file(path)
     end = entries[-1].offset + 17 + len(entries[-1].data)
     number = len(entries)
-    content[end : end + 20] = b"\2" + (20).to_bytes(4, "big") + (9).to_bytes(4, "big") + (
-        number.to_bytes(8, "big") + b"new"
+    content[end : end + 20] = (
+        b"\2"
+        + (20).to_bytes(4, "big")
+        + (9).to_bytes(4, "big")
+        + (number.to_bytes(8, "big") + b"new")
     )
     content[38:46] = (end + 20).to_bytes(8, "big")
     content[46:54] = (number + 1).to_bytes(8, "big")
@@ -248,9 +251,7 @@ def test_bytes_are_accepted_as_they_are(tmp_path: Path) -> None:
     check(path)
 
 
-def test_a_disk_that_refuses_the_sidecar(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_refuses_the_sidecar(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "s.bin"
     sidecar(path).mkdir()
     with DataStream.create(path, index="memory") as stream:

@@ -107,7 +107,7 @@ def test_a_sealed_page_takes_no_entries() -> None:
 @pytest.mark.parametrize("sync", ["commit", "os", 20])
 @pytest.mark.parametrize("spill", [4 << 20, 1000])
 def test_the_record_of_a_stream_has_them(tmp_path: Path, sync: Any, spill: int) -> None:
-    """However the entries were written: packed, spilled, placed from a batch, after a truncation."""
+    """However the entries were written: packed, spilled, placed, after a truncation."""
     path, other = tmp_path / "s.bin", tmp_path / "other.bin"
     with DataStream.create(other, index="memory") as source, source.atomic_op() as op:
         op.add_entries(4, [b"b" * 700_000, b"c" * 500_000, b"d" * 30])

@@ -18,9 +18,7 @@ RECORD = PageSum(b"c" * 16, b"d" * 16, 1000, 1_048_000, 77)
 
 
 def test_the_layout() -> None:
-    packed = struct.pack(
-        ">8sIIQ16sQQQ", b"DSpgsums", 1, 0, 0, b"stream id of 16.", 5, 6, 2**64 - 1
-    )
+    packed = struct.pack(">8sIIQ16sQQQ", b"DSpgsums", 1, 0, 0, b"stream id of 16.", 5, 6, 2**64 - 1)
     assert HEADER.pack() == packed + xxhash.xxh3_64_digest(packed)
     packed = struct.pack(">16s16sQIIQ", b"c" * 16, b"d" * 16, 1000, 1_048_000, 0, 77)
     bound = packed + struct.pack(">Q", 3) + b"stream id of 16."
