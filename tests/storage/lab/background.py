@@ -109,6 +109,19 @@ class SimSyncer:
         self.due = None
 
 
+class IdleSyncer:
+    """For work that the machine does by a rule of its own."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        pass
+
+    def request(self, seconds: float = 0.0) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Turn:
     """A lock of the writer's; who finds it taken has the held thread go on and give it back."""
 

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from datastreamer import DataStream
 from datastreamer.storage.header.records import PublisherRecord
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, cuts, faults, refusals, troubles
-from tests.storage.lab.model import KEYS, batch_of, check_bookmarks, put
+from tests.storage.lab.model import KEYS, batch_of, check_bookmarks, check_sums, put
 from tests.storage.lab.recovering import (
     OS_SECONDS,
     SPILL,
@@ -51,6 +52,7 @@ class Laboratory(Recovering):
     def __init__(self) -> None:
         super().__init__()
         self.serial = 0
+        self.more = False
         # Of the file, when the open operation began.
         self.size = 0
 
@@ -255,6 +257,22 @@ class Laboratory(Recovering):
             if self.attempt(stream.sync):
                 self.synced()
 
+    @precondition(lambda self: not self.failed)
+    @rule(trouble=troubles)
+    def complete_sums(self, trouble: Trouble) -> None:
+        """Missing checksums are made, one after the other."""
+        completer = self.live._ensure_writable().sums_completer
+        with self.under(trouble):
+            while self.attempt(self.once(completer.complete_page)):
+                if not self.more or self.live._ensure_writable().sums_completer is not completer:
+                    return
+
+    def once(self, call: Callable[[], bool]) -> Callable[[], None]:
+        def called() -> None:
+            self.more = call()
+
+        return called
+
     @precondition(lambda self: self.handles)
     @rule(at=st.integers(0, 1000), trouble=troubles)
     def wait_for(self, at: int, trouble: Trouble) -> None:
@@ -390,6 +408,7 @@ class Laboratory(Recovering):
             assert items(stream) == visible
             return
         check_bookmarks(stream, visible)
+        check_sums(stream)
         self.check_source(stream)
         assert (stream.file_size - FIRST) % PAGE == 0
         assert stream.file_size > stream.header.total_length

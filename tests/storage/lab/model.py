@@ -11,12 +11,15 @@ from datastreamer._codec import EntryBatch, pack_entry, scan
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.header import records
 from datastreamer.storage.read import file as file_module
+from datastreamer.storage.sums.hashes import last_page
+from datastreamer.storage.sums.page_check import differs
 from datastreamer.storage.write import opening
 from datastreamer.storage.write import owned_file as owned_module
+from datastreamer.storage.write.owned_file import OwnedFile
 from tests import oracle
 from tests.storage.lab.disk import SimDisk
 from tests.storage.lab.image import Image
-from tests.storage.made import BOOKMARK, FIRST, HEADER, PAGE, Item
+from tests.storage.made import BOOKMARK, FIRST, HEADER, PAGE, Item, sum_at
 
 KEYS = (b"k", b"l", b"m" * 16, b"\0")
 
@@ -87,6 +90,26 @@ def check_bookmarks(stream: DataStream, entries: list[Item]) -> None:
         except UnknownBookmark:
             found = None
         assert found == last.get(key), f"bookmark {key!r}"
+
+
+def check_sums(stream: DataStream) -> None:
+    """No checksum that can be relied on says that a page is damaged; a writer knows the hashes of
+    all entries."""
+    file = stream._file
+    known = file.records()
+    assert known is not None
+    for page in range(last_page(file.head.length)):
+        record = known.get(page)
+        if record is not None:
+            content = file.file.read(PAGE, FIRST + page * PAGE)
+            assert not differs(content, record), f"the checksum of page {page}"
+    if isinstance(file, OwnedFile):
+        now = sum_at(
+            file.file.read(file.written.length, 0),
+            file.written,
+            chained_from=file.end.sums.chained_from,
+        )
+        assert file.end.sums.sum() == now
 
 
 def said_by(image: Image) -> int:

@@ -31,8 +31,9 @@ from datastreamer.errors import (
 from datastreamer.storage.disk import preallocation as room
 from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.write import durability as durable
+from datastreamer.storage.write import sums_completer
 from datastreamer.storage.write.durability import PendingCommit
-from tests.storage.lab.background import Background, Turn
+from tests.storage.lab.background import Background, IdleSyncer, Turn
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble
 from tests.storage.lab.disk import Gone, SimDisk
 from tests.storage.lab.model import (
@@ -40,6 +41,7 @@ from tests.storage.lab.model import (
     abandon,
     booted,
     check_bookmarks,
+    check_sums,
     cut_files,
     essence,
     offset_behind,
@@ -101,6 +103,7 @@ class Recovering(RuleBasedStateMachine):
             (room, "_MAX_STEP", 1),
             (durable, "_OS_SYNC_BYTES", UNSYNCED),
             (durable, "Syncer", self.background.syncer),
+            (sums_completer, "Syncer", IdleSyncer),
         ):
             self.patches.enter_context(mock.patch.object(owner, name, value))
 
@@ -437,6 +440,7 @@ class Recovering(RuleBasedStateMachine):
                     return
                 found = items(stream)
                 check_bookmarks(stream, found)
+                check_sums(stream)
                 self.check_source(stream)
             assert not reader.operations, "a reader changed something"
             # What a killed writer had not shown is shown when the next one has synced it.
@@ -448,6 +452,7 @@ class Recovering(RuleBasedStateMachine):
                 assert found[: len(read)] == read, "the writer takes it for another stream"
                 self.accept(found, allowed)
                 check_bookmarks(stream, found)
+                check_sums(stream)
             assert plain(disk.image(self.path)) == found, "the file does not hold what was read"
             went_back = said_by(left) != len(found)
             kept = [name for name in cut_files(disk) if name not in cuts]
