@@ -32,6 +32,9 @@ from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.read import file as file_module
 from datastreamer.storage.write import durability as durable
 from datastreamer.storage.write import opening
+from datastreamer.storage.sums.keeper import SumsKeeper
+from datastreamer.storage.sums.sidecar import SumsFile
+from datastreamer.storage.write import changes as changes_module
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability
@@ -335,12 +338,47 @@ MUTANTS_IN_DOUBT: dict[str, Mutant] = {
 }
 
 
+def nothing(_: Any) -> Any:
+    return lambda self, *arguments, **named: None
+
+
+def a_page_of_before_is_taken(hashed: Any) -> Any:
+    """The page that was read first is taken, whatever was changed in between."""
+    kept: dict[int, Any] = {}
+
+    def mutant(self: SumsKeeper, page: int, found: Any) -> None:
+        hashed(self, page, kept.setdefault(page, found))
+
+    return mutant
+
+
+# Of the checksums beside the stream.
+MUTANTS_OF_SUMS: dict[str, Mutant] = {
+    "a truncation leaves its checksums": replaced(SumsKeeper, "before_truncation", nothing),
+    "an update leaves its checksum": both(
+        replaced(SumsKeeper, "before_update", nothing), replaced(SumsKeeper, "changed", nothing)
+    ),
+    "an open keeps what is after the end": replaced(SumsFile, "truncate", nothing),
+    "a page is hashed before it changes": replaced(
+        SumsKeeper, "hashed", a_page_of_before_is_taken
+    ),
+    "an update does not make the hash again": replaced(changes_module, "hash_last_page", nothing),
+}
+
+
+class Summed(Laboratory):
+    """Pages that become whole, and what changes them."""
+
+    place = grant = evict = change_policy = None  # type: ignore[assignment]
+    sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
+
+
 class Huge(Laboratory):
     """Commits, truncations, reopening and crashes alone: what the mutants stumble on, sooner."""
 
     add = update = sync = look_around = evict = place = None  # type: ignore[assignment]
     sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
-    pass_time = change_policy = grant = None  # type: ignore[assignment]
+    complete_sums = pass_time = change_policy = grant = None  # type: ignore[assignment]
 
     @initialize(policy=st.sampled_from(["commit", "commit", "os"]), tear=st.integers(0, 1600))
     def create(self, policy: Any, tear: int) -> None:
@@ -427,7 +465,7 @@ class Doubtful(Laboratory):
 
     add = update = truncate = look_around = huge = place = None  # type: ignore[assignment]
     sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
-    pass_time = change_policy = evict = None  # type: ignore[assignment]
+    complete_sums = pass_time = change_policy = evict = None  # type: ignore[assignment]
 
     @initialize(policy=st.sampled_from(["commit", "os"]), tear=st.integers(0, 1600))
     def create(self, policy: Any, tear: int) -> None:
@@ -491,6 +529,7 @@ MACHINES: dict[str, type[Laboratory]] = {
     ),
     "what a failed sync left is not looked at": Refused,
     **dict.fromkeys(MUTANTS_IN_DOUBT, Doubtful),
+    **dict.fromkeys(MUTANTS_OF_SUMS, Summed),
 }
 
 
@@ -512,7 +551,7 @@ def run(machine: type[Laboratory], examples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "machine", [Huge, Narrow, Leased, Placed, Behind, Timed, Refused, Doubtful]
+    "machine", [Huge, Narrow, Leased, Placed, Behind, Timed, Refused, Doubtful, Summed]
 )
 def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     """Else finding the mutants with the same examples would mean nothing."""
@@ -522,7 +561,7 @@ def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_laboratory_finds(name: str) -> None:
     # What is said differs with the example; that the core passes the same ones is checked above.
-    mutant = {**MUTANTS, **MUTANTS_BEHIND, **MUTANTS_IN_DOUBT}[name]
+    mutant = {**MUTANTS, **MUTANTS_BEHIND, **MUTANTS_IN_DOUBT, **MUTANTS_OF_SUMS}[name]
     with mutant(), pytest.raises(Exception) as caught:  # noqa: PT011
         run(MACHINES[name], 800)
     # A mutant that does not fit the core any more would be found for that.
