@@ -30,11 +30,11 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, get_record
 from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.read import file as file_module
-from datastreamer.storage.write import durability as durable
-from datastreamer.storage.write import opening
 from datastreamer.storage.sums.keeper import SumsKeeper
 from datastreamer.storage.sums.sidecar import SumsFile
 from datastreamer.storage.write import changes as changes_module
+from datastreamer.storage.write import durability as durable
+from datastreamer.storage.write import opening
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability
@@ -359,9 +359,7 @@ MUTANTS_OF_SUMS: dict[str, Mutant] = {
         replaced(SumsKeeper, "before_update", nothing), replaced(SumsKeeper, "changed", nothing)
     ),
     "an open keeps what is after the end": replaced(SumsFile, "truncate", nothing),
-    "a page is hashed before it changes": replaced(
-        SumsKeeper, "hashed", a_page_of_before_is_taken
-    ),
+    "a page is hashed before it changes": replaced(SumsKeeper, "hashed", a_page_of_before_is_taken),
     "an update does not make the hash again": replaced(changes_module, "hash_last_page", nothing),
 }
 
