@@ -251,7 +251,8 @@ def put_settled(
     """Write a header, and a commit record with an empty range: all entries are on disk."""
     head = Head(header.total_length, header.total_entries)
     put_header(page, header)
-    put_record(page, CommitRecord(stream_id, epoch, boot_id, *[head] * 3, *[end_sum] * 3))
+    heads, sums = (head, head, head), (end_sum, end_sum, end_sum)
+    put_record(page, CommitRecord(stream_id, epoch, boot_id, *heads, *sums))
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:
@@ -285,10 +286,10 @@ def _fields_of(record: CommitRecord) -> tuple[Any, ...]:
 
 def _record_of(fields: list[Any]) -> CommitRecord:
     chained_from, stream_id, epoch, boot, *numbers, packed = fields
-    heads = [Head(*numbers[at : at + 2]) for at in (0, 2, 4)]
+    base, mid, after = (Head(*numbers[at : at + 2]) for at in (0, 2, 4))
     hashes = [packed[at : at + HASH_SIZE] for at in range(0, len(packed), HASH_SIZE)]
     sums = [EndSum(hashes[at], chained_from, hashes[at + 1]) for at in (0, 2, 4)]
-    return CommitRecord(stream_id, epoch, boot, *heads, *sums)
+    return CommitRecord(stream_id, epoch, boot, base, mid, after, sums[0], sums[1], sums[2])
 
 
 def put_synced(page: bytearray, slot: int, synced: SyncedHeader) -> None:

@@ -315,7 +315,8 @@ class Durability:
             if written != base:
                 # If the process ends in between, the next open finds here what there was.
                 owned.write_span(records.put_doubt(owned.page, doubt))
-            end.put(*[base] * 3, *[end.base_sum] * 3, seen)
+            known = end.base_sum
+            end.put(base, base, base, known, known, known, seen)
             owned.write_header()
             owned.file.sync()
             owned.header_ahead = False

@@ -145,8 +145,8 @@ def open_to_write(
 def _sums_or_seal(file: File, path: str, judged: Judgement) -> tuple[Judgement, PageSums]:
     """The hashes of the entries up to the end.
 
-    If those in the last page are not those that were written, the page is sealed: the stream goes
-    on in the next page, and the damaged one keeps the checksum that it had.
+    If those in the last page are not those that were written, the page is sealed: the stream
+    continues in the next page, and the damaged one keeps the checksum that it had.
     """
     head, known = judged.head, judged.end_sum
     sums = sums_up_to(file, head, known)
