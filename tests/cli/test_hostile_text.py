@@ -62,6 +62,7 @@ CASES: dict[str, list[list[str]]] = {
     "truncate": [["N", "1"], ["S", "N"]],
     "snapshot": [["S", "S"], ["N", "N"], ["S", "N/N"]],
     "reindex": [["N"], ["S"]],
+    "sums": [["N"], ["S"]],
     "import-leveldb": [["S", "--db", "N"]],
     "verify": [["S", "--format", "table"], ["D", "--format", "table"], ["N"], ["P"]],
     "repair": [["D", "--dry-run", "--format", "table"], ["N"]],
