@@ -438,7 +438,7 @@ class _Examiner:
             done.damaged_pages.append((page, first, end))
             if page not in reported:
                 entries = f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
-                done.problem(page_start(page), f"page {page} ({entries}): {what}", Help.HEAL)
+                done.problem(page_start(page), f"page {page} ({entries}): {what}", Help.PAGE)
         self._report.notes += sums.notes
 
     def _look_around(self) -> None:

@@ -46,7 +46,7 @@ from datastreamer.storage.header.records import (
 )
 from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
-from datastreamer.storage.maintain.report import Examination, Report
+from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums.hashes import EndSum, last_page
 from datastreamer.storage.sums.keeper import SumsKeeper
@@ -160,6 +160,15 @@ def _plan(found: Examination, path: str) -> Plan:
         written = [source for source in records.get_sources(page) if source is not None]
         stream_id = max((named for named, _ in written), default=NO_ID)
     header, size, keep_from, keep_to = None, found.size, 0, 0
+    if found.damaged_pages and not (found.touch or found.reindex):
+        page = found.damaged_pages[0][0]
+        what = next(p.what for p in found.report.problems if p.repair == NO_REPAIR)
+        raise DamagedFile(
+            path,
+            page_start(page),
+            f"{what}; it cannot be repaired: restore from a copy, or run `datastreamer sums "
+            "--accept` if it is right as it is",
+        )
     if found.touch:
         if end is None or found.header is None or found.unread:
             if found.page[:HEADER_OFFSET] != MAGIC:

@@ -32,7 +32,7 @@ class Help(Enum):
     UNPROVEN = auto()
     JOURNAL = auto()
     REINDEX = auto()
-    HEAL = auto()
+    PAGE = auto()
     NOTHING = auto()
 
 
@@ -106,7 +106,7 @@ class Examination:
         self.report.ok = False
         if helps == Help.REINDEX:
             self.reindex = True
-        elif helps not in (Help.UNDO, Help.JOURNAL, Help.HEAL):
+        elif helps not in (Help.UNDO, Help.JOURNAL, Help.PAGE):
             self.touch = True
 
     @property
@@ -130,9 +130,7 @@ class Examination:
             return "reindex"
         if helps == Help.JOURNAL:
             return "repair, or the next open for writing, keeps the journal under another name"
-        if helps == Help.HEAL:
-            return "repair --from HOST:PORT restores the page from a server of the same stream"
-        if helps == Help.NOTHING or self.unread or end is None or self.header is None:
+        if helps in (Help.NOTHING, Help.PAGE) or self.unread or end is None or self.header is None:
             return NO_REPAIR
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from datastreamer.format import PAGE_SIZE
+from datastreamer.format import PAGE_SIZE, page_of
 from datastreamer.storage.disk.file_ops import Disk, File
+from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.header.undo_journal import SUFFIX as JOURNAL
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.verifier import compare
@@ -42,7 +42,9 @@ class SumsAudit:
         """`path` is that of the stream, symbolic links resolved; `page` its header page."""
         self._file = file
         self._page = page
-        self._updating = disk.exists(path + JOURNAL)
+        # The page that an update may have left half changed.
+        undo = journal.find(disk, path, file.access())
+        self._updating = None if undo is None else page_of(undo.offset)
         # If another program wrote the header, it may have changed pages too.
         self._foreign = page.record is None
         self._records = SidecarRecords(disk, path, file, lambda: HeaderPage.of(file).identity)
@@ -52,7 +54,7 @@ class SumsAudit:
 
     def inspect(self, page: int, content: bytes) -> None:
         """Compare a page of the file; a page that is not whole is left to `finish`."""
-        if len(content) < PAGE_SIZE:
+        if len(content) < PAGE_SIZE or page == self._updating:
             return
         known, what = compare(self._file, self._records, page, content)
         if known is None:
@@ -78,16 +80,16 @@ class SumsAudit:
         self._records.close()
 
     def _check_last_page(self, head: Head) -> None:
+        page = last_page(head.length)
         for _ in range(_TRIES):
             page_now = HeaderPage.of(self._file)
             record = page_now.record
             known = None if record is None else record.sum_at(head)
-            if page_now.changing or self._updating or known is None:
+            if page_now.changing or page == self._updating or known is None:
                 return  # the record may have the hash from before an update or after it
             if sums_up_to(self._file, head, known) is not None:
                 return
             time.sleep(_PAUSE_SECONDS)
-        page = last_page(head.length)
         first = self._records.first_number(page)
         what = "the entries do not match their checksum"
         self.damaged = [each for each in self.damaged if each.page != page]
