@@ -161,11 +161,11 @@ def _plan(found: Examination, path: str) -> Plan:
         stream_id = max((named for named, _ in written), default=NO_ID)
     header, size, keep_from, keep_to = None, found.size, 0, 0
     if found.damaged_pages and not (found.touch or found.reindex):
-        first = found.damaged_pages[0][0]
+        bad_page = found.damaged_pages[0][0]
         what = next(p.what for p in found.report.problems if p.repair == NO_REPAIR)
         raise DamagedFile(
             path,
-            page_start(first),
+            page_start(bad_page),
             f"{what}; it cannot be repaired: restore from a copy, or run `datastreamer sums "
             "--accept` if it is right as it is",
         )
