@@ -469,10 +469,10 @@ cdef class StreamEnd:
                 head = self.commit(packer, None, None, sync, owned.wakers)
             except OSError as error:
                 writer.not_committed(error)
-            owned.reader.head = head
-            self.unfinished = False
             if self.sums._finished:
                 writer.pages_finished()
+            owned.reader.head = head
+            self.unfinished = False
             if owned.inside_wakers:
                 owned.wake_inside()
             return head

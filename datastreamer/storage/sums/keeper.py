@@ -27,8 +27,8 @@ from datastreamer.storage.sums.sidecar import (
 
 _log = logging.getLogger(__name__)
 
-# Records that are read at once.
-_MANY = 4096
+# Records that are read and checked at once, while commits wait for the lock.
+_MANY = 512
 
 ALL_TRUSTED = U64_MAX
 
@@ -52,8 +52,11 @@ class SumsKeeper:
         self._header = SumsHeader(stream_id, identity_of(file, stream_id), 0, 0, ALL_TRUSTED)
         self.count = 0
         self.chain = NO_CHAIN
-        # Pages that could not be read as entries when their records were made.
-        self.damaged = 0
+        # The number of records that were made in the background, and of those among them whose
+        # pages cannot be read as entries.
+        self.made = self.damaged = 0
+        # Called if records have to be checked again.
+        self.on_doubt: Callable[[], None] = lambda: None
         # The records before this one were checked against each other since it was opened; None if
         # there is no need.
         self._walked: int | None = None
@@ -162,11 +165,12 @@ class SumsKeeper:
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it can be relied on."""
-        if self._file is None or page >= self.count:
+        file = self._file  # another thread may close it
+        if file is None or page >= self.count:
             return None
         found: PageSum | None = None
         with self._failing_softly("read"):
-            found = self._file.get(page, self._stream_id)
+            found = file.get(page, self._stream_id)
         return found if found is not None and found.known and self._trusts(page) else None
 
     def first_number(self, page: int) -> int:
@@ -227,19 +231,18 @@ class SumsKeeper:
             self._put_header(self._header)
 
     def _hash_again(self, page: int) -> None:
-        """Replace the record of a page, and the chains from there on."""
+        """Replace the record of a page, and the chains from there on: later, if they are many."""
         assert self._file is not None
-        found = self._file.get(page - 1, self._stream_id) if page else None
-        chain = NO_CHAIN if found is None else found.chain
-        for first in range(page, self.count, _MANY):
-            stop = min(first + _MANY, self.count)
-            new: list[PageSum] = []
-            for at, each in enumerate(self._file.get_many(first, stop, self._stream_id), first):
-                fresh = self._hashed(at) if at == page or each is None else each
-                chain = chained(chain, fresh.digest)
-                new.append(fresh._replace(chain=chain))
-            self._file.put(first, new, self._stream_id)
-        self.chain = chain
+        before = self._file.get(page - 1, self._stream_id) if page else None
+        if self._walked is None and (before is not None or page == 0):
+            self._walked = page
+            self._walked_chain = NO_CHAIN if before is None else before.chain
+        elif self._walked is None or page < self._walked:
+            self._walked, self._walked_chain = 0, NO_CHAIN
+        self._file.put(page, [self._hashed(page)], self._stream_id)
+        self._next_doubtful()
+        if self._walked is not None:
+            self.on_doubt()
 
     def _hashed(self, page: int) -> PageSum:
         """The record of a page as it is in the file now, without a chain."""
@@ -260,18 +263,24 @@ class SumsKeeper:
         page: int | None = None
         with self._failing_softly("written"):
             page = self._next_doubtful()
-            if page is None and self.count < pages:
+            if page is None and self._walked is None and self.count < pages:
                 page = self.count
         return page if self.usable else None
 
+    @property
+    def walking(self) -> bool:
+        """Whether records are still to be checked: call `next_to_hash` again."""
+        return self._walked is not None
+
     def _next_doubtful(self) -> int | None:
-        while self._walked is not None and self._walked < self.count and self._file is not None:
+        """Check the next records; returns the first page whose record has to be made again."""
+        if self._walked is not None and self._walked < self.count and self._file is not None:
             first, stop = self._walked, min(self._walked + _MANY, self.count)
             for at, each in enumerate(self._file.get_many(first, stop, self._stream_id), first):
                 if each is None or not each.known or not self._trusts(at):
                     return at
                 self._walk_on(at, each)
-        if self._walked is not None:
+        if self._walked is not None and self._walked >= self.count:
             self.chain = self._walked_chain if self.count else NO_CHAIN
             self._walked, self._walked_chain = None, NO_CHAIN
             if self._file is not None:
@@ -295,6 +304,7 @@ class SumsKeeper:
                 record = PageSum(NO_CHAIN, NO_CHAIN, 0, 0, 0, known=False)
             else:
                 record = self._record(found, NO_CHAIN)
+            self.made += 1
             if page == self.count and self._walked is None:
                 self._append([record._replace(chain=chained(self.chain, record.digest))])
             elif page == self._walked:

@@ -28,8 +28,10 @@ _NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 # A page that is being changed differs for a moment: this often it is read again.
 _TRIES = 20
 _PAUSE_SECONDS = 0.002
-# One byte in this many is probed: less than the kernel's read-ahead.
-_PROBE_STEP = 64 * 1024
+# The records of this many pages before the last one may still be on their way.
+_RECENT = 2
+# One byte in this many is probed.
+_PROBE_STEP = 256 * 1024
 
 
 def check_verify(verify: object) -> None:
@@ -99,7 +101,9 @@ class PageVerifier:
     def needs(self, page: int) -> bool:
         """Whether the page is to be compared, or is known to be damaged."""
         seen = self._seen
-        return page >= len(seen) or not seen[page]
+        if page < len(seen) and seen[page]:
+            return False
+        return self._bad_tail is not None or page < last_page(self._end().length)
 
     def mark(self, page: int) -> None:
         """The page needs no comparison any more."""
@@ -125,7 +129,8 @@ class PageVerifier:
 
     def verify(self, page: int) -> bool:
         """Compare a page with its checksum; False if it has none. Raises `DamagedPage`."""
-        if page >= last_page(self._end().length):
+        last = last_page(self._end().length)
+        if page >= last:
             if self._bad_tail is not None and self._bad_tail.page == page:
                 raise self._bad_tail
             return False
@@ -133,7 +138,8 @@ class PageVerifier:
         if why and known is not None:
             first = self._records.first_number(page)
             raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
-        self.mark(page)
+        if known is not None or page < last - _RECENT:
+            self.mark(page)
         return known is not None
 
 

@@ -38,6 +38,7 @@ class SumsCompleter:
     def __init__(self, owned: OwnedFile) -> None:
         self._owned = owned
         self._thread = Syncer(self._take_turn)
+        owned.sums.on_doubt = lambda: self._thread.request(_PAUSE_SECONDS)
 
     def start(self) -> None:
         """Begin, if there is anything to do."""
@@ -59,11 +60,10 @@ class SumsCompleter:
     def complete(self, progress: Callable[[int, int], None]) -> MadeSums:
         """Make all missing records now. Raises `WriteFailed` if they cannot be written."""
         self.stop()
-        pages, made = self._owned.end.sums.page, 0
+        pages = self._owned.end.sums.page
         while self.complete_page():
-            made += 1
-            progress(made, pages)
-        damaged = self._owned.sums.damaged
+            progress(self._owned.sums.count, pages)
+        made, damaged = self._owned.sums.made, self._owned.sums.damaged
         if self._owned.sums.incomplete(pages):
             raise WriteFailed(self._owned.path, "the checksums cannot be written; see the log")
         return MadeSums(pages, made, damaged)
@@ -77,6 +77,8 @@ class SumsCompleter:
             end, epoch = owned.end, owned.epoch
             page = owned.sums.next_to_hash(end.sums.page)
             if page is None:
+                if owned.sums.walking:
+                    return True
                 self._rechain()
                 return False
         try:

@@ -110,10 +110,10 @@ class StreamWriter:
                 )
             except OSError as error:
                 self.not_committed(error)
+            self.pages_finished()  # first: a reader looks for the records
             if visible:
                 owned.reader.head = head
             end.unfinished = False
-            self.pages_finished()
             space.committed()
             if not sync:
                 durability.committed(head)
