@@ -308,6 +308,16 @@ class OsDisk:
         return [os.path.join(folder, other) for other in found if other.startswith(name)]
 
 
+def read_ahead(file: Readable, wanted: bool) -> None:
+    """Whether the system reads bytes ahead that were not requested. A reader that compares what
+    comes from the disk wants that it does not: bytes that were read ahead look like bytes that were
+    in memory before."""
+    if isinstance(file, OsFile) and hasattr(os, "posix_fadvise"):
+        advice = os.POSIX_FADV_NORMAL if wanted else os.POSIX_FADV_RANDOM
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, advice)
+
+
 def sync_folder(path: str) -> None:
     """Make the name `path` durable, or its removal."""
     fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_CLOEXEC)

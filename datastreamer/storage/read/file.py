@@ -24,7 +24,15 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.format import Header
-from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, Readable, boot_id
+from datastreamer.storage.disk.file_ops import (
+    Disk,
+    File,
+    OsDisk,
+    OsFile,
+    Readable,
+    boot_id,
+    read_ahead,
+)
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
@@ -112,6 +120,7 @@ class StreamFile:
         disk = disk or OsDisk()
         called = name or (f"descriptor {path}" if isinstance(path, int) else os.fspath(path))
         file = open_file(disk, path, called, write=False)
+        read_ahead(file, False)  # `verify_reads` decides
         try:
             opened = cls._judged(file, called, stream_type)
             if not isinstance(path, int):
@@ -177,6 +186,8 @@ class StreamFile:
     def verify_reads(self, verify: Verify) -> None:
         """From now on `reader` compares pages with their checksums when it first reads them."""
         records = self.records()
+        if verify != "cold" or records is None:
+            read_ahead(self.file, True)
         if verify == "never" or records is None:
             return
         self.verifier = verifier = PageVerifier(

@@ -40,7 +40,9 @@ class SidecarRecords:
         self._state = state
         self._file: SumsFile | None = None
         self._header: SumsHeader | None = None
+        # When to look again for a header that is about the stream, and the epoch of the last look.
         self._look_at = 0.0
+        self._looked_for: int | None = None
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
@@ -70,9 +72,9 @@ class SidecarRecords:
         if file is not None and header is not None and _is_about(header, stream_id, epoch):
             return file, header
         now = time.monotonic()
-        if epoch is None or now < self._look_at:
+        if epoch is None or (now < self._look_at and epoch == self._looked_for):
             return None
-        self._look_at = now + _AGAIN_SECONDS
+        self._look_at, self._looked_for = now + _AGAIN_SECONDS, epoch
         try:
             if file is None:
                 self._file = file = SumsFile.open(self._disk, self._path, self._stream.access())

@@ -92,11 +92,14 @@ class PageVerifier:
         self._end = end
         self._seen = bytearray()
         self._bad_tail: DamagedPage | None = None
+        # Pages that differed when they were compared last.
+        self._bad: set[int] = set()
 
     def forget(self) -> None:
         """Entries were changed: verify all pages again."""
         self._seen = bytearray()
         self._bad_tail = None
+        self._bad.clear()
 
     def needs(self, page: int) -> bool:
         """Whether the page is to be compared, or is known to be damaged."""
@@ -104,6 +107,10 @@ class PageVerifier:
         if page < len(seen) and seen[page]:
             return False
         return self._bad_tail is not None or page < last_page(self._end().length)
+
+    def is_bad(self, page: int) -> bool:
+        """Whether the page differed when it was compared last."""
+        return page in self._bad
 
     def mark(self, page: int) -> None:
         """The page needs no comparison any more."""
@@ -136,6 +143,7 @@ class PageVerifier:
             return False
         known, why = compare(self._file, self._records, page)
         if why and known is not None:
+            self._bad.add(page)
             first = self._records.first_number(page)
             raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
         if known is not None or page < last - _RECENT:
@@ -152,6 +160,8 @@ class VerifiedFile:
         self._verifier = verifier
         self._fd = file.fileno() if cold_only and _NOWAIT is not None else None
         self._byte = [bytearray(1)]
+        # A page that was read ahead from the disk for this reader.
+        self._ahead = -1
 
     def size(self) -> int:
         return self._file.size()
@@ -169,10 +179,16 @@ class VerifiedFile:
         return self._file.read(size, offset)
 
     def _look_at(self, page: int) -> None:
-        if self._is_resident(page):
+        doubtful = page == self._ahead or self._verifier.is_bad(page)
+        if not doubtful and self._is_resident(page):
             self._verifier.mark(page)
-        else:
-            self._verifier.verify(page)
+            return
+        if self._fd is not None and hasattr(os, "posix_fadvise"):
+            # The system reads nothing ahead by itself (`file_ops.read_ahead`).
+            self._ahead = page + 1
+            start = page_start(page)
+            os.posix_fadvise(self._fd, start, 2 * PAGE_SIZE, os.POSIX_FADV_WILLNEED)
+        self._verifier.verify(page)
 
     def _is_resident(self, page: int) -> bool:
         """Whether the page is in the page cache, judged by samples."""

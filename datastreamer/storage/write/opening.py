@@ -33,7 +33,7 @@ from datastreamer.storage.disk.atomic_file import (
     remove_begun,
     remove_left_overs,
 )
-from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
+from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id, read_ahead
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
@@ -109,6 +109,7 @@ def open_to_write(
     disk = disk or OsDisk()
     shown = os.fspath(path)
     file = open_file(disk, path, shown, write=True)
+    read_ahead(file, False)
     try:
         page = HeaderPage.of(file)
         page.header(shown, stream_type)
