@@ -92,14 +92,14 @@ class PageVerifier:
         self._end = end
         self._seen = bytearray()
         self._bad_tail: DamagedPage | None = None
-        # Pages that differed when they were compared last.
-        self._bad: set[int] = set()
+        # Pages that are being compared, or differed when they were compared last.
+        self._doubtful: set[int] = set()
 
     def forget(self) -> None:
         """Entries were changed: verify all pages again."""
         self._seen = bytearray()
         self._bad_tail = None
-        self._bad.clear()
+        self._doubtful.clear()
 
     def needs(self, page: int) -> bool:
         """Whether the page is to be compared, or is known to be damaged."""
@@ -108,9 +108,9 @@ class PageVerifier:
             return False
         return self._bad_tail is not None or page < last_page(self._end().length)
 
-    def is_bad(self, page: int) -> bool:
-        """Whether the page differed when it was compared last."""
-        return page in self._bad
+    def doubts(self, page: int) -> bool:
+        """Whether the page is being compared, or differed when it was compared last."""
+        return page in self._doubtful
 
     def mark(self, page: int) -> None:
         """The page needs no comparison any more."""
@@ -141,13 +141,14 @@ class PageVerifier:
             if self._bad_tail is not None and self._bad_tail.page == page:
                 raise self._bad_tail
             return False
+        self._doubtful.add(page)
         known, why = compare(self._file, self._records, page)
         if why and known is not None:
-            self._bad.add(page)
             first = self._records.first_number(page)
             raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
         if known is not None or page < last - _RECENT:
             self.mark(page)
+        self._doubtful.discard(page)
         return known is not None
 
 
@@ -179,7 +180,7 @@ class VerifiedFile:
         return self._file.read(size, offset)
 
     def _look_at(self, page: int) -> None:
-        doubtful = page == self._ahead or self._verifier.is_bad(page)
+        doubtful = page == self._ahead or self._verifier.doubts(page)
         if not doubtful and self._is_resident(page):
             self._verifier.mark(page)
             return
