@@ -25,6 +25,7 @@ from bench.readers import (
     LiveReaders,
     Stalled,
     catch_up,
+    drain,
     echoes,
     pipelined,
     point_reads,
@@ -102,27 +103,21 @@ trio.run(main)
 """
 
 
-def drain(address: tuple[str, int], left: int, head: int = 11) -> Done:
-    """Read `left` bytes after a Start at 0, as `readers.catch_up` does, whatever they are."""
+def bare_catch_up(address: tuple[str, int], size: int) -> Done:
+    """Read `size` bytes and a Result after a Start at 0, as `readers.catch_up` does, whatever they
+    are."""
     with socket.create_connection(address) as connection:
-        buffer = bytearray(1 << 20)
-        total = left
         begin = time.perf_counter()
         connection.sendall(bytes.fromhex("000000000000000100000000000000010000000000000000"))
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(64 << 10, left))
-        left += head
-        while left:
-            if left < 64 << 10:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            left -= connection.recv_into(buffer, min(1 << 20, left))
-        return Done(total / (17 + SIZE), time.perf_counter() - begin)
+        drain(connection, size + 11)
+        return Done(size / (17 + SIZE), time.perf_counter() - begin)
 
 
 def test_catch_up(versus: Any, reference: Any, smoke: bool, stored: Any) -> None:
     path, entries, address = stored
     size = entries * (17 + SIZE)
     with helper(BARE_SENDFILE, path, HEADER_PAGE_SIZE, HEADER_PAGE_SIZE + size) as bare:
-        rivals: dict[str, Any] = {"bare sendfile": lambda: drain(bare, size)}
+        rivals: dict[str, Any] = {"bare sendfile": lambda: bare_catch_up(bare, size)}
         if reference is None:
             versus(
                 "catch-up, server only, 200 B",

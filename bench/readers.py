@@ -72,20 +72,38 @@ def catch_up(
     Reads large chunks and lets the kernel gather them (SO_RCVLOWAT): a reader that
     wakes for every segment is what would be measured.
     """
-    left = entries * (HEAD + size)
-    buffer = bytearray(chunk)
     with _connect(address) as connection:
         begin = time.perf_counter()
         _start(connection, start, stream_type)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(64 << 10, left))
-        while left:
-            if left < 64 << 10:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            received = connection.recv_into(buffer, min(chunk, left))
-            if not received:
-                raise ConnectionError(f"the server closed {left} bytes too early")
-            left -= received
+        drain(connection, entries * (HEAD + size), chunk)
         return Done(entries, time.perf_counter() - begin)
+
+
+_GATHERED = 64 << 10
+
+
+def drain(connection: socket.socket, left: int, chunk: int = 1 << 20) -> None:
+    """Receive that many bytes in large chunks, which the kernel gathers (SO_RCVLOWAT)."""
+    buffer = bytearray(chunk)
+    wanted, least = _GATHERED, 0
+    connection.settimeout(1.0)
+    while left:
+        wanted = min(wanted, left)
+        if least != wanted:
+            least = wanted
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+        try:
+            received = connection.recv_into(buffer, min(chunk, left))
+        except TimeoutError:
+            if wanted == 1:
+                raise
+            # The receive buffer may be full with fewer bytes, and then no more come.
+            wanted = 1
+            continue
+        if not received:
+            raise ConnectionError(f"the server closed {left} bytes too early")
+        left -= received
+        wanted = _GATHERED
 
 
 def point_reads(
