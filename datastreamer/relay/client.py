@@ -63,6 +63,12 @@ class RelayClient(Client):
         another reason."""
         return self._engine.closed_on_asking
 
+    @property
+    def has_page_sums(self) -> bool:
+        """Whether the server has reported that it sends checksums of pages."""
+        known = self._engine.known_capabilities
+        return known is not None and known.page_sums
+
     def leads_to(self, listeners: Collection[socket.socket]) -> bool:
         """Whether one of `listeners`, which are this process's, is at the other end."""
         connection = getattr(self._engine.channel, "connection", lambda: None)()
