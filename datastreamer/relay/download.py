@@ -41,7 +41,7 @@ from datastreamer.relay.checksums import ReceivedCheck, SumsClient
 from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.truncation_point import truncation_point
-from datastreamer.relay.upstream import Joined, common_entries, join
+from datastreamer.relay.upstream import Joined, common_entries, ensure_undamaged, join
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.stream import DataStream
 
@@ -253,6 +253,9 @@ class Download:
                         self._updates, self._change_applier = self.updates, None
                         self._notify()
                 except (UpstreamShorter, UpstreamRewritten) as error:
+                    if isinstance(error, UpstreamRewritten):
+                        async with self._connect(state) as other:
+                            await ensure_undamaged(other, stream, error)
                     if not self._is_followed(state, error):
                         return False
                     await self._truncate_to_common(state, stream, error)
