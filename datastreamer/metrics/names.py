@@ -191,6 +191,11 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_relay_uncompared_entries": Metric(
         "gauge", "Entries of a relay whose hashes were not yet compared with the upstream's.", "max"
     ),
+    "datastreamer_relay_damaged_total": Metric(
+        "counter",
+        "Operations received from an upstream that did not match its checksums and were rejected.",
+        labels=("upstream",),
+    ),
     # Reassembly of payloads from several sources.
     "datastreamer_reassembly_in_flight": Metric(
         "gauge", "Incomplete payloads, and prefixes that no header has announced."

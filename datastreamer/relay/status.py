@@ -74,6 +74,9 @@ def _samples(download: Download) -> Samples:
         ],
         "datastreamer_relay_updates_total": [([], download.updates)],
         "datastreamer_relay_uncompared_entries": [([], download.uncompared)],
+        "datastreamer_relay_damaged_total": [
+            ([state.upstream.name], state.damaged) for state in download.states
+        ],
     }
     known = [(state.upstream.name, download.lag_behind(state)) for state in download.states]
     lags = {name: lag for name, lag in known if lag is not None}

@@ -20,7 +20,7 @@ from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.protocol import messages
 from datastreamer.protocol.authentication import Authenticate
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery
+from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -80,6 +80,7 @@ _KINDS: Final = {
     CommitStart: "commit_start",
     FollowStart: "follow_start",
     HashQuery: "range_hash",
+    SumsQuery: "page_sums",
     StartBookmark: "start_bookmark",
     Stop: "stop",
 }
@@ -91,7 +92,7 @@ them."""
 
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
-_LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery)
+_LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery, SumsQuery)
 
 
 class Activity:

@@ -13,6 +13,8 @@ from typing import Protocol
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.storage.header.records import Agreement, PublisherRecord
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.range_sums import Sum, ensure_intact, sums_from
+from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.writer import StreamWriter
 
@@ -92,6 +94,22 @@ class StreamInternals:
         if size < end:
             return f"{file.path}: the stream has {end} bytes, and the file {size}"
         return ""
+
+    # Checksums.
+
+    def fills_page(self, size: int) -> bool:
+        """Whether an operation of `size` bytes of entries, with their heads, may make the last page
+        whole."""
+        length = self._stream._ensure_writable().end.written.length
+        return last_page(length + size) != last_page(length)
+
+    def page_sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
+        """As `range_sums.sums_from`."""
+        return sums_from(self._stream._file, number, most)
+
+    def ensure_intact(self, first: int, end: int) -> None:
+        """As `range_sums.ensure_intact`."""
+        ensure_intact(self._stream._file, first, end)
 
     # Records in the file.
 

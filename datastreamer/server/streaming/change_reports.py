@@ -1,4 +1,5 @@
-"""Reports of updates and truncations to clients that keep a copy of the stream, and range hashes.
+"""Reports of updates and truncations to clients that keep a copy of the stream, and answers to
+their requests for hashes and checksums.
 
 Owns which changes one client has been sent and which come next. `sender.py` sends them and keeps
 entries from overtaking a report. Knows no connection.
@@ -12,13 +13,17 @@ from contextlib import suppress
 import trio
 
 from datastreamer.errors import DamagedFile, UnknownEntry
-from datastreamer.format import MAX_HASH_BYTES
+from datastreamer.format import MAX_HASH_BYTES, MAX_SUMS_PAGES
 from datastreamer.protocol.following import (
+    NO_SUM,
     FollowBegun,
     HashQuery,
     KnownHistory,
     RangeHash,
+    RangeSum,
     Reports,
+    SumsFound,
+    SumsQuery,
     encode_truncation,
     encode_update,
 )
@@ -107,8 +112,15 @@ class ChangeReports:
 
 async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
     """The answer to `query` for the stream as it is now; None if the first entry is past its end.
-    Raises what the stream raises."""
+    Raises what the stream raises, and `DamagedPage` for pages that do not match their checksum: a
+    client must not take damage for an update."""
     stream: DataStream = broadcast.stream
+
+    def hashed(first: int, end: int, most: int) -> tuple[int, bytes]:
+        upto, digest = hash_range(stream.reader, first, end, most)
+        stream._internals.ensure_intact(first, upto)
+        return upto, digest
+
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)
     while True:
         await broadcast.settled()
@@ -118,8 +130,27 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
             return None
         with suppress(Changed), broadcast.unchanged():
             end, digest = await trio.to_thread.run_sync(
-                hash_range, stream.reader, first, end, most, limiter=broadcast.hashing
+                hashed, first, end, most, limiter=broadcast.hashing
             )
             return RangeHash(first, end, place or 0, digest).pack()
         # The stream changed meanwhile: a shorter range is more likely to be hashed between changes.
         most = max(1, most // 4)
+
+
+async def sums_of(broadcast: Broadcast, query: SumsQuery) -> bytes | None:
+    """The answer to `query` for the stream as it is now; None if it ends before the first entry.
+    Raises what the stream raises."""
+    stream: DataStream = broadcast.stream
+    most = min(query.max_pages or MAX_SUMS_PAGES, MAX_SUMS_PAGES)
+    while True:
+        await broadcast.settled()
+        epoch = stream.recorded_epoch
+        if query.from_entry > stream.total_entries:
+            return None
+        with suppress(Changed), broadcast.unchanged():
+            pages, tail = await broadcast.cold.run(
+                lambda number: stream._internals.page_sums(number, most), query.from_entry
+            )
+            sums = tuple(RangeSum(*each) for each in pages)
+            last = NO_SUM if tail is None else RangeSum(*tail)
+            return SumsFound(stream.stream_id, epoch or 0, sums, last).pack()

@@ -45,6 +45,7 @@ from datastreamer.storage.header.recovery import (
     undone_by,
 )
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.hashes import EndSum
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
 
@@ -179,6 +180,12 @@ class StreamFile:
                 return None
             self._records = SidecarRecords(*named, self.file, self._recorded_state)
         return self._records
+
+    def visible_sum(self) -> tuple[Head, EndSum | None]:
+        """The head, and the checksums of the entries up to it (None: not known)."""
+        with self.lock:
+            head, record = self.reader.head, HeaderPage(self.page).record
+            return head, None if record is None else record.sum_at(head)
 
     def _recorded_state(self) -> tuple[bytes, int | None]:
         return self.stream_id, self.recorded_epoch

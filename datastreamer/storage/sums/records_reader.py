@@ -46,15 +46,21 @@ class SidecarRecords:
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
+        return self.get_many(page, page + 1)[0]
+
+    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+        """The same for the pages from `first` up to, not including, `stop`, with one read."""
         found = self._usable()
-        if found is None:
-            return None
-        file, header = found
-        with contextlib.suppress(OSError):
-            record = file.get(page, header.stream_id)
-            if record is not None and record.known and page < header.trusted:
-                return record
-        return None
+        if found is not None:
+            file, header = found
+            with contextlib.suppress(OSError):
+                return [
+                    record if record and record.known and page < header.trusted else None
+                    for page, record in enumerate(
+                        file.get_many(first, stop, header.stream_id), first
+                    )
+                ]
+        return [None] * (stop - first)
 
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""

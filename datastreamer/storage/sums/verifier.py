@@ -46,6 +46,9 @@ class RecordSource(Protocol):
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
 
+    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+        """The same for the pages from `first` up to, not including, `stop`, with one read."""
+
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
 
