@@ -360,12 +360,12 @@ class BookmarkKeeper:
             index = trusted.index
             if index is not None and head.entries < trusted.indexed.entries:
                 removed = Pairs()
-                for batch in self._reader.batches(head.entries, trusted.indexed.entries):
-                    removed.take(batch)
                 try:
+                    for batch in self._reader.batches(head.entries, trusted.indexed.entries):
+                        removed.take(batch)
                     index.remove(removed, trusted.mark(head))
                     trusted.indexed = head
-                except IndexFailed as error:
+                except (IndexFailed, DamagedEntry) as error:
                     # If the reset fails too, the truncation makes the watermark invalid.
                     _log.warning(
                         "%s: the bookmark index cannot be truncated and is rebuilt: %s",

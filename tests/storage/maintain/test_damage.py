@@ -44,8 +44,8 @@ Change = Callable[[Bytes], object]
 
 
 class Damage(NamedTuple):
-    """A repair keeps `left` entries of a file with records, `left_bare` of one without; None: it
-    refuses. `blind` names entries that may be read wrong. `fine`: this is not damage."""
+    """A repair that cuts keeps `left` entries of a file with records, `left_bare` of one without;
+    None: it refuses. `blind` names entries that may be read wrong. `fine`: this is not damage."""
 
     name: str
     change: Change
@@ -379,18 +379,18 @@ def test_verify_without_records(bare: Path, damage: Damage) -> None:
 def check_repair(path: Path, damage: Damage, left: int | None, original: bytes) -> None:
     before = path.read_bytes()
     try:
-        planned = plan(path)
+        planned = plan(path, cut=True)
     except DatastreamerError as error:
         is_precise(error, path)
         if left is not None:
             raise
         with pytest.raises(type(error), match=re.escape(str(error))):
-            repair(path)
+            repair(path, cut=True)
         assert path.read_bytes() == before
         assert list(path.parent.iterdir()) == [path]
         return
     assert path.read_bytes() == before
-    done = repair(path)
+    done = repair(path, cut=True)
     assert done.plan.steps == planned.steps
     assert done.report.ok
     entries = scan_file(path)
@@ -414,6 +414,7 @@ def check_repair(path: Path, damage: Damage, left: int | None, original: bytes) 
         assert path.read_bytes()[: min(END, len(original))][FIRST:] == original[FIRST:END]
     # A second repair finds nothing to do.
     now = path.read_bytes()
+    assert repair(path, cut=True).plan.healthy
     assert repair(path).plan.healthy
     assert path.read_bytes() == now
     with DataStream.open(path) as stream:
