@@ -208,7 +208,7 @@ class IndexBuilder:
             and len(found) < _CATCH_UP_KEYS
         ):
             self._pause_or_end()
-            batch, cursor = self._read(cursor)
+            batch, cursor = self.read(cursor)
             if batch is None:
                 continue
             if not batch:
@@ -219,12 +219,11 @@ class IndexBuilder:
             found.take(batch)
         return found, cursor
 
-    def _read(self, cursor: Cursor) -> tuple[EntryBatch | None, Cursor]:
+    def read(self, cursor: Cursor) -> tuple[EntryBatch | None, Cursor]:
         """The entries at the cursor; None if they are damaged: those of later pages are indexed
         nevertheless."""
         trusted = self._trusted
-        if not trusted.write and trusted.file.locked_elsewhere():
-            # What looks like damage may be a truncation that this reader has not seen yet.
+        if not trusted.skips_damage:
             return trusted.reader.run(cursor)
         batch, following = run_or_skip(trusted.reader, cursor)
         if batch is None:

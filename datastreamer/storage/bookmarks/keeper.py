@@ -137,9 +137,16 @@ class BookmarkKeeper:
             if start < indexed.length:
                 cursor = Cursor(*indexed)
             else:
-                cursor = Cursor(start, self._reader.first_number(at))
+                try:
+                    cursor = Cursor(start, self._reader.first_number(at))
+                except DamagedEntry:
+                    if not self.trusted.skips_damage:
+                        raise
+                    continue
             while cursor.number < until.number and cursor.offset < page_start(at + 1):
-                batch, cursor = self._reader.run(cursor)
+                batch, cursor = self.builder.read(cursor)
+                if batch is None:
+                    continue
                 if not batch:
                     raise MovedError
                 if cursor.number > until.number:

@@ -331,6 +331,8 @@ class FileHealer:
                 pages = last_page(self._end.length)
                 sums.take_over(pages, recorded=epoch, epoch=epoch, foreign=False, restarted=False)
             yield sums
+            while sums.walking and sums.next_to_hash(0) is None:
+                pass  # the chain over a page that had no checksum is made again
         finally:
             sums.close()
 

@@ -45,7 +45,7 @@ def find_kept_end(
         if proven is not None and proven.after == named:
             found.heal_end = named
     if not found.damaged or found.unread or found.live:
-        found.kept_end = found.end
+        found.kept_end = claimed if found.live and found.damaged else found.end
         return
     known = found.page.known_record
     end = None

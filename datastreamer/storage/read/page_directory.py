@@ -47,8 +47,10 @@ class Pages:
         self._forget()
 
     def clear(self) -> None:
-        """Forget everything, so that it is read again."""
+        """Forget everything, so that it is read again. There is damage: from now on no number of a
+        page is believed that does not match its checksum."""
         with self._guard:
+            self._file = self._data
             self._forget()
 
     def _forget(self) -> None:
@@ -194,7 +196,10 @@ class Pages:
 
     def head_at(self, offset: int) -> int | None:
         """The number of the entry at `offset`; None if there is no valid entry."""
-        found = self._file.read(ENTRY_HEAD_SIZE, offset)
+        try:
+            found = self._file.read(ENTRY_HEAD_SIZE, offset)
+        except DamagedEntry:
+            return None
         if len(found) < ENTRY_HEAD_SIZE:
             return None
         packet, length, _, number = ENTRY_HEAD_STRUCT.unpack(found)

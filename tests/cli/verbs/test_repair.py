@@ -46,12 +46,12 @@ def test_verify_a_damaged_file(invoke: Invoke, copy: Path) -> None:
             "where": f"byte {at}",
             "what": "packet type 9 is neither an entry (2) nor padding (0); entries 120 to 199 "
             "cannot be read",
-            "repair": "repair truncates to 120 entries",
+            "repair": "repair --from HOST:PORT restores the page from a server of the same stream",
         }
     ]
     table = invoke("verify", copy, "--format", "table").out.decode()
     assert f"byte {at}:" in table
-    assert "-> repair truncates to 120 entries" in table
+    assert "-> repair --from HOST:PORT restores the page" in table
 
 
 def test_verify_a_server(invoke: Invoke, copy: Path) -> None:
@@ -92,13 +92,13 @@ def test_no_such_file(invoke: Invoke, tmp_path: Path) -> None:
 def test_repair_in_steps(invoke: Invoke, copy: Path) -> None:
     damage(copy, 120)
     before = copy.read_bytes()
-    (facts,) = invoke("repair", copy, "--dry-run", "--json").objects
+    (facts,) = invoke("repair", copy, "--cut", "--dry-run", "--json").objects
     assert copy.read_bytes() == before
     assert list(copy.parent.iterdir()) == [copy]
     assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (False, 120, 80)
     assert facts["kept"] is None
 
-    done = invoke("repair", copy, "--json")
+    done = invoke("repair", copy, "--cut", "--json")
     assert done.code == 0
     (facts,) = done.objects
     assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (True, 120, 80)
@@ -115,11 +115,11 @@ def test_repair_for_people(invoke: Invoke, copy: Path) -> None:
     text = invoke("repair", copy, "--format", "table").out.decode()
     assert text == f"{copy}: no problems; nothing was changed\n"
     damage(copy, 120)
-    text = invoke("repair", copy, "--dry-run", "--format", "table").out.decode()
+    text = invoke("repair", copy, "--cut", "--dry-run", "--format", "table").out.decode()
     assert "repair would do this (--dry-run: nothing was changed):" in text
     assert "truncate the stream to 120 entries: 80 entries, 120 to 199, are lost" in text
     assert "ATTENTION: 80 entries at the end of the stream would be removed." in text
-    text = invoke("repair", copy, "--format", "table").out.decode()
+    text = invoke("repair", copy, "--cut", "--format", "table").out.decode()
     assert "ATTENTION: 80 entries at the end of the stream were removed." in text
     assert f"the changed part was copied to {copy}." in text
     assert "checked again: no problems, 120 entries" in text
