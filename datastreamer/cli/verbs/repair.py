@@ -26,8 +26,8 @@ FromOption = Annotated[
     text_option(
         "--from",
         "HOST:PORT",
-        "Restore damaged pages from this server of the same stream. May be given more than once. A "
-        "page that has no checksum is restored if two servers send the same bytes, and none others.",
+        "Restore damaged pages from this server of the same stream; may be repeated. A page that "
+        "has no checksum is restored if two servers send the same bytes, and none other bytes.",
     ),
 ]
 TrustOption = Annotated[

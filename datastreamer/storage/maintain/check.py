@@ -410,7 +410,12 @@ class _Examiner:
         if possible and entries > 0:
             # Both totals of the header are beyond the entries: these are damaged.
             return Head(length, entries)
-        return named[0] if named else None
+        if named:
+            return named[0]
+        # Damage before these ends keeps them from being compared with all entries up to there.
+        known = page.known_record
+        ends = page.known_ends if known is None or page.record is not None else [known.after]
+        return next((head for head in ends if known is not None or not doubt(file, head)), None)
 
     def _end_of(self, entries: int, full: Head) -> Head | None:
         if entries == full.entries:

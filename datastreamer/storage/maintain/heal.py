@@ -17,14 +17,13 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from datastreamer._codec import scan
 from datastreamer.errors import CorruptEntries, DatastreamerError, WriteFailed
-from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, Header, page_start
+from datastreamer.format import ENTRY_HEAD_SIZE, ENTRY_HEAD_STRUCT, PAGE_SIZE, Header, page_start
 from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.storage.maintain.lost_pages import Gap, Survey, find_lost_pages
 from datastreamer.storage.maintain.report import Examination
-from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.sums.keeper import SumsKeeper
 from datastreamer.storage.sums.records_reader import SidecarRecords
@@ -84,8 +83,19 @@ class Stream(NamedTuple):
 
     header: Header
     stream_id: bytes
-    entry: Callable[[int], bytes]
-    """An entry of a whole page, with its head."""
+    read: Callable[[int, int], bytes]
+    """Reads bytes of the file at an offset."""
+
+    def last_entry(self, page: int) -> bytes:
+        """The last entry of a page that is whole."""
+        content = self.read(PAGE_SIZE, page_start(page))
+        batch = scan(content, None, file_offset=page_start(page))
+        return content[batch.offsets[-1] : batch.end]
+
+    def first_entry(self, page: int) -> bytes:
+        """The first entry of a page that is whole."""
+        content = self.read(PAGE_SIZE, page_start(page))
+        return content[: ENTRY_HEAD_STRUCT.unpack_from(content)[1]]
 
 
 # Which answers are accepted.
@@ -149,16 +159,16 @@ def _entries_of(peer: Peer, gap: Gap, stream: Stream) -> bytes:
         raise RefusedError("nothing shows that it serves the same stream: no other page is whole")
     content = peer.entries(first, stop)
     start, end = 0, len(content)
-    for number in (first, stop - 1):
-        if gap.first <= number < gap.stop:
-            continue
-        own = stream.entry(number)
-        if content[: len(own)] != own if number == first else content[-len(own) :] != own:
-            raise RefusedError(f"it serves another stream: its entry {number} differs")
-        if number == first:
-            start = len(own)
-        else:
-            end -= len(own)
+    if first < gap.first:
+        own = stream.last_entry(gap.page - 1)
+        start = len(own)
+        if content[:start] != own:
+            raise RefusedError(f"it serves another stream: its entry {first} differs")
+    if stop > gap.stop:
+        own = stream.first_entry(gap.end_page)
+        end -= len(own)
+        if content[end:] != own:
+            raise RefusedError(f"it serves another stream: its entry {gap.stop} differs")
     return content[start:end]
 
 
@@ -303,8 +313,7 @@ class FileHealer:
     def _stream(self) -> Stream:
         assert self._end is not None
         assert self._header is not None
-        reader = Reader(self._file, self._path, self._end)
-        return Stream(self._header, self._page.identity[0], reader.packed)
+        return Stream(self._header, self._page.identity[0], self._file.read)
 
     def _restore(self, gap: Gap, pages: list[bytes], sums: SumsKeeper) -> str:
         """Write the pages; returns the path of the file that keeps the damaged bytes."""

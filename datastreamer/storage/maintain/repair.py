@@ -224,7 +224,8 @@ NOTHING = Healed([], [])
 def _heal(
     file: File, path: str, found: Examination, disk: Disk, sources: Sources, *, write: bool
 ) -> Healed:
-    if not found.damaged or found.unread or found.page[:HEADER_OFFSET] != MAGIC:
+    shorter = bool(sources.peers) and found.heal_end != found.kept_end
+    if not (found.damaged or shorter) or found.unread or found.live:
         return NOTHING
     steps = []
     with contextlib.closing(FileHealer(file, path, found, disk)) as healer:

@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_left, bisect_right
 
 from datastreamer._pages import PageTable, walk
-from datastreamer.errors import CorruptEntries, DamagedEntry, UnknownEntry
+from datastreamer.errors import CorruptEntries, DamagedEntry, DamagedPage, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
@@ -27,6 +27,8 @@ from datastreamer.storage.header.records import Head
 # page with entries of 200 bytes, at most 16 KB) of the pages that point reads used last.
 _KNOWN_PAGES = 1 << 16
 _TABLES = 1024
+# The number of damaged pages that errors name.
+_KNOWN_DAMAGED = 64
 # A table covers its page up to the entry that was looked up; it grows in steps that double.
 _FIRST_LOOK = 64 * 1024
 
@@ -47,8 +49,8 @@ class Pages:
         self._forget()
 
     def clear(self) -> None:
-        """Forget everything, so that it is read again. There is damage: from now on no number of a
-        page is believed that does not match its checksum."""
+        """Forget everything, so that it is read again. There is or was damage: from now on the
+        numbers in a page are believed only if the page matches its checksum."""
         with self._guard:
             self._file = self._data
             self._forget()
@@ -56,6 +58,7 @@ class Pages:
     def _forget(self) -> None:
         self._first_numbers: dict[int, int] = {}
         self._ends: dict[int, int] = {}
+        self._damaged: list[DamagedPage] = []
         # The tables by their first numbers, ascending; replaced, never changed.
         self.directory: tuple[list[int], list[PageTable]] = [], []
         # The table that is evicted next, unless it was used since.
@@ -76,6 +79,9 @@ class Pages:
             else:
                 table = self._tabulate(head, self._page_holding(head, number), number)
             if not table.first_number <= number < table.next_number:
+                for damage in self._damaged:
+                    if damage.first <= number < damage.end:
+                        raise damage
                 raise DamagedEntry(
                     self._path,
                     table.end_offset,
@@ -198,7 +204,8 @@ class Pages:
         """The number of the entry at `offset`; None if there is no valid entry."""
         try:
             found = self._file.read(ENTRY_HEAD_SIZE, offset)
-        except DamagedEntry:
+        except DamagedPage as damage:
+            self._damaged = [*self._damaged, damage][-_KNOWN_DAMAGED:]
             return None
         if len(found) < ENTRY_HEAD_SIZE:
             return None
@@ -215,7 +222,7 @@ class Pages:
     def _walk(self, page: int, beyond: int) -> int:
         """The same, from the page itself."""
         start, ends = page_start(page), self._ends
-        content = self._file.read(PAGE_SIZE, start)
+        content = self._data.read(PAGE_SIZE, start)
         try:
             end, number = walk(content, self.first_number(page), file_offset=start)
         except CorruptEntries as error:
