@@ -413,9 +413,9 @@ class _Examiner:
         if named:
             return named[0]
         # Damage before these ends keeps them from being compared with all entries up to there.
-        known = page.known_record
-        ends = page.known_ends if known is None or page.record is not None else [known.after]
-        return next((head for head in ends if known is not None or not doubt(file, head)), None)
+        if page.known_record is not None:
+            return page.known_record.after
+        return next((head for head in page.known_ends if not doubt(file, head)), None)
 
     def _end_of(self, entries: int, full: Head) -> Head | None:
         if entries == full.entries:

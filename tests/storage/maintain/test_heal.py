@@ -15,7 +15,7 @@ from datastreamer.format import Header
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.heal import HealedPages
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
-from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, scan_file, trace_of
+from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, make, scan_file, trace_of
 
 Change = Callable[[bytearray], object]
 
@@ -258,9 +258,7 @@ def test_a_peer_that_is_damaged_there(whole: Path, tmp_path: Path) -> None:
 def test_a_peer_of_another_stream(whole: Path, tmp_path: Path) -> None:
     path = copied(whole, tmp_path / "damaged", zero(1))
     other = tmp_path / "other.bin"
-    with DataStream.create(other, system_id=8, version=3, sync="os") as stream:
-        with stream.atomic_op() as op:
-            op.add_entry(1, b"x")
+    make(other, [(1, b"x")], system_id=8, version=3)
     why = refused(healed(path, FilePeer(other)), whole, path)
     assert why == "peer:6900: it serves another stream: system id 8, not 9"
 
@@ -284,7 +282,7 @@ def test_a_peer_that_is_gone(whole: Path, tmp_path: Path) -> None:
 def test_a_peer_with_fewer_entries(whole: Path, tmp_path: Path) -> None:
     path = copied(whole, tmp_path / "damaged", zero(1))
     shorter = copied(whole, tmp_path / "shorter")
-    first, stop = bounds(whole, 1)
+    _, stop = bounds(whole, 1)
     with DataStream.open(shorter) as stream:
         stream.truncate(stop - 1)
     why = refused(healed(path, FilePeer(shorter)), whole, path)
@@ -343,8 +341,7 @@ class KilledDisk(FaultyDisk):
 
 
 @pytest.mark.parametrize("name", ["zeros", "the last page", "two pages", "the end of the file"])
-@pytest.mark.parametrize("padded", [False, True], ids=["", "with stale padding"])
-def test_killed_at_any_write(whole: Path, tmp_path: Path, name: str, padded: bool) -> None:
+def test_killed_at_any_write(whole: Path, tmp_path: Path, name: str) -> None:
     damaged = copied(whole, tmp_path / "damaged", DAMAGES[name])
     for left in range(60):
         folder = tmp_path / f"run {left}"
