@@ -22,7 +22,7 @@ from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import NO_ID
-from datastreamer.storage.maintain.lost_pages import Gap, Survey, find_lost_pages
+from datastreamer.storage.maintain.lost_pages import LostPages, Survey, find_lost_pages
 from datastreamer.storage.maintain.report import Examination
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.sums.keeper import SumsKeeper
@@ -78,7 +78,7 @@ class RefusedError(Exception):
     """The entries of an answer are not accepted; ``str()`` says why."""
 
 
-class Stream(NamedTuple):
+class KnownStream(NamedTuple):
     """What is known of the stream in the file."""
 
     header: Header
@@ -101,8 +101,8 @@ class Stream(NamedTuple):
 # Which answers are accepted.
 
 
-def ask(gap: Gap, stream: Stream, peers: Sequence[Peer], *, trust_peer: bool) -> Answer:
-    """The entries of each page of a gap, from `peers`.
+def ask(lost: LostPages, stream: KnownStream, peers: Sequence[Peer], *, trust_peer: bool) -> Answer:
+    """The entries of each of the lost pages, from `peers`.
 
     Bytes that match the checksums are accepted from any server. Without checksums, all servers
     that answer must send the same bytes, and they must be two, or with `trust_peer` at least one.
@@ -111,13 +111,13 @@ def ask(gap: Gap, stream: Stream, peers: Sequence[Peer], *, trust_peer: bool) ->
     refusals: list[str] = []
     for peer in peers:
         try:
-            pages = lay_out(gap, _entries_of(peer, gap, stream))
+            pages = lay_out(lost, _entries_of(peer, lost, stream))
         except (RefusedError, DatastreamerError, OSError) as error:
             text = str(error)
             refusals.append(text if text.startswith(peer.name) else f"{peer.name}: {text}")
             continue
         answers.append((peer.name, pages))
-        if gap.proven:
+        if lost.proven:
             return Answer(peer.name, pages, "; ".join(refusals))
     names = " and ".join(name for name, _ in answers)
     if any(pages != answers[0][1] for _, pages in answers):
@@ -141,8 +141,8 @@ class Answer(NamedTuple):
     why: str
 
 
-def _entries_of(peer: Peer, gap: Gap, stream: Stream) -> bytes:
-    """The entries of a gap as a peer has them. Raises `RefusedError` if its stream is another."""
+def _entries_of(peer: Peer, lost: LostPages, stream: KnownStream) -> bytes:
+    """The entries of lost pages as a peer has them. Raises `RefusedError` if its stream is another."""
     theirs = peer.header()
     if theirs[:3] != stream.header[:3]:
         names = ("version", "system id", "stream type")
@@ -150,36 +150,36 @@ def _entries_of(peer: Peer, gap: Gap, stream: Stream) -> bytes:
         what = ", ".join(f"{name} {their}, not {own}" for name, their, own in pairs if their != own)
         raise RefusedError(f"it serves another stream: {what}")
     total = theirs.total_entries
-    if total < gap.stop:
-        raise RefusedError(f"it has {total:,} entries, and entry {gap.stop - 1} is needed")
-    first = gap.first - 1 if gap.before else gap.first
-    stop = gap.stop + 1 if gap.after and total > gap.stop else gap.stop
+    if total < lost.stop:
+        raise RefusedError(f"it has {total:,} entries, and entry {lost.stop - 1} is needed")
+    first = lost.first - 1 if lost.before else lost.first
+    stop = lost.stop + 1 if lost.after and total > lost.stop else lost.stop
     same_id = stream.stream_id not in (NO_ID, b"") and peer.stream_id() == stream.stream_id
-    if (first, stop) == (gap.first, gap.stop) and not (same_id or gap.proven):
+    if (first, stop) == (lost.first, lost.stop) and not (same_id or lost.proven):
         raise RefusedError("nothing shows that it serves the same stream: no other page is whole")
     content = peer.entries(first, stop)
     start, end = 0, len(content)
-    if first < gap.first:
-        own = stream.last_entry(gap.page - 1)
+    if first < lost.first:
+        own = stream.last_entry(lost.page - 1)
         start = len(own)
         if content[:start] != own:
             raise RefusedError(f"it serves another stream: its entry {first} differs")
-    if stop > gap.stop:
-        own = stream.first_entry(gap.end_page)
+    if stop > lost.stop:
+        own = stream.first_entry(lost.end_page)
         end -= len(own)
         if content[end:] != own:
-            raise RefusedError(f"it serves another stream: its entry {gap.stop} differs")
+            raise RefusedError(f"it serves another stream: its entry {lost.stop} differs")
     return content[start:end]
 
 
-def lay_out(gap: Gap, content: bytes) -> list[bytes]:
-    """The entries of each page of a gap. Raises `RefusedError` if they do not fit it."""
+def lay_out(lost: LostPages, content: bytes) -> list[bytes]:
+    """The entries of each of the lost pages. Raises `RefusedError` if they do not fit it."""
     try:
-        batch = scan(content, gap.first)
+        batch = scan(content, lost.first)
     except CorruptEntries as error:
         raise RefusedError(f"its answer is damaged: {error}") from None
-    if batch.more or batch.next_number != gap.stop or batch.end != len(content):
-        raise RefusedError(f"its answer ends before entry {gap.stop}")
+    if batch.more or batch.next_number != lost.stop or batch.end != len(content):
+        raise RefusedError(f"its answer ends before entry {lost.stop}")
     pages: list[bytes] = []
     start = 0
     for offset, length in zip(batch.offsets, batch.lengths, strict=True):
@@ -187,18 +187,18 @@ def lay_out(gap: Gap, content: bytes) -> list[bytes]:
             pages.append(content[start:offset])
             start = offset
     pages.append(content[start:])
-    if len(pages) != len(gap.digests):
+    if len(pages) != len(lost.digests):
         raise RefusedError(
-            f"its entries {gap.first} to {gap.stop - 1} need {len(pages)} pages, not "
-            f"{len(gap.digests)}"
+            f"its entries {lost.first} to {lost.stop - 1} need {len(pages)} pages, not "
+            f"{len(lost.digests)}"
         )
-    for page, (entries, digest) in enumerate(zip(pages, gap.digests, strict=True), gap.page):
+    for page, (entries, digest) in enumerate(zip(pages, lost.digests, strict=True), lost.page):
         if digest is not None and xxh3_128_digest(entries) != digest:
             raise RefusedError(f"its entries of page {page} do not match the checksum")
-    if gap.end is not None:
-        end = page_start(gap.end_page - 1) + len(pages[-1])
-        if end != gap.end != page_start(gap.end_page):
-            raise RefusedError(f"its entries end at byte {end}, and the stream at byte {gap.end}")
+    if lost.end is not None:
+        end = page_start(lost.end_page - 1) + len(pages[-1])
+        if end != lost.end != page_start(lost.end_page):
+            raise RefusedError(f"its entries end at byte {end}, and the stream at byte {lost.end}")
     return pages
 
 
@@ -264,23 +264,23 @@ class FileHealer:
         """
         results = []
         stream = None
-        for gap in self._survey.gaps:
-            if not gap.first < gap.stop:
+        for lost in self._survey.lost:
+            if not lost.first < lost.stop:
                 answer = Answer(
                     "", [], "the numbers of the entries around it contradict each other"
                 )
             else:
                 stream = stream or self._stream()
-                answer = ask(gap, stream, peers, trust_peer=trust_peer)
+                answer = ask(lost, stream, peers, trust_peer=trust_peer)
             kept = ""
             if answer.source and write:
                 with self._naming_refusal(), self._sums() as sums:
-                    kept = self._restore(gap, answer.pages, sums)
+                    kept = self._restore(lost, answer.pages, sums)
                 _log.warning(
                     "%s: page %d (entries %d to %d) restored from %s",
-                    *(self._path, gap.page, gap.first, gap.stop - 1, answer.source),
+                    *(self._path, lost.page, lost.first, lost.stop - 1, answer.source),
                 )
-            span = gap.page, gap.end_page, gap.first, gap.stop
+            span = lost.page, lost.end_page, lost.first, lost.stop
             results.append(HealedPages(*span, answer.source, answer.why, kept))
         return results
 
@@ -310,17 +310,17 @@ class FileHealer:
                     self._file.sync()
                 sums.healed(page)
 
-    def _stream(self) -> Stream:
+    def _stream(self) -> KnownStream:
         assert self._end is not None
         assert self._header is not None
-        return Stream(self._header, self._page.identity[0], self._file.read)
+        return KnownStream(self._header, self._page.identity[0], self._file.read)
 
-    def _restore(self, gap: Gap, pages: list[bytes], sums: SumsKeeper) -> str:
+    def _restore(self, lost: LostPages, pages: list[bytes], sums: SumsKeeper) -> str:
         """Write the pages; returns the path of the file that keeps the damaged bytes."""
-        file, start = self._file, page_start(gap.page)
-        stop = max(start, min(file.size(), page_start(gap.end_page)))
+        file, start = self._file, page_start(lost.page)
+        stop = max(start, min(file.size(), page_start(lost.end_page)))
         kept = keep_beside(self._disk, self._path, "repair", self._page, file, start, stop)
-        for page, entries in enumerate(pages, gap.page):
+        for page, entries in enumerate(pages, lost.page):
             start = page_start(page)
             known = None if self._records is None else self._records.get(page)
             content = page_bytes(entries, known, file.read(PAGE_SIZE, start))

@@ -17,8 +17,8 @@ from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.maintain.heal import HealedPages, Peer, Stream, ask, page_bytes
-from datastreamer.storage.maintain.lost_pages import Gap
+from datastreamer.storage.maintain.heal import HealedPages, Peer, KnownStream, ask, page_bytes
+from datastreamer.storage.maintain.lost_pages import LostPages
 from datastreamer.storage.sums.hashes import NO_CHAIN
 from datastreamer.storage.sums.page_check import differs, hash_page
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
@@ -36,12 +36,14 @@ def heal_page(
     """
     with owned.exclusive():
         owned.ensure_writable()
-        gap, epoch = _damaged(owned, page), owned.epoch
+        lost, epoch = _damaged(owned, page), owned.epoch
         header = owned.header_at(owned.written)
-    if gap is None:
+    if lost is None:
         return None
-    answer = ask(gap, Stream(header, owned.stream_id, owned.file.read), peers, trust_peer=False)
-    span = gap.page, gap.end_page, gap.first, gap.stop
+    answer = ask(
+        lost, KnownStream(header, owned.stream_id, owned.file.read), peers, trust_peer=False
+    )
+    span = lost.page, lost.end_page, lost.first, lost.stop
     if not answer.source:
         return HealedPages(*span, "", answer.why)
     (entries,) = answer.pages
@@ -50,7 +52,7 @@ def heal_page(
         if owned.epoch != epoch:
             return HealedPages(*span, "", "the stream was truncated or updated meanwhile")
         try:
-            kept = _restore(owned, gap, entries)
+            kept = _restore(owned, lost, entries)
         except OSError as error:
             raise WriteFailed(owned.path, refusal(error)) from error
     healed = HealedPages(*span, answer.source, answer.why, kept)
@@ -62,7 +64,7 @@ def heal_page(
     return healed
 
 
-def _damaged(owned: OwnedFile, page: int) -> Gap | None:
+def _damaged(owned: OwnedFile, page: int) -> LostPages | None:
     """What a page held, if it does not match its checksum. Requires the lock."""
     end, file = owned.end, owned.file
     if not 0 <= page <= end.sums.page or not end.written.entries:
@@ -81,7 +83,7 @@ def _damaged(owned: OwnedFile, page: int) -> Gap | None:
         digest, stop = record.digest, record.next_number
     first = _first_number(owned, page)
     within = end.written.length if page == end.sums.page else None
-    return None if first is None else Gap(page, first, stop, [digest], within, False, False)
+    return None if first is None else LostPages(page, first, stop, [digest], within, False, False)
 
 
 def _first_number(owned: OwnedFile, page: int) -> int | None:
@@ -94,18 +96,18 @@ def _first_number(owned: OwnedFile, page: int) -> int | None:
     return None if found is None else found.next_number
 
 
-def _restore(owned: OwnedFile, gap: Gap, entries: bytes) -> str:
+def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
     """Write the entries; returns the path of the copy of the damaged bytes. Requires the lock."""
-    file, start = owned.file, page_start(gap.page)
+    file, start = owned.file, page_start(lost.page)
     old = file.read(PAGE_SIZE, start)
     stop = start + len(old)
     kept = keep_beside(owned.disk, owned.path, "repair", owned.page, file, start, stop)
     content = entries  # what follows in the last page may belong to later operations
-    if gap.end is None or gap.end == page_start(gap.page + 1):
-        content = page_bytes(entries, owned.sums.get(gap.page), old)
+    if lost.end is None or lost.end == page_start(lost.page + 1):
+        content = page_bytes(entries, owned.sums.get(lost.page), old)
     file.write(content, start)
     file.sync()
-    owned.sums.healed(gap.page)
+    owned.sums.healed(lost.page)
     owned.reader.look_again()
     if owned.verifier is not None:
         owned.verifier.forget()

@@ -22,7 +22,7 @@ from datastreamer.storage.sums.sidecar import PageSum
 from datastreamer.storage.sums.verifier import RecordSource
 
 
-class Gap(NamedTuple):
+class LostPages(NamedTuple):
     """Consecutive damaged pages, which held the entries from `first` up to, not including, `stop`.
 
     `digests` are the hashes of their entries, None for a page without a checksum. `end` is the
@@ -52,7 +52,7 @@ class Gap(NamedTuple):
 class Survey(NamedTuple):
     """The damaged pages of a file, and the pages of which only the padding is."""
 
-    gaps: list[Gap]
+    lost: list[LostPages]
     padding: list[int]
 
 
@@ -89,7 +89,7 @@ def find_lost_pages(
             progress(page + 1, last + 1)
         pages.append(_look_at_last(file, end, end_sum))
         _compare_neighbours(pages)
-    return Survey(list(_gaps(pages, end)), padding)
+    return Survey(list(_runs_of_damage(pages, end)), padding)
 
 
 def _look_at(content: bytes, page: int, known: PageSum | None) -> _Page:
@@ -131,7 +131,7 @@ def _compare_neighbours(pages: list[_Page]) -> None:
         pages[page] = _Page(None, pages[page].stop if page == last else None, None)
 
 
-def _gaps(pages: list[_Page], end: Head) -> Iterator[Gap]:
+def _runs_of_damage(pages: list[_Page], end: Head) -> Iterator[LostPages]:
     page = 0
     while page < len(pages):
         if pages[page].first is not None:
@@ -145,8 +145,8 @@ def _gaps(pages: list[_Page], end: Head) -> Iterator[Gap]:
         digests = [each.digest for each in pages[page:beyond]]
         before = page > 0 and pages[page - 1].first is not None
         after = beyond < len(pages) and pages[beyond].first is not None
-        assert first is not None, "a gap ends where it is known"
-        yield Gap(page, first, stop, digests, within, before, after)
+        assert first is not None, "a run of damage ends where the next entry is known"
+        yield LostPages(page, first, stop, digests, within, before, after)
         page = beyond
 
 

@@ -44,6 +44,8 @@ class Pages:
         """`data` reads the same file, for tables of entries."""
         self._file = file
         self._data = data
+        # Through which the first numbers of pages are read.
+        self._numbers = file
         self._path = path
         self._guard = threading.Lock()
         self._forget()
@@ -52,7 +54,7 @@ class Pages:
         """Forget everything, so that it is read again. There is or was damage: from now on the
         numbers in a page are believed only if the page matches its checksum."""
         with self._guard:
-            self._file = self._data
+            self._numbers = self._data
             self._forget()
 
     def _forget(self) -> None:
@@ -176,6 +178,9 @@ class Pages:
         """As `first_number`; None if the page is damaged there."""
         try:
             number = self.first_number(page)
+        except DamagedPage as damage:
+            self._damaged = [*self._damaged, damage][-_KNOWN_DAMAGED:]
+            return None
         except DamagedEntry:
             return None
         return number if number <= head.entries else None
@@ -187,7 +192,7 @@ class Pages:
         if known is not None:
             return known
         offset = page_start(page)
-        number = self.head_at(offset)
+        number = self._head_in(self._numbers, offset)
         if number is None:
             raise DamagedEntry(self._path, offset, "the page does not start with an entry")
         if number < page or (number and not page):
@@ -202,11 +207,10 @@ class Pages:
 
     def head_at(self, offset: int) -> int | None:
         """The number of the entry at `offset`; None if there is no valid entry."""
-        try:
-            found = self._file.read(ENTRY_HEAD_SIZE, offset)
-        except DamagedPage as damage:
-            self._damaged = [*self._damaged, damage][-_KNOWN_DAMAGED:]
-            return None
+        return self._head_in(self._file, offset)
+
+    def _head_in(self, file: Readable, offset: int) -> int | None:
+        found = file.read(ENTRY_HEAD_SIZE, offset)
         if len(found) < ENTRY_HEAD_SIZE:
             return None
         packet, length, _, number = ENTRY_HEAD_STRUCT.unpack(found)
