@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from datastreamer._codec import EntryBatch
 from datastreamer.errors import IndexFailed, NotFound, StreamFileError
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
@@ -24,6 +25,7 @@ from datastreamer.storage.bookmarks.interface import (
 from datastreamer.storage.bookmarks.recent import MovedError, in_parts
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.skip_damage import run_or_skip
 from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
@@ -206,7 +208,9 @@ class IndexBuilder:
             and len(found) < _CATCH_UP_KEYS
         ):
             self._pause_or_end()
-            batch, cursor = self._trusted.reader.run(cursor)
+            batch, cursor = self.read(cursor)
+            if batch is None:
+                continue
             if not batch:
                 raise MovedError  # a truncation that this reader has not seen yet
             if cursor.number > target.number:
@@ -214,6 +218,20 @@ class IndexBuilder:
                 cursor = target
             found.take(batch)
         return found, cursor
+
+    def read(self, cursor: Cursor) -> tuple[EntryBatch | None, Cursor]:
+        """The entries at the cursor; None if they are damaged: those of later pages are indexed
+        nevertheless."""
+        trusted = self._trusted
+        if not trusted.skips_damage:
+            return trusted.reader.run(cursor)
+        batch, following = run_or_skip(trusted.reader, cursor)
+        if batch is None:
+            _log.error(
+                "%s: entries %d to %d cannot be read; bookmarks among them are not in the index",
+                *(trusted.path, cursor.number, following.number - 1),
+            )
+        return batch, following
 
     def _catch_up_some(self) -> bool:
         """Index the next part in one transaction; False if nothing was left to do."""

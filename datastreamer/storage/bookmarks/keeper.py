@@ -137,9 +137,16 @@ class BookmarkKeeper:
             if start < indexed.length:
                 cursor = Cursor(*indexed)
             else:
-                cursor = Cursor(start, self._reader.first_number(at))
+                try:
+                    cursor = Cursor(start, self._reader.first_number(at))
+                except DamagedEntry:
+                    if not self.trusted.skips_damage:
+                        raise
+                    continue
             while cursor.number < until.number and cursor.offset < page_start(at + 1):
-                batch, cursor = self._reader.run(cursor)
+                batch, cursor = self.builder.read(cursor)
+                if batch is None:
+                    continue
                 if not batch:
                     raise MovedError
                 if cursor.number > until.number:
@@ -360,12 +367,12 @@ class BookmarkKeeper:
             index = trusted.index
             if index is not None and head.entries < trusted.indexed.entries:
                 removed = Pairs()
-                for batch in self._reader.batches(head.entries, trusted.indexed.entries):
-                    removed.take(batch)
                 try:
+                    for batch in self._reader.batches(head.entries, trusted.indexed.entries):
+                        removed.take(batch)
                     index.remove(removed, trusted.mark(head))
                     trusted.indexed = head
-                except IndexFailed as error:
+                except (IndexFailed, DamagedEntry) as error:
                     # If the reset fails too, the truncation makes the watermark invalid.
                     _log.warning(
                         "%s: the bookmark index cannot be truncated and is rebuilt: %s",

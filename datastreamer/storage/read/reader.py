@@ -91,6 +91,10 @@ class Reader:
         self._cuts.append(0)
         self._state = _ReaderState(head or now, changes + 2, self._new_pages())
 
+    def look_again(self) -> None:
+        """A damaged page was restored: forget what was read of it."""
+        self._state.pages.clear()
+
     def _new_pages(self) -> Pages:
         return Pages(self._probe, self._path, self._file)
 

@@ -238,6 +238,17 @@ class SumsKeeper:
                 self._hash_again(page)
             self._put_header(self._header)
 
+    def healed(self, page: int) -> None:
+        """A damaged page was restored: bring its record up to date, if there is one."""
+        with self._failing_softly("written"):
+            if self._file is None or page >= self.count:
+                return
+            old, fresh = self._file.get(page, self._stream_id), self._hashed(page)
+            if old is None or not old.known or old.digest != fresh.digest:
+                self._hash_again(page)
+            elif fresh._replace(chain=old.chain) != old:
+                self._file.put(page, [fresh._replace(chain=old.chain)], self._stream_id)
+
     def _hash_again(self, page: int) -> None:
         """Replace the record of a page, and the chains from there on: later, if they are many."""
         assert self._file is not None

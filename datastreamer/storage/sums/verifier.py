@@ -95,6 +95,7 @@ class PageVerifier:
         self._end = end
         self._seen = bytearray()
         self._bad_tail: DamagedPage | None = None
+        self._tail: tuple[Head, EndSum] | None = None
         # Pages that are being compared, or differed when they were compared last.
         self._doubtful: set[int] = set()
 
@@ -128,6 +129,7 @@ class PageVerifier:
         if known is None or sums_up_to(self._file, head, known) is not None:
             return
         page = last_page(head.length)
+        self._tail = head, known
         self._bad_tail = DamagedPage(
             self._path,
             page_start(page),
@@ -142,7 +144,7 @@ class PageVerifier:
         last = last_page(self._end().length)
         if page >= last:
             if self._bad_tail is not None and self._bad_tail.page == page:
-                raise self._bad_tail
+                self._raise_unless_restored(self._bad_tail)
             return False
         self._doubtful.add(page)
         known, why = compare(self._file, self._records, page)
@@ -153,6 +155,12 @@ class PageVerifier:
             self.mark(page)
         self._doubtful.discard(page)
         return known is not None
+
+    def _raise_unless_restored(self, damage: DamagedPage) -> None:
+        assert self._tail is not None
+        if sums_up_to(self._file, *self._tail) is None:
+            raise damage
+        self._bad_tail = None
 
 
 class VerifiedFile:
