@@ -395,6 +395,31 @@ class BookmarkKeeper:
             self.trusted.settle()
             self.trusted.renew_mark(always=True)
 
+    def restored(self, bookmarks: list[tuple[bytes, int]]) -> None:
+        """Entries that could not be read were restored, these bookmarks among them: a writer's
+        index that was built without them is built again in the background."""
+        trusted = self.trusted
+        with trusted.urgently():
+            trusted.settle()
+            if not self._lacks(bookmarks):
+                return
+            trusted.reset()
+        with trusted.guard:
+            trusted.changed.notify()
+
+    def _lacks(self, bookmarks: list[tuple[bytes, int]]) -> bool:
+        index, indexed = self.trusted.index, self.trusted.indexed.entries
+        if index is None:
+            return False
+        try:
+            for key, number in bookmarks:
+                newest = index.newest(key) if number < indexed else number
+                if newest is None or newest < number:
+                    return True
+        except IndexFailed:
+            return True
+        return False
+
 
 def bookmarks_of(batches: Iterator[EntryBatch]) -> dict[bytes, int]:
     """Each key's highest number, by a scan."""

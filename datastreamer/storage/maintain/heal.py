@@ -142,7 +142,7 @@ class Answer(NamedTuple):
 
 
 def _entries_of(peer: Peer, lost: LostPages, stream: KnownStream) -> bytes:
-    """The entries of lost pages as a peer has them. Raises `RefusedError` if its stream is another."""
+    """The entries of lost pages as a peer has them. Raises `RefusedError` for another stream."""
     theirs = peer.header()
     if theirs[:3] != stream.header[:3]:
         names = ("version", "system id", "stream type")

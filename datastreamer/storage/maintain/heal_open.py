@@ -17,7 +17,7 @@ from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.maintain.heal import HealedPages, Peer, KnownStream, ask, page_bytes
+from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
 from datastreamer.storage.maintain.lost_pages import LostPages
 from datastreamer.storage.sums.hashes import NO_CHAIN
 from datastreamer.storage.sums.page_check import differs, hash_page
@@ -60,7 +60,7 @@ def heal_page(
         "%s: %s restored from %s; the damaged bytes are kept in %s",
         *(owned.path, healed.described(), answer.source, kept),
     )
-    _index(bookmarks, entries)
+    bookmarks.restored(scan(entries, None).bookmarks())
     return healed
 
 
@@ -112,12 +112,3 @@ def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
     if owned.verifier is not None:
         owned.verifier.forget()
     return kept
-
-
-def _index(bookmarks: BookmarkKeeper, entries: bytes) -> None:
-    """The index lacks the page's bookmarks if it was built while the page was damaged."""
-    for key, number in scan(entries, None).bookmarks():
-        newest = bookmarks.newest(key)
-        if newest is None or newest < number:
-            bookmarks.rebuild()
-            return

@@ -148,9 +148,9 @@ def plan(
         made = _plan(file, name, found, disk, cut=cut)
         healed = _heal(file, name, found, disk, sources, write=False) if not cut else NOTHING
         left = [
-            lost
-            for lost in made.lost
-            if not any(it.source and it.first <= lost[0] < it.stop for it in healed.results)
+            (first, stop)
+            for first, stop in made.lost
+            if not any(it.source and it.first <= first < it.stop for it in healed.results)
         ]
         steps = [*healed.steps, *made.steps]
         return replace(made, healed=healed.results, lost=left, steps=steps)

@@ -6,6 +6,7 @@ the head, and begins with an empty directory after truncations and changes.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import bisect_left, bisect_right
 
@@ -79,7 +80,7 @@ class Pages:
             if at >= 0 and number < tables[at].next_number:
                 table = tables[at]
             else:
-                table = self._tabulate(head, self._page_holding(head, number), number)
+                table = self._find(head, number)
             if not table.first_number <= number < table.next_number:
                 for damage in self._damaged:
                     if damage.first <= number < damage.end:
@@ -90,6 +91,19 @@ class Pages:
                     f"the page ends before entry {table.next_number}, and entry {number} is due",
                 )
             return table.find(number)
+
+    def _find(self, head: Head, number: int) -> PageTable:
+        """The table of the page that holds an entry, if one does. Requires the guard."""
+        page = self._page_holding(head, number)
+        try:
+            return self._tabulate(head, page, number)
+        except DamagedEntry as damage:
+            # The page may begin with a wrong number, that of an entry in the page before it.
+            with contextlib.suppress(DamagedEntry):
+                table = self._tabulate(head, page - 1, number) if page else None
+                if table is not None and table.first_number <= number < table.next_number:
+                    return table
+            raise damage from None
 
     def _tabulate(self, head: Head, page: int, number: int) -> PageTable:
         """The page's table, at least up to `number`, as far as the head allows now. Damage after
