@@ -93,6 +93,13 @@ class StreamInternals:
             return f"{file.path}: the stream has {end} bytes, and the file {size}"
         return ""
 
+    # Checksums.
+
+    @property
+    def file(self) -> StreamFile:
+        """The open file, to compare its pages with their checksums (`new_verifier`, `end_sum`)."""
+        return self._stream._file
+
     # Records in the file.
 
     def put_publisher(self, source: PublisherRecord) -> None:

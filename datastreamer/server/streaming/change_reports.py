@@ -12,7 +12,7 @@ from contextlib import suppress
 import trio
 
 from datastreamer.errors import DamagedFile, UnknownEntry
-from datastreamer.format import MAX_HASH_BYTES
+from datastreamer.format import MAX_HASH_BYTES, PAGE_SIZE
 from datastreamer.protocol.following import (
     FollowBegun,
     HashQuery,
@@ -65,7 +65,9 @@ class ChangeReports:
         if changes is None or any((c.stop or c.start + 1) != c.start + 1 for c in changes):
             raise ChangesForgotten
         try:
-            reports, upto = await broadcast.cold.run(self._reports, changes)
+            reports, upto = await broadcast.cold.run_verified(
+                self._reports, changes, lambda _: self._pages(changes)
+            )
         except (DamagedFile, UnknownEntry):
             if broadcast.outdated() or stream.recorded_epoch != epoch:
                 return b""
@@ -86,6 +88,12 @@ class ChangeReports:
             return FollowBegun(Reports.ALL, ours, since, epoch).pack()
         self._reported = epoch
         return FollowBegun(Reports.UNKNOWN, ours, epoch, epoch).pack()
+
+    def _pages(self, changes: Sequence[Change]) -> set[int]:
+        """The pages of updated entries whose reports were just read."""
+        pages_of = self._broadcast.pages_of
+        starts = [change.start for change in changes if change.stop is not None]
+        return {page for start in starts for page in pages_of(start, start)}
 
     def _reports(self, changes: Sequence[Change]) -> tuple[bytes, int]:
         """Reports of the first of the changes, and the epoch up to which they go."""
@@ -118,8 +126,16 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
             return None
         with suppress(Changed), broadcast.unchanged():
             end, digest = await trio.to_thread.run_sync(
-                hash_range, stream.reader, first, end, most, limiter=broadcast.hashing
+                _hash, broadcast, first, end, most, limiter=broadcast.hashing
             )
             return RangeHash(first, end, place or 0, digest).pack()
         # The stream changed meanwhile: a shorter range is more likely to be hashed between changes.
         most = max(1, most // 4)
+
+
+def _hash(broadcast: Broadcast, first: int, end: int, most: int) -> tuple[int, bytes]:
+    """As `hash_range`. Raises also `DamagedPage` for a page that was read from the disk."""
+    reader = broadcast.stream.reader
+    start, stop = reader.cursor(first).offset, reader.cursor(end).offset
+    broadcast.cold.compare_cold(start, min(stop, start + most + PAGE_SIZE))
+    return hash_range(reader, first, end, most)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -27,7 +28,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class SidecarRecords:
-    """The records beside one stream file."""
+    """The records beside one stream file. Safe to use from several threads."""
 
     def __init__(
         self, disk: Disk, path: str, file: File, state: Callable[[], tuple[bytes, int | None]]
@@ -41,6 +42,8 @@ class SidecarRecords:
         self._file: SumsFile | None = None
         self._header: SumsHeader | None = None
         self._look_at = 0.0
+        # Held while the sidecar is opened: a second descriptor would never be closed.
+        self._opening = threading.Lock()
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
@@ -69,8 +72,18 @@ class SidecarRecords:
         file, header = self._file, self._header
         if file is not None and header is not None and _is_about(header, stream_id, epoch):
             return file, header
+        if epoch is None:
+            return None
+        with self._opening:
+            return self._look_again(stream_id, epoch)
+
+    def _look_again(self, stream_id: bytes, epoch: int) -> tuple[SumsFile, SumsHeader] | None:
+        """Open the sidecar, or read its header again."""
+        file, header = self._file, self._header
+        if file is not None and header is not None and _is_about(header, stream_id, epoch):
+            return file, header
         now = time.monotonic()
-        if epoch is None or now < self._look_at:
+        if now < self._look_at:
             return None
         self._look_at = now + _AGAIN_SECONDS
         try:
