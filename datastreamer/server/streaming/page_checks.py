@@ -107,6 +107,8 @@ class PageChecks:
             self._matches(page, known, changes)
         else:
             self._on_disk.discard(page)
+            if known:
+                self._damaged.pop(page, None)
         return known
 
     def verify_last_page(self) -> bool:
@@ -117,11 +119,12 @@ class PageChecks:
         if verifier is None or known is None:
             return False
         verifier.verify_last_page(*known)
-        if verifier.damaged_last_page is None:
+        page = verifier.damaged_last_page
+        if page is None:
             self._damaged.pop(last_page(known[0].length), None)
-            return True
-        self._doubt_last_page()
-        verifier.verify(verifier.damaged_last_page)
+        else:
+            self._doubt_last_page()
+            verifier.verify(page)
         return True
 
     def found(self, error: DamagedPage) -> bool:

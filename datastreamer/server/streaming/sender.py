@@ -222,23 +222,28 @@ class Sender:
     async def _locate(self) -> bool:
         """Find the file offset of the first entry; False if the stream was changed meanwhile."""
         broadcast, view = self._broadcast, self._broadcast.view
-        resident = broadcast.is_resident(self.cursor.number)
         if view.head.length <= _INLINE_PLACE:
-            self.cursor = view.cursor(self.cursor.number)
+            self.cursor = self._place_of(self.cursor.number)
         else:
             # This takes several reads of cold pages, one after the other.
             try:
                 with broadcast.unchanged():
-                    place = await broadcast.cold.run(view.cursor, self.cursor.number)
+                    place = await broadcast.cold.run(self._place_of, self.cursor.number)
             except Changed:
                 return False
             self.cursor = place
         self.at = self.cursor.offset
-        if not resident:
-            # It may be resident only because it was read now.
-            number = page_of(self.at)
-            broadcast.cold.doubt(range(number, number + 1))
         return True
+
+    def _place_of(self, number: int) -> Cursor:
+        """The place of an entry. Its page may be resident afterwards because it was read here."""
+        view, cold = self._broadcast.view, self._broadcast.cold
+        if number < view.head.entries:
+            page = view.page_holding(number)
+            start = page_start(page)
+            if not cold.resident(start, min(PAGE_SIZE, view.head.length - start)):
+                cold.doubt(range(page, page + 1))
+        return view.cursor(number)
 
     def _move(self, cursor: Cursor) -> None:
         filtered = self._filtered
@@ -457,6 +462,8 @@ class Sender:
         number, cold = page_of(start), self._broadcast.cold
         if number == page_of(self.cursor.offset) or page_start(number) in cold.warm:
             return False
+        if self.at > self.cursor.offset:
+            return False  # it was examined before the entry was begun
         if far:
             cold.doubt(range(number, number + 1))
         if not cold.checks.doubted(number):

@@ -116,8 +116,10 @@ class PageVerifier:
     def verify_last_page(self, head: Head, known: EndSum | None) -> None:
         """Compare the entries of the last page up to `head` with what a record knows of them. If
         they differ, reads of this page raise `DamagedPage`."""
-        self._bad_tail = None
-        if known is None or sums_up_to(self._file, head, known) is not None:
+        if known is None:
+            return
+        if sums_up_to(self._file, head, known) is not None:
+            self._bad_tail = None
             return
         page = last_page(head.length)
         self._bad_tail = DamagedPage(
