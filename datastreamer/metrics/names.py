@@ -175,6 +175,18 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_cold_reads_total": Metric(
         "counter", "Spans that were not in the page cache and were read ahead of sending."
     ),
+    "datastreamer_damaged_pages": Metric(
+        "gauge", "Pages that did not match their checksums when they were last compared.", "max"
+    ),
+    "datastreamer_scrub_pages_total": Metric(
+        "counter",
+        "Pages that the scrub examined, by result; unverified: a page without a checksum.",
+        labels=("result",),
+    ),
+    "datastreamer_scrub_bytes_total": Metric("counter", "Bytes that the scrub read."),
+    "datastreamer_scrub_age_seconds": Metric(
+        "gauge", "Time since the scrub last ended a full pass, or since it began its first.", "max"
+    ),
     # A relay's upstreams.
     "datastreamer_relay_lag_entries": Metric(
         "gauge",

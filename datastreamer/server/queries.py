@@ -217,9 +217,11 @@ class QueryAnswers:
     def _packed(self, number: int) -> bytes:
         return self._stream.reader.packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
 
-    async def _read(self, call: Callable[[int], T], number: int) -> T:
+    async def _read(
+        self, call: Callable[[int], T], number: int, last: Callable[[T], int] | None = None
+    ) -> T:
         """As `Broadcast.read`, for an answer that `send` checks against later changes."""
-        found = await self._broadcast.read(call, number)
+        found = await self._broadcast.read(call, number, last)
         await self._broadcast.settled()
         return found
 
@@ -259,7 +261,8 @@ class QueryAnswers:
         number = await self._bookmark(key)
         event = None
         if number is not None:
-            event = await self._read(self._stream.reader.first_event, number)
+            first_event = self._stream.reader.first_event
+            event = await self._read(first_event, number, lambda it: it.number if it else number)
         if event is None:
             return messages.OK + messages.NOT_FOUND
         return messages.OK + messages.encode_answer(event.number, event.type, event.data)

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from datastreamer.errors import DatastreamerError
+from datastreamer.errors import DamagedPage, DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.protocol import messages
@@ -256,11 +256,17 @@ class Session:
             self._scope.cancel()
             return
         known = isinstance(error, DatastreamerError)
+        level = logging.ERROR
+        if isinstance(error, DamagedPage):
+            # It is logged once, not for each of its clients.
+            level = logging.DEBUG
+            self._broadcast.cold.doubt(range(error.page, error.page + 1))
+            self._broadcast.cold.checks.found(error)
         self._counts.errors[type(error).__name__ if known else FAULT] += 1
         self.reason = self.reason or FAILED
         fields = {**self._end_fields(FAILED), "error": type(error).__name__}
         if known:
-            _log.error("%s: connection ended: %s", self.transport.peer, error, extra=fields)
+            _log.log(level, "%s: connection ended: %s", self.transport.peer, error, extra=fields)
         else:
             _log.error(
                 "%s: connection ended by an error in the server",

@@ -116,6 +116,11 @@ class StreamInternals:
         """As `range_sums.ensure_intact`."""
         ensure_intact(self._stream._file, first, end)
 
+    @property
+    def file(self) -> StreamFile:
+        """The open file, to compare its pages with their checksums (`new_verifier`, `end_sum`)."""
+        return self._stream._file
+
     # Records in the file.
 
     def put_publisher(self, source: PublisherRecord) -> None:

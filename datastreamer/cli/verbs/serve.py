@@ -94,8 +94,8 @@ def serve(
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
-            return DataStream.open(file, follow=True, index=options.backend)
-        return creation.open(file, sync=options.sync, index=options.backend)
+            return DataStream.open(file, follow=True, index=options.backend, verify="never")
+        return creation.open(file, sync=options.sync, index=options.backend, verify="never")
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(

@@ -70,7 +70,9 @@ class ChangeReports:
         if changes is None or any((c.stop or c.start + 1) != c.start + 1 for c in changes):
             raise ChangesForgotten
         try:
-            reports, upto = await broadcast.cold.run(self._reports, changes)
+            reports, upto = await broadcast.cold.run_verified(
+                self._reports, changes, lambda _: self._pages(changes)
+            )
         except (DamagedFile, UnknownEntry):
             if broadcast.outdated() or stream.recorded_epoch != epoch:
                 return b""
@@ -91,6 +93,12 @@ class ChangeReports:
             return FollowBegun(Reports.ALL, ours, since, epoch).pack()
         self._reported = epoch
         return FollowBegun(Reports.UNKNOWN, ours, epoch, epoch).pack()
+
+    def _pages(self, changes: Sequence[Change]) -> set[int]:
+        """The pages of updated entries whose reports were just read."""
+        pages_of = self._broadcast.pages_of
+        starts = [change.start for change in changes if change.stop is not None]
+        return {page for start in starts for page in pages_of(start, start)}
 
     def _reports(self, changes: Sequence[Change]) -> tuple[bytes, int]:
         """Reports of the first of the changes, and the epoch up to which they go."""

@@ -23,7 +23,7 @@ from datastreamer.errors import (
     StreamFileError,
     UnknownEntry,
 )
-from datastreamer.format import Header
+from datastreamer.format import Header, page_of
 from datastreamer.storage.disk.file_ops import (
     Disk,
     File,
@@ -172,13 +172,15 @@ class StreamFile:
 
     def records(self) -> RecordSource | None:
         """The checksums of the pages; None if only a descriptor is known."""
+        return self.stored_records()
+
+    def stored_records(self) -> RecordSource | None:
+        """As `records`, read from the sidecar without the lock, also by its writer's process."""
         if self._records is None:
-            named = self._named
-            if named is None and self.opened_by is not None:
-                named = self.opened_by.disk, journal.path_of(self.opened_by.absolute)
-            if named is None:
+            place = self._place()
+            if place is None:
                 return None
-            self._records = SidecarRecords(*named, self.file, self._recorded_state)
+            self._records = SidecarRecords(*place, self.file, self._recorded_state)
         return self._records
 
     def visible_sum(self) -> tuple[Head, EndSum | None]:
@@ -186,6 +188,12 @@ class StreamFile:
         with self.lock:
             head, record = self.reader.head, HeaderPage(self.page).record
             return head, None if record is None else record.sum_at(head)
+
+    def _place(self) -> tuple[Disk, str] | None:
+        """The path beside which sidecar and journal are; None if only a descriptor is known."""
+        if self._named is None and self.opened_by is not None:
+            return self.opened_by.disk, journal.path_of(self.opened_by.absolute)
+        return self._named
 
     def _recorded_state(self) -> tuple[bytes, int | None]:
         return self.stream_id, self.recorded_epoch
@@ -197,14 +205,43 @@ class StreamFile:
             read_ahead(self.file, True)
         if verify == "never" or records is None:
             return
-        self.verifier = verifier = PageVerifier(
-            self.file, self.path, records, lambda: self.reader.head
-        )
+        self.verifier = verifier = self._new_verifier(records)
+        self._data = VerifiedFile(self.file, verifier, cold_only=verify == "cold")
+        self.reader = self.new_reader()
+
+    def new_verifier(self) -> PageVerifier | None:
+        """Compares pages when its owner asks for it, without the lock; None if only a descriptor is
+        known. The owner calls its `forget`."""
+        records = self.stored_records()
+        return None if records is None else self._new_verifier(records)
+
+    def _new_verifier(self, records: RecordSource) -> PageVerifier:
+        verifier = PageVerifier(self.file, self.path, records, lambda: self.reader.head)
         known, head = self._end_sum
         if not self._unsettled and head == self.reader.head:
             verifier.verify_last_page(head, known)
-        self._data = VerifiedFile(self.file, verifier, cold_only=verify == "cold")
-        self.reader = self.new_reader()
+        return verifier
+
+    def ensure_undamaged(self, number: int) -> None:
+        """Compare the page that an entry was just looked up in. Raises `DamagedPage`."""
+        place, verifier = self.reader.page_with(number), self.new_verifier()
+        if place is not None and verifier is not None:
+            verifier.verify(page_of(place[0]))
+
+    def end_sum(self) -> tuple[Head, EndSum] | None:
+        """The head, and what the header page knows of the entries up to it; None if it knows
+        nothing, or entries are being changed."""
+        head, page = self.head, HeaderPage.of(self.file)
+        record = page.record
+        if record is None or page.changing or self._is_updated():
+            return None
+        known = record.sum_at(head)
+        return None if known is None else (head, known)
+
+    def _is_updated(self) -> bool:
+        """Whether the journal of an update is beside the file."""
+        place = self._place()
+        return place is not None and place[0].exists(place[1] + journal.SUFFIX)
 
     def new_reader(self) -> Reader:
         """A reader of the file with its own head, which its owner moves."""

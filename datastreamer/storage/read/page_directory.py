@@ -105,6 +105,16 @@ class Pages:
                     return table
             raise damage from None
 
+    def holding(self, head: Head, number: int) -> int:
+        """The page that holds entry `number`, whose content is not read.
+
+        Raises `UnknownEntry`, `DamagedEntry`.
+        """
+        if not 0 <= number < head.entries:
+            raise UnknownEntry(number, head.entries)
+        with self._guard:
+            return self._page_holding(head, number)
+
     def _tabulate(self, head: Head, page: int, number: int) -> PageTable:
         """The page's table, at least up to `number`, as far as the head allows now. Damage after
         `number` is not examined. Requires the guard."""

@@ -204,6 +204,13 @@ class Reader:
                 return None
         return start, min(behind, head.length) - start
 
+    def page_holding(self, number: int) -> int:
+        """The page of entry `number`, found by the first entries of pages alone."""
+        return self._steadily(self._page_holding, number)
+
+    def _page_holding(self, state: _ReaderState, number: int) -> int:
+        return state.pages.holding(state.head, number)
+
     def entry(self, number: int) -> Entry:
         near, at, size = self._find(number)
         kind = ENTRY_HEAD_STRUCT.unpack_from(near, at)[2]

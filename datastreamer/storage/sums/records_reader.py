@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -27,7 +28,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class SidecarRecords:
-    """The records beside one stream file."""
+    """The records beside one stream file. Safe to use from several threads."""
 
     def __init__(
         self, disk: Disk, path: str, file: File, state: Callable[[], tuple[bytes, int | None]]
@@ -43,6 +44,8 @@ class SidecarRecords:
         # When to look again for a header that is about the stream, and the epoch of the last look.
         self._look_at = 0.0
         self._looked_for: int | None = None
+        # Held while the sidecar is opened: a second descriptor would never be closed.
+        self._opening = threading.Lock()
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
@@ -77,8 +80,18 @@ class SidecarRecords:
         file, header = self._file, self._header
         if file is not None and header is not None and _is_about(header, stream_id, epoch):
             return file, header
+        if epoch is None:
+            return None
+        with self._opening:
+            return self._look_again(stream_id, epoch)
+
+    def _look_again(self, stream_id: bytes, epoch: int) -> tuple[SumsFile, SumsHeader] | None:
+        """Open the sidecar, or read its header again."""
+        file, header = self._file, self._header
+        if file is not None and header is not None and _is_about(header, stream_id, epoch):
+            return file, header
         now = time.monotonic()
-        if epoch is None or (now < self._look_at and epoch == self._looked_for):
+        if now < self._look_at and epoch == self._looked_for:
             return None
         self._look_at, self._looked_for = now + _AGAIN_SECONDS, epoch
         try:

@@ -6,6 +6,7 @@ has them, a reader reads the sidecar. What cannot be compared is not damaged.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -126,7 +127,10 @@ class PageVerifier:
     def verify_last_page(self, head: Head, known: EndSum | None) -> None:
         """Compare the entries of the last page up to `head` with what a record knows of them. If
         they differ, reads of this page raise `DamagedPage`."""
-        if known is None or sums_up_to(self._file, head, known) is not None:
+        if known is None:
+            return
+        if sums_up_to(self._file, head, known) is not None:
+            self._bad_tail = None
             return
         page = last_page(head.length)
         self._tail = head, known
@@ -139,15 +143,26 @@ class PageVerifier:
             head.entries,
         )
 
-    def verify(self, page: int) -> bool:
-        """Compare a page with its checksum; False if it has none. Raises `DamagedPage`."""
+    @property
+    def damaged_last_page(self) -> int | None:
+        """The last page at the time of `verify_last_page`, if its entries differed."""
+        return None if self._bad_tail is None else self._bad_tail.page
+
+    def verify(self, page: int, file: Readable | None = None) -> bool:
+        """Compare a page with its checksum; False if it has none. `file` reads the same file in
+        another way. Raises `DamagedPage`, also if the disk cannot read the page, and `OSError`."""
         last = last_page(self._end().length)
         if page >= last:
             if self._bad_tail is not None and self._bad_tail.page == page:
                 self._raise_unless_restored(self._bad_tail)
             return False
         self._doubtful.add(page)
-        known, why = compare(self._file, self._records, page)
+        try:
+            known, why = compare(file or self._file, self._records, page)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            known, why = self._records.get(page), "the disk cannot read it"
         if why and known is not None:
             first = self._records.first_number(page)
             raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
