@@ -177,7 +177,7 @@ class StreamFile:
     def stored_records(self) -> RecordSource | None:
         """As `records`, read from the sidecar without the lock, also by its writer's process."""
         if self._records is None:
-            place = self._place()
+            place = self.place()
             if place is None:
                 return None
             self._records = SidecarRecords(*place, self.file, self._recorded_state)
@@ -189,8 +189,9 @@ class StreamFile:
             head, record = self.reader.head, HeaderPage(self.page).record
             return head, None if record is None else record.sum_at(head)
 
-    def _place(self) -> tuple[Disk, str] | None:
-        """The path beside which sidecar and journal are; None if only a descriptor is known."""
+    def place(self) -> tuple[Disk, str] | None:
+        """The path beside which the stream's other files are, and its disk; None if only a
+        descriptor is known."""
         if self._named is None and self.opened_by is not None:
             return self.opened_by.disk, journal.path_of(self.opened_by.absolute)
         return self._named
@@ -240,7 +241,7 @@ class StreamFile:
 
     def _is_updated(self) -> bool:
         """Whether the journal of an update is beside the file."""
-        place = self._place()
+        place = self.place()
         return place is not None and place[0].exists(place[1] + journal.SUFFIX)
 
     def new_reader(self) -> Reader:

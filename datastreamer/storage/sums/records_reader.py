@@ -31,7 +31,13 @@ class SidecarRecords:
     """The records beside one stream file. Safe to use from several threads."""
 
     def __init__(
-        self, disk: Disk, path: str, file: File, state: Callable[[], tuple[bytes, int | None]]
+        self,
+        disk: Disk,
+        path: str,
+        file: File,
+        state: Callable[[], tuple[bytes, int | None]],
+        *,
+        again_seconds: float = _AGAIN_SECONDS,
     ) -> None:
         """`path` is that of the stream, symbolic links resolved. `state()` is the stream's id and
         the epoch in its file (None: a program that keeps no records wrote it last)."""
@@ -46,6 +52,7 @@ class SidecarRecords:
         self._looked_for: int | None = None
         # Held while the sidecar is opened: a second descriptor would never be closed.
         self._opening = threading.Lock()
+        self._again_seconds = again_seconds
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
@@ -57,12 +64,7 @@ class SidecarRecords:
         if found is not None:
             file, header = found
             with contextlib.suppress(OSError):
-                return [
-                    record if record and record.known and page < header.trusted else None
-                    for page, record in enumerate(
-                        file.get_many(first, stop, header.stream_id), first
-                    )
-                ]
+                return relied_on(file.get_many(first, stop, header.stream_id), first, header)
         return [None] * (stop - first)
 
     def first_number(self, page: int) -> int:
@@ -78,7 +80,7 @@ class SidecarRecords:
     def _usable(self) -> tuple[SumsFile, SumsHeader] | None:
         stream_id, epoch = self._state()
         file, header = self._file, self._header
-        if file is not None and header is not None and _is_about(header, stream_id, epoch):
+        if file is not None and header is not None and is_about(header, stream_id, epoch):
             return file, header
         if epoch is None:
             return None
@@ -88,12 +90,12 @@ class SidecarRecords:
     def _look_again(self, stream_id: bytes, epoch: int) -> tuple[SumsFile, SumsHeader] | None:
         """Open the sidecar, or read its header again."""
         file, header = self._file, self._header
-        if file is not None and header is not None and _is_about(header, stream_id, epoch):
+        if file is not None and header is not None and is_about(header, stream_id, epoch):
             return file, header
         now = time.monotonic()
         if now < self._look_at and epoch == self._looked_for:
             return None
-        self._look_at, self._looked_for = now + _AGAIN_SECONDS, epoch
+        self._look_at, self._looked_for = now + self._again_seconds, epoch
         try:
             if file is None:
                 self._file = file = SumsFile.open(self._disk, self._path, self._stream.access())
@@ -104,7 +106,7 @@ class SidecarRecords:
             return None
         except OSError:
             return None
-        if file is None or header is None or not _is_about(header, stream_id, epoch):
+        if file is None or header is None or not is_about(header, stream_id, epoch):
             return None
         if header.file_id != identity_of(self._stream, stream_id):
             return None
@@ -112,5 +114,14 @@ class SidecarRecords:
         return file, header
 
 
-def _is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:
+def is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:
+    """Whether the records are those of the stream with this id at this epoch."""
     return header.stream_id == stream_id and epoch in (header.epoch, header.next_epoch)
+
+
+def relied_on(found: list[PageSum | None], first: int, header: SumsHeader) -> list[PageSum | None]:
+    """The records of the pages from `first` on, without those that cannot be relied on."""
+    return [
+        each if each is not None and each.known and page < header.trusted else None
+        for page, each in enumerate(found, first)
+    ]
