@@ -468,7 +468,7 @@ class ClientConnection(Receiving):
         return hashed
 
     def _sums(self) -> Event | None:
-        command = self._due(SumsQuery, "checksums")
+        command = self._due(SumsQuery, "a packet of checksums")
         if self._lacks(PAGE_SUMS_STRUCT.size):
             return None
         length = self._packet_length()

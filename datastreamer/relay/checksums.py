@@ -177,6 +177,9 @@ class ReceivedCheck:
         are to be compared; whether more are known now. `stop` is the end of what was received."""
         if time.monotonic() < self._ask_at or not (self._again or finished > self._known_to):
             return False
+        if not self._again and not self._ranges:
+            # Pages without a checksum are left uncompared.
+            self._next = max(self._next, self._stream._internals.next_entry)
         self._again, before = False, self._known_to
         for _ in range(2):
             found = trio.from_thread.run(self._request, self._next)
@@ -184,7 +187,7 @@ class ReceivedCheck:
             if found is None or self._known_to > before or not finished:
                 break
             time.sleep(_MOMENT_SECONDS)
-        if self._known_to < finished and self._known_to <= before:
+        if finished > self._known_to and self._known_to <= before:
             self._try_later(again=False)
         return bool(self._ranges)
 
@@ -241,7 +244,11 @@ class ReceivedCheck:
         if agreement is not None and applier.uncompared and known.first < agreement.high:
             # These may have missed an update: they are compared by hashes.
             return True
-        raise UpstreamDamaged(
+        what = (
             f"entries {known.first} to {known.end - 1} received from {self.client.peer} do not "
-            f"match its checksum of them: they are damaged in its file, or were on their way here"
+            "match its checksum: they are damaged in its file, or were damaged on their way here"
         )
+        stored = min(self._stream._internals.next_entry, known.end)
+        if known.first < stored:
+            what += f"; entries {known.first} to {stored - 1} had been stored before"
+        raise UpstreamDamaged(what)
