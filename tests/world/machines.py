@@ -80,11 +80,12 @@ class Program:
         """End it now; `silently` its system ends too, and sends nothing."""
         self._silently = silently
         self.disk.end()
-        self._scope.cancel()
 
     def _gone(self) -> None:
         self._accept = None
         self.machine.network.forget(self.machine.name, silently=self._silently)
+        # Also where a cleanup replaces the exception that ends it.
+        self._scope.cancel()
 
     async def run(self) -> None:
         token = boot_here.set(lambda: self.machine.disk.boot)

@@ -258,6 +258,8 @@ class Model:
 
     def update(self, number: int) -> tuple[Item, int]:
         """The next version of entry `number`, which an operator is about to write."""
+        # A client that was not connected finds another entry.
+        self.rewritten = True
         piece = self.history[number]
         version = self._current[piece] + 1
         self._versions[piece].add(version)

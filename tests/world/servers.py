@@ -25,7 +25,7 @@ from datastreamer.storage.write.durability import SyncPolicy
 from datastreamer.transport.server_stream import SocketTransport
 from tests.storage.lab.image import Image
 from tests.storage.lab.model import abandon
-from tests.world.machines import Machine, Program
+from tests.world.machines import Accept, Machine, Program
 from tests.world.model import Model
 
 PATH = "/stream.bin"
@@ -36,6 +36,7 @@ BACKOFF = Backoff(0.1, 2.0)
 _log = logging.getLogger(__name__)
 _LIMITS = Limits(write_timeout=20.0, handshake_timeout=30.0, command_timeout=20.0)
 _RETRY_SECONDS = 1.0
+_FILE_BYTES = 128 << 10
 
 
 @dataclass
@@ -56,13 +57,15 @@ class Origin:
             self.stream = stream
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.server.run, [])
-                program.listen(_serve(lambda: self.server))
+                program.listen(_serve(program, lambda: self.server))
         finally:
             self.stream = self.server = None
-            if program.alive:
-                stream.close()
-            else:
+            if not program.alive:
                 abandon(stream)
+            try:
+                stream.close()
+            except DatastreamerError as error:
+                _log.warning("the stream cannot be closed: %s", error)
 
     async def _open(self, program: Program) -> DataStream:
         while True:
@@ -94,13 +97,14 @@ class Origin:
         total = stream.total_entries
         ends = sorted(end for end in self.model.ends if end <= total)
         keep = ends[int(share * (len(ends) - 1))] if ends else 0
-        return self._change(lambda: self._truncate(stream, keep))
+        return self._change(lambda: self._truncate(stream, machine, keep))
 
-    def _truncate(self, stream: DataStream, keep: int) -> None:
+    def _truncate(self, stream: DataStream, machine: Machine, keep: int) -> None:
         stream._internals.lend(self)
         stream._internals.end_lease(self)
         self.model.truncate(keep)
         stream.truncate(keep)
+        self.model.look_anew(image_of(machine))
 
     def update(self, machine: Machine, at: int) -> bool:
         """Update an event in place; False if that is not possible now."""
@@ -161,17 +165,31 @@ class RelayProgram:
                     _log.warning("the relay has ended: %s", error)
                     return
                 self.relay = relay
-                program.listen(_serve(lambda: relay.server))
+                program.listen(_serve(program, lambda: relay.server))
         finally:
             self.relay = None
             if relay.stream is not None and not program.alive:
                 abandon(relay.stream)
 
 
-def _serve(server: Callable[[], Server | None]) -> Callable[[socket.socket, str], object]:
+class SimTransport(SocketTransport):
+    """A server's end of a connection. The file that it sends from is on a simulated disk."""
+
+    def __init__(self, connection: socket.socket, peer: str, program: Program) -> None:
+        super().__init__(connection, peer)
+        self._program = program
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        data = image_of(self._program.machine).read(min(count, _FILE_BYTES), offset)
+        if count and not data:
+            raise EOFError(f"the file ends at byte {offset}")
+        return self.send_now(data)
+
+
+def _serve(program: Program, server: Callable[[], Server | None]) -> Accept:
     async def serve(connection: socket.socket, peer: str) -> None:
         serving = server()
-        transport = SocketTransport(connection, peer)
+        transport = SimTransport(connection, peer, program)
         if serving is None:
             await transport.close()
         else:

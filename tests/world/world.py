@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import random
 import tempfile
@@ -40,7 +39,7 @@ from tests.world.machines import Machine, Program
 from tests.world.model import Model, Wrong
 from tests.world.network import Network
 from tests.world.servers import ORIGIN, Origin, RelayProgram, image_of
-from tests.world.trace import Trace
+from tests.world.trace import Trace, logged
 
 BOUND_SECONDS = 120.0
 """Within this time after the last fault everybody has everything."""
@@ -72,7 +71,7 @@ class World:
         self.chance = chance
         self.time = sim_time
         self.trace = Trace(sim_time.monotonic)
-        self.model = Model(durable=plan.sync == "commit" and plan.relay_sync == "commit")
+        self.model = Model(durable=plan.sync == "commit")
         self.machines: dict[str, Machine] = {}
         self.relays: dict[str, RelayProgram] = {}
         self.publishers: list[PublisherProgram] = []
@@ -93,6 +92,7 @@ class World:
                 self.network = Network(nursery, self.chance, self.trace)
                 drivers = Drivers(self.network)
                 stack.enter_context(drivers.replaced(self.time))
+                stack.enter_context(logged(self.trace, name_here))
                 self._build(drivers, token_file)
                 nursery.start_soon(self._watch)
                 await trio.sleep(_START_SECONDS)
@@ -187,6 +187,7 @@ class World:
 
     def power(self, event: Event) -> None:
         machine = self._pick(event)
+        self._may_lose(machine)
         self._in_background(machine.cut_power, Cut(event.mode, event.more), event.seconds)
 
     def crash(self, event: Event) -> None:
@@ -214,7 +215,15 @@ class World:
         machine = self._server(event)
         if machine.program is not None:
             machine.program.disk.interruption = coming
+        if coming.error is not None:
+            self._may_lose(machine)
         return machine
+
+    def _may_lose(self, machine: Machine) -> None:
+        """What its clients have received may not be on its disk."""
+        plan = self.plan
+        if (plan.sync if machine.name == ORIGIN else plan.relay_sync) != "commit":
+            self.model.rewritten = True
 
     def stop(self, event: Event) -> None:
         machine = self._server(event)
@@ -309,9 +318,13 @@ class World:
     async def _settle(self) -> None:
         self.trace.note("faults are over")
         self.network.heal()
-        for machine in self.machines.values():
-            if machine.program is not None:
-                machine.program.disk.interruption = None
+        for machine in self._servers():
+            program = machine.program
+            if program is not None:
+                program.disk.interruption = None
+                if program.disk.refusals:
+                    # What it may not be able to continue from, an operator gets over.
+                    self._nursery.start_soon(machine.kill, 0.0)
         if not any(publisher.active for publisher in self.publishers):
             self.publishers[0].active = True
         await trio.sleep(_PUBLISH_SECONDS)
@@ -336,12 +349,14 @@ class World:
             return f"the origin shows {self.origin.stream.total_entries} of {total} entries"
         for name, program in self.relays.items():
             relay = program.relay
-            if relay is None or relay.total_entries != total or not relay.caught_up:
+            if relay is None or relay.total_entries != total:
                 return f"{name} has {relay and relay.total_entries} of {total} entries"
+            if not relay.caught_up:
+                return f"{name} is not caught up: {[s.lost for s in relay.download.states]}"
             if relay.download.uncompared:
                 return f"{name} has {relay.download.uncompared} entries to compare"
         for client in self.clients:
-            if client.seen.next != total:
+            if not self.model.is_complete(client.seen):
                 return f"{client.name} at {client.server} has {client.seen.next} of {total} entries"
         return None
 
@@ -391,8 +406,6 @@ def run(plan: Plan, *, trace: bool = False) -> Outcome:
         finally:
             seconds = trio.current_time() - start
 
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
     try:
         clock.run(main, chance)
     except BaseException as error:
@@ -401,7 +414,6 @@ def run(plan: Plan, *, trace: bool = False) -> Outcome:
         print(f"run({plan!r})")
         raise first_failure(error) from None
     finally:
-        logging.disable(level)
         gc.collect()
     world = worlds[0]
     return Outcome(
