@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import IndexFailed, NotFound, StreamFileError
+from datastreamer.errors import DamagedEntry, IndexFailed, NotFound, StreamFileError
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.interface import (
@@ -56,6 +56,8 @@ class IndexBuilder:
         self.closing = False
         # Whether the last attempt failed.
         self.failing = False
+        # The first damage that the index was built around.
+        self.damage: DamagedEntry | None = None
         # The current thread, and a reader's earlier ones that have not noticed yet that their index
         # was dropped.
         self.thread: threading.Thread | None = None
@@ -88,6 +90,7 @@ class IndexBuilder:
         """Empty the index and build it again from the file."""
         with self._trusted.urgently():
             self._trusted.reset()
+            self.damage = None
         self._catch_up()
 
     # The thread.
@@ -225,13 +228,15 @@ class IndexBuilder:
         trusted = self._trusted
         if not trusted.skips_damage:
             return trusted.reader.run(cursor)
-        batch, following = run_or_skip(trusted.reader, cursor)
-        if batch is None:
-            _log.error(
-                "%s: entries %d to %d cannot be read; bookmarks among them are not in the index",
-                *(trusted.path, cursor.number, following.number - 1),
-            )
-        return batch, following
+        found, following = run_or_skip(trusted.reader, cursor)
+        if not isinstance(found, DamagedEntry):
+            return found, following
+        self.damage = self.damage or found
+        _log.error(
+            "%s: entries %d to %d cannot be read; bookmarks among them are not in the index",
+            *(trusted.path, cursor.number, following.number - 1),
+        )
+        return None, following
 
     def _catch_up_some(self) -> bool:
         """Index the next part in one transaction; False if nothing was left to do."""

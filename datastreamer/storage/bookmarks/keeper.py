@@ -62,8 +62,14 @@ class BookmarkKeeper:
         self.builder.wait()
 
     def rebuild(self) -> None:
-        """Empty the index and build it again from the file."""
+        """Empty the index and build it again from the file. It lacks bookmarks that cannot be read:
+        see `damage`."""
         self.builder.rebuild()
+
+    @property
+    def damage(self) -> DamagedEntry | None:
+        """The first damage that keeps bookmarks from being in the index; None if none was met."""
+        return self.builder.damage
 
     def close(self) -> None:
         """Stop the thread, write the waiting bookmarks, close the index."""

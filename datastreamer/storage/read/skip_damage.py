@@ -12,13 +12,13 @@ from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 
 
-def run_or_skip(reader: Reader, cursor: Cursor) -> tuple[EntryBatch | None, Cursor]:
-    """As `reader.run`. If no entry can be read at the cursor: None, and the place of the next one
-    that can be read, or the end of the stream."""
+def run_or_skip(reader: Reader, cursor: Cursor) -> tuple[EntryBatch | DamagedEntry, Cursor]:
+    """As `reader.run`. If no entry can be read at the cursor: the error, and the place of the next
+    one that can be read, or the end of the stream."""
     try:
         return reader.run(cursor)
-    except DamagedEntry:
-        return None, _after_damage(reader, cursor)
+    except DamagedEntry as damage:
+        return damage, _after_damage(reader, cursor)
 
 
 def _after_damage(reader: Reader, cursor: Cursor) -> Cursor:
@@ -39,6 +39,6 @@ def lost_entries(reader: Reader) -> Iterator[tuple[int, int]]:
     cursor, head = Cursor(HEADER_PAGE_SIZE, 0), reader.head
     while cursor.number < head.entries:
         first = cursor.number
-        batch, cursor = run_or_skip(reader, cursor)
-        if batch is None and cursor.number > first:
+        found, cursor = run_or_skip(reader, cursor)
+        if isinstance(found, DamagedEntry) and cursor.number > first:
             yield first, cursor.number
