@@ -22,7 +22,10 @@ def reindex(file: FileArgument) -> None:
     if you suspect that the index is wrong. Of a damaged stream, the bookmarks in other pages are
     indexed, and the exit code is 1.
     """
-    with logs.hold_index_errors(), DataStream.open(file, index=LMDB_ANEW) as stream:
+    with (
+        logs.hold_index_errors(),
+        DataStream.open(file, index=LMDB_ANEW, verify="always") as stream,
+    ):
         rebuild(stream)
         logs.say(
             f"{file}: indexed {len(stream.bookmarks):,} different bookmarks of "
