@@ -99,7 +99,7 @@ class Scrub:
             if turn.examined:
                 self._counts.scrub_bytes += PAGE_SIZE
                 self._count(broadcast, turn.error)
-                # A delay is not made up for.
+                # After a delay the rate stays the same.
                 due = max(due, trio.current_time()) + PAGE_SIZE / self.rate
             await trio.sleep_until(due)
         await self._examine_last_page(broadcast)
