@@ -235,7 +235,7 @@ class QueryAnswers:
             try:
                 with contextlib.suppress(UnknownBookmark):
                     if stream.bookmarks.unread() > _INLINE_SCAN:
-                        number = await trio.to_thread.run_sync(stream.bookmark, key)
+                        number = await trio.to_thread.run_sync(self._scan, key)
                     elif not broadcast.cold.index_at_hand:
                         number = await broadcast.cold.run(self._look_up, key)
                     else:
@@ -250,6 +250,11 @@ class QueryAnswers:
             await broadcast.settled()
             if stream.epoch == epoch:
                 return number
+
+    def _scan(self, key: bytes) -> int:
+        """A look-up that reads entries which are not indexed yet."""
+        self._broadcast.cold.checks.compare(self._broadcast.doubt_unindexed())
+        return self._stream.bookmark(key)
 
     def _look_up(self, key: bytes) -> int:
         return self._broadcast.cold.look_up(self._stream.bookmark, key)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from datastreamer.errors import DamagedFile, NotFound, StreamFileError
-from datastreamer.format import PAGE_SIZE, page_of, page_start
+from datastreamer.format import page_of, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.page_cache import ColdReads, pages_between
@@ -96,15 +96,17 @@ class Broadcast:
         self._looked_at = 0.0
         # Set when a client waits for commits.
         self._company = trio.Event()
-        self._doubt_cold_tail()
+        if stream.writable:
+            self.doubt_unindexed()
 
-    def _doubt_cold_tail(self) -> None:
-        """Near the head the residency of pages is not examined later."""
-        cold, length = self.cold, self.view.head.length
-        for page in pages_between(max(length - COPIED_TAIL, page_start(0)), length):
-            start = page_start(page)
-            if not cold.resident(start, min(PAGE_SIZE, length - start)):
-                cold.doubt(range(page, page + 1))
+    def doubt_unindexed(self) -> range:
+        """The pages that this process reads to index bookmarks: they are compared before they are
+        sent, because they will be resident."""
+        length = self.stream.reader.head.length
+        unread = self.stream.bookmarks.unread()
+        pages = pages_between(max(length - unread, page_start(0)), length) if unread else range(0)
+        self.cold.doubt(pages)
+        return pages
 
     async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
         """Make a pass whenever `wakeup` is readable, forever. When another process has changed

@@ -98,7 +98,10 @@ class ColdReads:
     def doubt(self, pages: range) -> None:
         """Compare these pages before their bytes are sent, resident or not."""
         self.checks.doubt(pages)
-        self.warm.difference_update(page_start(page) for page in pages)
+        if len(pages) < len(self.warm):
+            self.warm.difference_update(map(page_start, pages))
+        else:
+            self.warm.difference_update([at for at in list(self.warm) if page_of(at) in pages])
 
     async def read(self, start: int, count: int) -> None:
         """Read `count` bytes from `start` in a thread, compare the page of `start`, and begin to

@@ -62,6 +62,10 @@ class PageChecks:
         """The number of pages that can be compared: those before the last one."""
         return 0 if self.file is None else last_page(self.file.head.length)
 
+    def can_differ(self, page: int) -> bool:
+        """Whether the page can be compared, or is known to be damaged."""
+        return page < self.whole or self.doubted(page)
+
     def doubted(self, page: int) -> bool:
         """Whether the page is to be compared before its bytes are sent, resident or not."""
         states = self._states

@@ -305,9 +305,7 @@ class Sender:
         far = self.cursor.offset < view.head.length - COPIED_TAIL
         by_file = far and self.transport.socket_fd is not None
         broadcast.backlog_turns += far
-        if (far or broadcast.cold.checks.doubted(page_of(self.cursor.offset))) and (
-            await self._warmed()
-        ):
+        if broadcast.cold.checks.can_differ(page_of(self.cursor.offset)) and await self._warmed():
             return
         if self._bounds.announces_at(self.cursor.number):
             if broadcast.outdated():
@@ -316,7 +314,7 @@ class Sender:
         try:
             if by_file and self.span is None and not self.half_sent:
                 span = view.span(self.cursor)
-                if self._enters(span.start, far=far):
+                if self._enters(span.start):
                     return
                 self.span = self._bounds.cut_span(span)
                 self.at = self.span.start
@@ -335,7 +333,7 @@ class Sender:
             if broadcast.outdated():
                 return
             raise
-        if broadcast.outdated() or self._enters(chunk.start, far=far):
+        if broadcast.outdated() or self._enters(chunk.start):
             return
         chunk = self._bounds.cut_chunk(chunk)
         at = max(self.at, chunk.start)
@@ -428,6 +426,9 @@ class Sender:
         start = self.cursor.offset if span is None else self.at
         number = page_of(start)
         page = page_start(number)
+        if span is None and cold.checks.can_differ(number + 1):
+            # `_enters` asks, after bytes of that page were read.
+            cold.is_warm(page_start(number + 1), PAGE_SIZE)
         if page in cold.warm:
             return False
         if span is None:
@@ -439,9 +440,6 @@ class Sender:
         # If memory is so short that the pages were evicted again, they are sent anyway.
         if start == self._warm and not doubted:
             return False
-        if self.transport.socket_fd is None and span is None:
-            # `_enters` asks, after bytes of that page were read.
-            cold.is_warm(page_start(number + 1), PAGE_SIZE)
         resident = cold.resident(start, count)
         if resident and not doubted:
             if start <= page + ENTRY_HEAD_SIZE and span is None:
@@ -456,7 +454,7 @@ class Sender:
                 raise
         return True
 
-    def _enters(self, start: int, *, far: bool) -> bool:
+    def _enters(self, start: int) -> bool:
         """Whether the next entry, at `start`, is in a page after the cursor's that has to be
         examined before it is sent; then the cursor is there, after the padding."""
         number, cold = page_of(start), self._broadcast.cold
@@ -464,10 +462,9 @@ class Sender:
             return False
         if self.at > self.cursor.offset:
             return False  # it was examined before the entry was begun
-        if far:
-            cold.doubt(range(number, number + 1))
-        if not cold.checks.doubted(number):
+        if not cold.checks.can_differ(number):
             return False
+        cold.doubt(range(number, number + 1))
         self.cursor = Cursor(start, self.cursor.number)
         self.at = start
         return True
