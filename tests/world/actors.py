@@ -118,7 +118,8 @@ class PublisherProgram:
                 self.takes_over = False
                 lease = publisher._engine.source.lease
                 self.around.trace.note("lease", self.name, publisher.epoch, lease.total_entries)
-                self.around.model.granted(publisher.epoch, lease.total_entries)
+                total, image = lease.total_entries, self.around.image()
+                self.around.model.granted(publisher.epoch, total, image)
                 self.unacknowledged.clear()
                 await self._operate(publisher, resumed, sleep)
         except (Fenced, SourceBusy) as error:

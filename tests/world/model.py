@@ -120,8 +120,9 @@ class Model:
         self.operations.append(made)
         return made
 
-    def granted(self, epoch: int, total: int) -> None:
+    def granted(self, epoch: int, total: int, image: Image) -> None:
         """A publisher has the lease: from entry `total` on, earlier epochs append nothing."""
+        self.look_anew(image)
         self._barriers.append((epoch, total))
         for number in range(total, len(self.history)):
             self._check_epoch(number, self.operations[self.history[number].op])
@@ -243,6 +244,14 @@ class Model:
                 raise Wrong(f"clients received {self.delivered} entries, {common} are left")
             self.rewritten = True
             self.delivered = common
+
+    def present_ends(self) -> list[int]:
+        """Where operations end in the stream as it is, and its start."""
+        found = [0]
+        for number, (op, at) in enumerate(self.history):
+            if at + 1 == len(self.operations[op].sizes):
+                found.append(number + 1)
+        return found
 
     def truncate(self, total: int) -> None:
         """An operator is about to truncate the stream to `total` entries."""

@@ -33,7 +33,8 @@ ORIGIN = "origin"
 LEASE_SECONDS = 6.0
 BACKOFF = Backoff(0.1, 2.0)
 
-_log = logging.getLogger(__name__)
+# Beside the package, so that the trace has it.
+_log = logging.getLogger("datastreamer.world")
 _LIMITS = Limits(write_timeout=20.0, handshake_timeout=30.0, command_timeout=20.0)
 _RETRY_SECONDS = 1.0
 _FILE_BYTES = 128 << 10
@@ -95,8 +96,8 @@ class Origin:
             return False
         self.model.look(image_of(machine))
         total = stream.total_entries
-        ends = sorted(end for end in self.model.ends if end <= total)
-        keep = ends[int(share * (len(ends) - 1))] if ends else 0
+        ends = [end for end in self.model.present_ends() if end <= total]
+        keep = ends[int(share * (len(ends) - 1))]
         return self._change(lambda: self._truncate(stream, machine, keep))
 
     def _truncate(self, stream: DataStream, machine: Machine, keep: int) -> None:
@@ -157,15 +158,16 @@ class RelayProgram:
             backoff=BACKOFF,
             look_seconds=5.0,
         )
-        try:
-            async with trio.open_nursery() as nursery:
-                try:
-                    await nursery.start(relay.run, [])
-                except DatastreamerError as error:
-                    _log.warning("the relay has ended: %s", error)
-                    return
-                self.relay = relay
+        self.relay = relay
+
+        class Started:
+            def started(self, _: object) -> None:
                 program.listen(_serve(program, lambda: relay.server))
+
+        try:
+            await relay.run([], task_status=Started())
+        except DatastreamerError as error:
+            _log.warning("the relay has ended: %s", error)
         finally:
             self.relay = None
             if relay.stream is not None and not program.alive:

@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from datastreamer.storage.write.durability import SyncPolicy
 from tests.storage.lab.cuts import Cut
 from tests.storage.lab.disk import Interruption
 from tests.storage.lab.image import Image
@@ -195,7 +196,10 @@ class World:
         self._interrupt(event, Interruption(event.more % 7, torn=torn))
 
     def refuse(self, event: Event) -> None:
-        evicts = Cut(event.mode, event.more) if event.more % 3 == 0 else None
+        # Where entries are visible before they are on disk, what the system then forgets of them
+        # is served: their pages are not whole, and no checksum covers them.
+        visible_first = self._sync_of(self._server(event)) != "commit"
+        evicts = Cut(event.mode, event.more) if event.more % 3 == 0 and not visible_first else None
         only = "sync" if event.more % 2 else ""
         error = ERRORS[event.more % len(ERRORS)]
         self._interrupt(event, Interruption(event.more % 5, error, only=only, evicts=evicts))
@@ -221,9 +225,11 @@ class World:
 
     def _may_lose(self, machine: Machine) -> None:
         """What its clients have received may not be on its disk."""
-        plan = self.plan
-        if (plan.sync if machine.name == ORIGIN else plan.relay_sync) != "commit":
+        if self._sync_of(machine) != "commit":
             self.model.rewritten = True
+
+    def _sync_of(self, machine: Machine) -> SyncPolicy:
+        return self.plan.sync if machine.name == ORIGIN else self.plan.relay_sync
 
     def stop(self, event: Event) -> None:
         machine = self._server(event)
