@@ -23,6 +23,7 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.sums.sidecar import PageSum, SumsHeader
 from tests.storage.steps import SteppedCommit, Writes
 
 PAGE = 1 << 20
@@ -95,6 +96,36 @@ def sum_at(content: bytes, head: Sequence[int], *, chained_from: int = 0) -> End
         at += size
     assert number == (entries - 1 if entries else None)
     return EndSum(chain, chained_from, xxhash.xxh3_128_digest(tail))
+
+
+def page_sums(path: Path) -> list[PageSum]:
+    """Compare `FILE.sums` with an independent reading of the stream; returns the records."""
+    content, packed = path.read_bytes(), path.with_name(path.name + ".sums").read_bytes()
+    record, chain, found = record_of(path), bytes(16), []
+    header = SumsHeader.unpack(packed)
+    assert header is not None
+    assert header.stream_id == record.stream_id
+    assert header.epoch == header.next_epoch == record.epoch
+    assert header.trusted == 2**64 - 1
+    entries: dict[int, list[tuple[int, int, int]]] = {}
+    for number, _, data, offset in scan_file(path):
+        entries.setdefault((offset - FIRST) // PAGE, []).append(
+            (number, offset, offset + 17 + len(data))
+        )
+    pages = sorted(entries)[:-1]
+    assert len(packed) == 512 + 64 * len(pages)
+    for page in pages:
+        start, stop = entries[page][0][1], entries[page][-1][2]
+        digest = xxhash.xxh3_128_digest(content[start:stop])
+        chain = xxhash.xxh3_128_digest(chain + digest)
+        padding = xxhash.xxh3_64_intdigest(content[stop : FIRST + (page + 1) * PAGE])
+        known = PageSum(chain, digest, entries[page][-1][0] + 1, stop - start, padding)
+        at = 512 + 64 * page
+        assert packed[at : at + 64] == known.pack(page, record.stream_id)
+        found.append(known)
+    assert record.after_sum.chain == chain
+    assert record.after_sum.chained_from == 0
+    return found
 
 
 def bookmarks_of(entries: Iterable[Scanned]) -> dict[bytes, int]:

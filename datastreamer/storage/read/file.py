@@ -172,13 +172,18 @@ class StreamFile:
     def records(self) -> RecordSource | None:
         """The checksums of the pages; None if only a descriptor is known."""
         if self._records is None:
-            named = self._named
-            if named is None and self.opened_by is not None:
-                named = self.opened_by.disk, journal.path_of(self.opened_by.absolute)
-            if named is None:
+            place = self.place()
+            if place is None:
                 return None
-            self._records = SidecarRecords(*named, self.file, self._recorded_state)
+            self._records = SidecarRecords(*place, self.file, self._recorded_state)
         return self._records
+
+    def place(self) -> tuple[Disk, str] | None:
+        """The path beside which the stream's other files are, and its disk; None if only a
+        descriptor is known."""
+        if self._named is None and self.opened_by is not None:
+            return self.opened_by.disk, journal.path_of(self.opened_by.absolute)
+        return self._named
 
     def _recorded_state(self) -> tuple[bytes, int | None]:
         return self.stream_id, self.recorded_epoch

@@ -46,15 +46,16 @@ class SidecarRecords:
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
+        return self.get_many(page, page + 1)[0]
+
+    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+        """The same for the pages from `first` up to, not including, `stop`."""
         found = self._usable()
-        if found is None:
-            return None
-        file, header = found
-        with contextlib.suppress(OSError):
-            record = file.get(page, header.stream_id)
-            if record is not None and record.known and page < header.trusted:
-                return record
-        return None
+        if found is not None:
+            file, header = found
+            with contextlib.suppress(OSError):
+                return relied_on(file.get_many(first, stop, header.stream_id), first, header)
+        return [None] * (stop - first)
 
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
@@ -69,7 +70,7 @@ class SidecarRecords:
     def _usable(self) -> tuple[SumsFile, SumsHeader] | None:
         stream_id, epoch = self._state()
         file, header = self._file, self._header
-        if file is not None and header is not None and _is_about(header, stream_id, epoch):
+        if file is not None and header is not None and is_about(header, stream_id, epoch):
             return file, header
         now = time.monotonic()
         if epoch is None or (now < self._look_at and epoch == self._looked_for):
@@ -85,7 +86,7 @@ class SidecarRecords:
             return None
         except OSError:
             return None
-        if file is None or header is None or not _is_about(header, stream_id, epoch):
+        if file is None or header is None or not is_about(header, stream_id, epoch):
             return None
         if header.file_id != identity_of(self._stream, stream_id):
             return None
@@ -93,5 +94,14 @@ class SidecarRecords:
         return file, header
 
 
-def _is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:
+def is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:
+    """Whether the records are those of the stream with this id at this epoch."""
     return header.stream_id == stream_id and epoch in (header.epoch, header.next_epoch)
+
+
+def relied_on(found: list[PageSum | None], first: int, header: SumsHeader) -> list[PageSum | None]:
+    """The records of the pages from `first` on, without those that cannot be relied on."""
+    return [
+        each if each is not None and each.known and page < header.trusted else None
+        for page, each in enumerate(found, first)
+    ]
