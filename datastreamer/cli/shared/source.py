@@ -127,8 +127,9 @@ class FileSource:
         self.name = path
         self._follow = follow
         try:
+            # What is printed or exported is right, also if its page was in the page cache.
             self.stream = DataStream.open(
-                path, stream_type=stream_type, read_only=True, follow=follow
+                path, stream_type=stream_type, read_only=True, follow=follow, verify="always"
             )
         except FileMissing:
             raise no_such_file(path) from None

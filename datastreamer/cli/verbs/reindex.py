@@ -19,9 +19,12 @@ def reindex(file: FileArgument) -> None:
     """Delete the bookmark index and rebuild it from the stream.
 
     A writer that opens a stream repairs a missing or lagging index by itself; use this command
-    if you suspect that the index is wrong.
+    if you suspect that the index is wrong. A page that does not match its checksum is an error.
     """
-    with logs.hold_index_errors(), DataStream.open(file, index=LMDB_ANEW) as stream:
+    with (
+        logs.hold_index_errors(),
+        DataStream.open(file, index=LMDB_ANEW, verify="always") as stream,
+    ):
         rebuild(stream)
         logs.say(
             f"{file}: indexed {len(stream.bookmarks):,} different bookmarks of "
