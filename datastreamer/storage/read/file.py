@@ -45,6 +45,7 @@ from datastreamer.storage.header.recovery import (
     undone_by,
 )
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.hashes import EndSum
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
 
@@ -188,6 +189,13 @@ class StreamFile:
     def _recorded_state(self) -> tuple[bytes, int | None]:
         return self.stream_id, self.recorded_epoch
 
+    @property
+    def end_sum(self) -> EndSum | None:
+        """What the commit record knows of the entries up to `head`, as of the last `refresh`; None
+        while they are being changed."""
+        record = HeaderPage(self.page).record
+        return None if record is None or self._unsettled else record.sum_at(self.head)
+
     def verify_reads(self, verify: Verify) -> None:
         """From now on `reader` compares pages with their checksums when it first reads them."""
         records = self.records()
@@ -201,7 +209,8 @@ class StreamFile:
         known, head = self._end_sum
         if not self._unsettled and head == self.reader.head:
             verifier.verify_last_page(head, known)
-        self._data = VerifiedFile(self.file, verifier, cold_only=verify == "cold")
+        cold = self.file.fileno() if verify == "cold" else None
+        self._data = VerifiedFile(self.file, verifier, cold=cold)
         self.reader = self.new_reader()
 
     def new_reader(self) -> Reader:
