@@ -39,6 +39,8 @@ _IDLE_SECONDS: Final = 5.0
 _MOMENT_SECONDS: Final = 0.01
 # Time after which checksums that the upstream did not have are requested again.
 _AGAIN_SECONDS: Final = 1.0
+# The same after a request that failed: a commit may have waited for the answer.
+_REFUSED_SECONDS: Final = 30.0
 
 
 class OpenOperation(Protocol):
@@ -208,7 +210,7 @@ class ReceivedCheck:
             if str(error) != self._logged:
                 self._logged = str(error)
                 _log.warning("what is received is not compared with checksums: %s", error)
-            self._try_later(again=False)
+            self._ask_at = time.monotonic() + _REFUSED_SECONDS
             return None
         self._logged = ""
         return found

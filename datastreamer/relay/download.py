@@ -14,7 +14,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -42,6 +41,7 @@ from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.truncation_point import truncation_point
 from datastreamer.relay.upstream import Joined, common_entries, ensure_undamaged, join
+from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.stream import DataStream
 
@@ -58,46 +58,6 @@ _CLOSED_ON_ASKING = 3
 _AVOIDED_FACTOR = 60
 # Number of ends of commits that are remembered.
 _COMMITS_KEPT = 10_000
-
-
-@dataclass(slots=True, eq=False)
-class UpstreamState:
-    """State of one upstream."""
-
-    upstream: Upstream
-    entries: int | None = None
-    """Its number of entries when last reported; None: never."""
-
-    set_aside: DatastreamerError | None = None
-    """Why it is not used any more until the relay is restarted."""
-
-    lost: str = ""
-    """Why it cannot be used now; empty if it can."""
-
-    shorter_since: float | None = None
-    """Since when, by the loop's clock, it holds fewer entries than the relay and gained none, while
-    no upstream could be used."""
-
-    closed_on_asking: int = 0
-    """Number of connections in a row that it closed on a query for its capabilities."""
-
-    damaged: int = 0
-    """How often what it sent did not match its checksums."""
-
-    damaged_in_a_row: int = 0
-    """The same, since the relay last caught up with it."""
-
-    unused_until: float = 0.0
-    """It is not used before this time, by the loop's clock, because what it sent was damaged."""
-
-    shorter_total: int = 0
-    """Its number of entries at `shorter_since`."""
-
-    reported_shorter: bool = False
-    """Whether the log says that it is reachable again and holds fewer entries than the relay."""
-
-    distrusted: bool = False
-    """Whether the relay followed an upstream that differs and precedes it: not followed again."""
 
 
 class Download:

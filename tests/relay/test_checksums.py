@@ -16,7 +16,8 @@ from datastreamer.format import FEATURE_PAGE_SUMS
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.relay import checksums
 from datastreamer.relay import compare as comparing
-from datastreamer.relay.download import Download, UpstreamState
+from datastreamer.relay.download import Download
+from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.stream import DataStream
 from tests.relay.relaying import QUICK, Rig, contents, new, nursery_for, relaying, serving, twin
