@@ -21,6 +21,8 @@ from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
     IndexElsewhere,
+    Pace,
+    at_once,
 )
 from datastreamer.storage.bookmarks.recent import MovedError, in_parts
 from datastreamer.storage.bookmarks.trust import TrustedIndex
@@ -211,7 +213,7 @@ class IndexBuilder:
             and len(found) < _CATCH_UP_KEYS
         ):
             self._pause_or_end()
-            batch, cursor = self.read(cursor)
+            batch, cursor = self.read(cursor, self._pause_or_end)
             if batch is None:
                 continue
             if not batch:
@@ -222,13 +224,13 @@ class IndexBuilder:
             found.take(batch)
         return found, cursor
 
-    def read(self, cursor: Cursor) -> tuple[EntryBatch | None, Cursor]:
+    def read(self, cursor: Cursor, pace: Pace = at_once) -> tuple[EntryBatch | None, Cursor]:
         """The entries at the cursor; None if they are damaged: those of later pages are indexed
-        nevertheless."""
+        nevertheless. `pace` is called for each page that is skipped."""
         trusted = self._trusted
         if not trusted.skips_damage:
             return trusted.reader.run(cursor)
-        found, following = run_or_skip(trusted.reader, cursor)
+        found, following = run_or_skip(trusted.reader, cursor, pace)
         if not isinstance(found, DamagedEntry):
             return found, following
         self.damage = self.damage or found
