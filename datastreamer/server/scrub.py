@@ -9,7 +9,9 @@ compared too. `streaming/page_checks.py` compares, and knows which pages are dam
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -20,6 +22,9 @@ from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.disk.uncached import UncachedFile
 
 _log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 # The server is idle if it did no work for a backlog for this long.
 _QUIET_SECONDS: Final = 1.0
@@ -93,7 +98,7 @@ class Scrub:
         checks = broadcast.cold.checks
         while page < checks.whole:
             await idle.wait()
-            turn = await trio.to_thread.run_sync(_examine, broadcast, disk, page)
+            turn = await self._in_thread(partial(_examine, broadcast, disk), page)
             page += turn.unverified + turn.examined
             self._counts.scrubbed[UNVERIFIED] += turn.unverified
             if turn.examined:
@@ -109,7 +114,7 @@ class Scrub:
         known, error = False, None
         for _ in range(_TRIES):
             try:
-                known = await trio.to_thread.run_sync(broadcast.cold.checks.verify_last_page)
+                known = await self._in_thread(_verify_last_page, broadcast)
             except DamagedPage as found:
                 known, error = True, found
             except OSError as found:
@@ -123,6 +128,9 @@ class Scrub:
             self._count(broadcast, error)
         elif broadcast.stream.reader.head.entries:
             self._counts.scrubbed[UNVERIFIED] += 1
+
+    async def _in_thread(self, call: Callable[[A], T], what: A) -> T:
+        return await trio.to_thread.run_sync(call, what)
 
     def _count(self, broadcast: Broadcast, error: DamagedPage | None) -> None:
         """A page was examined: it matches its checksum, or `error` says why not."""
@@ -155,6 +163,10 @@ class _Idleness:
 
     def _work(self) -> tuple[int, int]:
         return self._broadcast.backlog_turns, self._broadcast.cold.reads
+
+
+def _verify_last_page(broadcast: Broadcast) -> bool:
+    return broadcast.cold.checks.verify_last_page()
 
 
 def _examine(broadcast: Broadcast, disk: UncachedFile, page: int) -> _Turn:

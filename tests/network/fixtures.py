@@ -191,6 +191,7 @@ async def in_memory(
     if isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock):
         # Such a clock jumps ahead while a thread is at work.
         server.broadcast.cold.run = in_this_thread  # type: ignore[method-assign]
+        server.scrub._in_thread = in_this_thread  # type: ignore[method-assign]
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run, [])

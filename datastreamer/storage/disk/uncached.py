@@ -22,53 +22,62 @@ _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class UncachedFile:
-    """Reads `file` with O_DIRECT. Where the system refuses that, reads it through the page cache,
-    and evicts what was not resident before. For one thread at a time."""
+    """Reads `file` with O_DIRECT. Where the system refuses that, reads it through the page cache
+    without read-ahead, and evicts what was not resident before. For one thread at a time."""
 
     def __init__(self, file: File, resident: Callable[[int, int], bool]) -> None:
         """`resident(start, count)` says whether bytes are in the page cache."""
         self._file = file
         self._resident = resident
-        self._fd = -1
         self._buffer = mmap.mmap(-1, PAGE_SIZE)  # aligned, as direct reads require
-        if _DIRECT:
+        self._direct = bool(_DIRECT)
+        self._fd = self._open()
+
+    def _open(self) -> int:
+        """The second descriptor, or -1."""
+        fd = -1
+        for direct in (_DIRECT, 0) if self._direct else (0,):
             with contextlib.suppress(OSError):
-                self._fd = os.open(
-                    f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC | _DIRECT
-                )
+                name = f"/proc/self/fd/{self._file.fileno()}"
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | direct)
+                break
+        self._direct = bool(direct)
+        if fd >= 0 and not direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return fd
 
     def size(self) -> int:
         return self._file.size()
 
     def read(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes, a page at most; fewer only at the end of the file."""
-        if self._fd >= 0 and size <= PAGE_SIZE and not (size % _BLOCK or offset % _BLOCK):
+        if self._direct and size <= PAGE_SIZE and not (size % _BLOCK or offset % _BLOCK):
             try:
                 with memoryview(self._buffer) as whole, whole[:size] as view:
                     count = os.preadv(self._fd, [view], offset)
-                    data = bytes(view[:count])
+                    return self._rest(bytes(view[:count]), size, offset)
             except OSError as error:
                 if error.errno not in _REFUSED:
                     raise
                 self.close()
-            else:
-                return (
-                    data
-                    if len(data) == size
-                    else data + self._file.read(size - len(data), offset + len(data))
-                )
-        return self._read_and_evict(size, offset)
-
-    def _read_and_evict(self, size: int, offset: int) -> bytes:
+                self._direct = False
+                self._fd = self._open()
         resident = self._resident(offset, size)
-        data = self._file.read(size, offset)
+        data = b"" if self._fd < 0 or self._direct else os.pread(self._fd, size, offset)
+        data = self._rest(data, size, offset)
         if not resident and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
         return data
 
+    def _rest(self, data: bytes, size: int, offset: int) -> bytes:
+        """What a read returned, and what it left out."""
+        if len(data) == size:
+            return data
+        return data + self._file.read(size - len(data), offset + len(data))
+
     def close(self) -> None:
-        """Close the second descriptor; later reads are made through the page cache. Idempotent."""
+        """Close the second descriptor. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
