@@ -119,13 +119,15 @@ class PageChecks:
         """Compare the entries of the last page; False if nothing is known of them, or they are
         being changed. Raises `DamagedPage` and `OSError`."""
         verifier, file = self._verifier, self.file
-        known = None if file is None else file.end_sum()
-        if verifier is None or known is None:
+        if verifier is None or file is None:
             return False
-        verifier.verify_last_page(*known)
+        head, known = file.end_sum()
+        if known is None:
+            return False
+        verifier.verify_last_page(head, known)
         page = verifier.damaged_last_page
         if page is None:
-            self._damaged.pop(last_page(known[0].length), None)
+            self._damaged.pop(last_page(head.length), None)
         else:
             self._doubt_last_page()
             verifier.verify(page)

@@ -177,9 +177,23 @@ def hash_last_page(
 
     `chain` is that over the pages before the last one, from `chained_from` on (None: unknown).
     """
+    start = page_start(last_page(head.length))
+    near = file.read(min(head.length - start, PAGE_SIZE), start)
+    return _hash_content(near, head, chain, chained_from)
+
+
+def last_page_matches(content: bytes, head: Head, known: EndSum) -> bool:
+    """Whether the entries of the last page, of which `content` was read up to `head`, are those
+    that a record knows."""
+    sums = _hash_content(content, head, known.chain, known.chained_from)
+    return sums is not None and sums.sum() == known
+
+
+def _hash_content(
+    near: bytes, head: Head, chain: bytes, chained_from: int | None
+) -> PageSums | None:
     page = last_page(head.length)
     start = page_start(page)
-    near = file.read(min(head.length - start, PAGE_SIZE), start)
     try:
         batch = scan(near, None, file_offset=start)
     except CorruptEntries:

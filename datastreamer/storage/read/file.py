@@ -183,12 +183,6 @@ class StreamFile:
             self._records = SidecarRecords(*place, self.file, self._recorded_state)
         return self._records
 
-    def visible_sum(self) -> tuple[Head, EndSum | None]:
-        """The head, and the checksums of the entries up to it (None: not known)."""
-        with self.lock:
-            head, record = self.reader.head, HeaderPage(self.page).record
-            return head, None if record is None else record.sum_at(head)
-
     def place(self) -> tuple[Disk, str] | None:
         """The path beside which the stream's other files are, and its disk; None if only a
         descriptor is known."""
@@ -207,7 +201,8 @@ class StreamFile:
         if verify == "never" or records is None:
             return
         self.verifier = verifier = self._new_verifier(records)
-        self._data = VerifiedFile(self.file, verifier, cold_only=verify == "cold")
+        cold = self.file.fileno() if verify == "cold" else None
+        self._data = VerifiedFile(self.file, verifier, cold=cold)
         self.reader = self.new_reader()
 
     def new_verifier(self) -> PageVerifier | None:
@@ -229,15 +224,17 @@ class StreamFile:
         if place is not None and verifier is not None:
             verifier.verify(page_of(place[0]))
 
-    def end_sum(self) -> tuple[Head, EndSum] | None:
-        """The head, and what the header page knows of the entries up to it; None if it knows
-        nothing, or entries are being changed."""
-        head, page = self.head, HeaderPage.of(self.file)
+    def end_sum(self) -> tuple[Head, EndSum | None]:
+        """The head, and what the header page knows of the entries up to it (None: nothing, or
+        entries are being changed)."""
+        with self.lock:
+            head = self.reader.head
+            # Another process may have written since the last `refresh`.
+            page = HeaderPage(self.page) if self.writable else HeaderPage.of(self.file)
         record = page.record
         if record is None or page.changing or self._is_updated():
-            return None
-        known = record.sum_at(head)
-        return None if known is None else (head, known)
+            return head, None
+        return head, record.sum_at(head)
 
     def _is_updated(self) -> bool:
         """Whether the journal of an update is beside the file."""

@@ -22,7 +22,7 @@ def sums_from(file: StreamFile, number: int, most: int) -> tuple[list[Sum], Sum 
 
     Entry `number` is committed, or the next one. Raises what the reader does.
     """
-    head, end_sum = file.visible_sum()
+    head, end_sum = file.end_sum()
     records = file.records()
     if records is None or not head.entries:
         return [], None
@@ -62,7 +62,7 @@ def ensure_intact(file: StreamFile, first: int, end: int) -> None:
     records = file.records()
     if records is None or first >= end:
         return
-    head, end_sum = file.visible_sum()
+    head, end_sum = file.end_sum()
     verifier = PageVerifier(file.file, file.path, records, lambda: head)
     pages = [page_of(file.reader.cursor(number).offset) for number in (first, end - 1)]
     if pages[1] >= last_page(head.length):

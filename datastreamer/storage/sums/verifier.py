@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 
 from datastreamer.errors import BadArgument, DamagedPage
 from datastreamer.format import PAGE_SIZE, page_of, page_start
-from datastreamer.storage.disk.file_ops import File, Readable
+from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.sums.hashes import EndSum, last_page
@@ -181,11 +181,12 @@ class PageVerifier:
 class VerifiedFile:
     """Reads a file, and verifies each page when it is first read."""
 
-    def __init__(self, file: File, verifier: PageVerifier, *, cold_only: bool) -> None:
-        """`cold_only`: only pages that are not in the page cache when they are first read."""
+    def __init__(self, file: Readable, verifier: PageVerifier, *, cold: int | None = None) -> None:
+        """With `cold`, the file's descriptor: only pages that are not in the page cache when they
+        are first read."""
         self._file = file
         self._verifier = verifier
-        self._fd = file.fileno() if cold_only and _NOWAIT is not None else None
+        self._fd = cold if _NOWAIT is not None else None
         self._byte = [bytearray(1)]
         # A page that was read ahead from the disk for this reader.
         self._ahead = -1
