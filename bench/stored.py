@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from xxhash import xxh3_128_digest
+
 from datastreamer.format import (
     HEADER_PAGE_SIZE,
     PACKET_ENTRY,
@@ -22,8 +24,9 @@ from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import boot_id
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import NO_HASH, CommitRecord, Head
+from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum
 
 _HEAD = 17
 
@@ -41,9 +44,10 @@ def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
     look-up of the newest entry need.
     """
     head = Head(page_start(pages - 1) + _HEAD, pages)
-    page = records.new_page(Header(1, 1101, 1, *head))
-    record = CommitRecord(b"sparse stream id", 0, boot_id(), head, head, head, NO_HASH, NO_HASH)
-    records.put_record(page, record)
+    header = Header(1, 1101, 1, *head)
+    end_sum = EndSum(NO_CHAIN, pages - 1, xxh3_128_digest(entry_head(pages - 1)))
+    page = records.new_page(header)
+    records.put_settled(page, header, end_sum, b"sparse stream id", 0, boot_id())
     records.put_mark(page, 0, head)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
