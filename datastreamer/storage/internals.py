@@ -16,7 +16,7 @@ from datastreamer.storage.header.records import Agreement, PublisherRecord
 from datastreamer.storage.maintain.heal import HealedPages, Peer
 from datastreamer.storage.maintain.heal_open import heal_page
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.read.range_sums import Sum, ensure_intact, sums_from
+from datastreamer.storage.read.range_sums import Sum, sums_from
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.writer import StreamWriter
@@ -111,10 +111,6 @@ class StreamInternals:
     def page_sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
         """As `range_sums.sums_from`."""
         return sums_from(self._stream._file, number, most)
-
-    def ensure_intact(self, first: int, end: int) -> None:
-        """As `range_sums.ensure_intact`."""
-        ensure_intact(self._stream._file, first, end)
 
     @property
     def file(self) -> StreamFile:

@@ -28,6 +28,7 @@ from datastreamer.protocol.following import (
     encode_update,
 )
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
@@ -125,8 +126,10 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
     stream: DataStream = broadcast.stream
 
     def hashed(first: int, end: int, most: int) -> tuple[int, bytes]:
-        upto, digest = hash_range(stream.reader, first, end, most)
-        stream._internals.ensure_intact(first, upto)
+        reader = stream.reader
+        upto, digest = hash_range(reader, first, end, most)
+        start, stop = reader.cursor(first).offset, reader.cursor(upto).offset
+        broadcast.cold.checks.verify_all(pages_between(start, stop))
         return upto, digest
 
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)

@@ -143,15 +143,6 @@ class ColdReads:
 
         return await self.run(verified, what)
 
-    def compare_cold(self, start: int, stop: int) -> None:
-        """In a thread, before the bytes from `start` to `stop` are read: compare their pages that
-        are not resident. Raises `DamagedPage`."""
-        for page in pages_between(start, stop):
-            if not self.resident(page_start(page), PAGE_SIZE):
-                self.checks.doubt(range(page, page + 1))
-            if self.checks.doubted(page):
-                self.checks.compare([page])
-
     @property
     def index_at_hand(self) -> bool:
         """Whether the last look-ups in the index needed no disk read."""

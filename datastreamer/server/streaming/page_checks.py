@@ -115,6 +115,16 @@ class PageChecks:
                 self._damaged.pop(page, None)
         return known
 
+    def verify_all(self, pages: Iterable[int]) -> None:
+        """Compare these pages, also those that were verified before. Raises `DamagedPage` and
+        `OSError`."""
+        whole = self.whole
+        for page in pages:
+            if page < whole:
+                self.verify(page)
+            else:
+                self.verify_last_page()
+
     def verify_last_page(self) -> bool:
         """Compare the entries of the last page; False if nothing is known of them, or they are
         being changed. Raises `DamagedPage` and `OSError`."""

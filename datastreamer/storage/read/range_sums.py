@@ -1,7 +1,6 @@
 """What checksums say of ranges of entries of an open stream, for other copies of it.
 
-Owns which ranges have a checksum, and the comparison of a range's pages with theirs. A server and
-a relay use it. Changes nothing.
+Owns which ranges have a checksum. A server and a relay use it. Changes nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from datastreamer.format import page_of
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.verifier import PageVerifier, RecordSource
+from datastreamer.storage.sums.verifier import RecordSource
 
 Sum = tuple[int, int, bytes]
 """The first entry of a range, the one after its last, and the xxh3 (128 bits) of its entries."""
@@ -54,18 +53,3 @@ def _page_with(file: StreamFile, records: RecordSource, number: int, last: int) 
         else:
             low = middle + 1
     return low
-
-
-def ensure_intact(file: StreamFile, first: int, end: int) -> None:
-    """Compare the pages that hold the entries from `first` up to `end`, which are committed, with
-    their checksums. Raises `DamagedPage`, and what the reader does."""
-    records = file.records()
-    if records is None or first >= end:
-        return
-    head, end_sum = file.end_sum()
-    verifier = PageVerifier(file.file, file.path, records, lambda: head)
-    pages = [page_of(file.reader.cursor(number).offset) for number in (first, end - 1)]
-    if pages[1] >= last_page(head.length):
-        verifier.verify_last_page(head, end_sum)
-    for page in range(pages[0], pages[1] + 1):
-        verifier.verify(page)
