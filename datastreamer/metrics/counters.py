@@ -82,5 +82,8 @@ class Counts:
     scrubbed: Counter[str] = field(default_factory=Counter)
     """Pages that the scrub examined, by result."""
 
+    healed_pages: int = 0
+    """Damaged pages that were restored from other servers."""
+
     scrub_bytes: int = 0
     """Bytes that the scrub read."""

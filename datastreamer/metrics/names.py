@@ -178,6 +178,9 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_damaged_pages": Metric(
         "gauge", "Pages that did not match their checksums when they were last compared.", "max"
     ),
+    "datastreamer_healed_pages_total": Metric(
+        "counter", "Damaged pages that were restored from other servers."
+    ),
     "datastreamer_scrub_pages_total": Metric(
         "counter",
         "Pages that the scrub examined, by result; unverified: a page without a checksum.",

@@ -122,6 +122,7 @@ async def collect(
         **_publishing(server),
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],
         "datastreamer_damaged_pages": [([], len(server.broadcast.cold.checks.damaged))],
+        "datastreamer_healed_pages_total": [([], counts.healed_pages)],
         **_scrub(server),
         "datastreamer_clients_lag_entries": [([], entries.histogram())],
         "datastreamer_clients_lag_bytes": [([], sizes.histogram())],

@@ -24,16 +24,17 @@ from datastreamer.server.admission.acceptor import Acceptor
 from datastreamer.server.admission.gate import ConnectionSlot, Gate
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.file_watch import FileWatch
+from datastreamer.server.healer import Healer
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.policy import Publishing, check_client_tokens
 from datastreamer.server.scrub import Scrub
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.server.streaming.broadcast import Broadcast, wakeup
-from datastreamer.server.streaming.page_checks import DamageCallback
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.internals import ChangeCallback
+from datastreamer.storage.maintain.heal import Peer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, name_of, open_listeners
 from datastreamer.transport.server_stream import Transport
@@ -71,16 +72,16 @@ class Server:
         publishing: Publishing | None = None,
         changes_streams: bool = True,
         logs_file: bool = True,
-        on_damage: DamageCallback | None = None,
+        heal_from: Sequence[Peer] = (),
     ) -> None:
         """`changes_streams`: if another process writes `stream` and its file is replaced, serve the
-        stream that is at the path then. `logs_file`: log if the file is replaced. `on_damage` is
-        called in the event loop when a page is found damaged (`PageChecks.on_damage`)."""
+        stream that is at the path then. `logs_file`: log if the file is replaced. `heal_from`
+        are servers that damaged pages are restored from, if this process writes the stream."""
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
         self.scrub = Scrub(self.limits.scrub_rate, self.counts)
-        self._on_damage = on_damage
+        self._healer = Healer(heal_from, self.counts)
         self.sessions: set[Session] = set()
         self.publish_lease = (
             None if publishing is None else PublishLease(publishing, stream, tls, self.counts)
@@ -140,6 +141,7 @@ class Server:
                 nursery.start_soon(self.broadcast.run, woken, self._start_over)
                 nursery.start_soon(self.broadcast.poll, self._start_over)
                 nursery.start_soon(self.scrub.run, self.broadcast)
+                nursery.start_soon(self._healer.run, self.broadcast)
                 if not self._changes_streams:
                     await self.watch.report()
                 await self.watch.until_lost()
@@ -163,7 +165,7 @@ class Server:
     def _broadcast_of(self, stream: DataStream) -> Broadcast:
         made = Broadcast(stream, self.counts)
         made.features = self._features
-        made.cold.checks.on_damage = self._on_damage
+        made.cold.checks.on_damage = self._healer.wake
         return made
 
     def _close_opened(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import trio.testing
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.server.limits import Limits
 from datastreamer.server.server import Server
+from datastreamer.storage.maintain.heal import Peer as HealingPeer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
 from datastreamer.transport.tls import ServerTLS
@@ -214,10 +215,11 @@ async def over_loopback(
     patience: float = PATIENCE,
     receive_buffer: int | None = None,
     waker: int | None = None,
+    heal_from: Sequence[HealingPeer] = (),
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """A server on a free port. `receive_buffer` bounds what a client's kernel takes in."""
-    server = Server(stream, limits=Limits(**limits), waker=waker)
+    server = Server(stream, limits=Limits(**limits), waker=waker, heal_from=heal_from)
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))

@@ -162,9 +162,8 @@ async def test_the_log_the_metrics_and_the_next_pass(
         told: list[list[int]] = []
         async with in_memory(stream, patience=1e4, scrub_rate=RATE) as rig:
             server, began = rig.server, trio.current_time()
-            server.broadcast.cold.checks.on_damage = lambda found: told.append(
-                [each.page for each in found]
-            )
+            checks = server.broadcast.cold.checks
+            checks.on_damage = lambda: told.append([each.page for each in checks.damaged])
             for turn in range(1, 4):
                 await trio.sleep_until(began + 60 * turn - 5)
                 lines = bad_lines(caplog)

@@ -240,15 +240,26 @@ def size_of(path: Path) -> int:
 
 # A disk that fails on demand.
 
+_SECTOR = 512
+
 
 class FaultyFile(SteppedCommit, OsFile):
     def __init__(self, fd: int, disk: FaultyDisk) -> None:
         super().__init__(fd)
         self.disk = disk
 
+    def read(self, size: int, offset: int) -> bytes:
+        if any(offset < bad + _SECTOR and bad < offset + size for bad in self.disk.bad_sectors):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size, offset)
+
     def write(self, data: Buffer, offset: int) -> None:
         self.disk.meet("write")
         super().write(data, offset)
+        stop = offset + len(data)
+        self.disk.bad_sectors -= {
+            bad for bad in self.disk.bad_sectors if offset <= bad and bad + _SECTOR <= stop
+        }
 
     def sync(self) -> None:
         self.disk.meet("sync")
@@ -272,13 +283,15 @@ class FaultyDisk(OsDisk):
 
     ``commit data|header|sync|mark``, ``write``, ``sync``, ``resize``; `largest` bounds
     the sizes that a resize may have. What is in `before` is called before the
-    operation of that name.
+    operation of that name. Sectors at the offsets `bad_sectors` cannot be read until they are
+    written.
     """
 
     def __init__(self) -> None:
         self.faults: dict[str, int] = {}
         self.before: dict[str, Callable[[], object]] = {}
         self.largest: int | None = None
+        self.bad_sectors: set[int] = set()
         self.resized: list[int] = []
 
     def meet(self, what: str, size: int = 0) -> None:

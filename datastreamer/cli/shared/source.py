@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import typer
@@ -100,6 +100,18 @@ def parse_address(text: str) -> SourceAddress | None:
     if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
         raise typer.BadParameter(f"{text!r}: a port is a number from 1 to 65535")
     return SourceAddress(host, int(port), scheme == "tcps")
+
+
+def addresses_of(option: str, texts: Sequence[str]) -> list[SourceAddress]:
+    """The servers that an option names, each once."""
+    found: list[SourceAddress] = []
+    for text in texts:
+        address = parse_address(text)
+        if address is None:
+            raise typer.BadParameter(f"{option}: {text!r} is not HOST:PORT")
+        if address not in found:
+            found.append(address)
+    return found
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput, SourceOptions, text_option
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import parse_address
+from datastreamer.cli.shared.source import addresses_of
 from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.storage.maintain.repair import Plan, Repaired, Sources, plan
 from datastreamer.storage.maintain.repair import repair as mend
@@ -88,15 +88,10 @@ def repair(
 def _servers(
     named: list[str], options: SourceOptions, file: str, *, trust_peer: bool
 ) -> Iterator[Sources]:
-    from datastreamer.service.healing import ServerPeer
+    from datastreamer.client.server_peer import ServerPeer
+    from datastreamer.client.upstream import Upstream
 
-    addresses = []
-    for text in named:
-        address = parse_address(text)
-        if address is None:
-            raise typer.BadParameter(f"--from: {text!r} is not HOST:PORT")
-        if address not in addresses:
-            addresses.append(address)
+    addresses = addresses_of("--from", named)
     if not any(address.tls for address in addresses):
         options.check_unused(" and ".join(named) or file)
     if options.stream_type is not None and not named:
@@ -106,11 +101,13 @@ def _servers(
         peers = [
             stack.enter_context(
                 ServerPeer(
-                    address.host,
-                    address.port,
+                    Upstream(
+                        address.host,
+                        address.port,
+                        tls=options.context() if address.tls else False,
+                        tls_server_name=options.tls_server_name if address.tls else None,
+                    ),
                     stream_type=kind,
-                    tls=options.context() if address.tls else False,
-                    tls_server_name=options.tls_server_name if address.tls else None,
                 )
             )
             for address in addresses

@@ -29,8 +29,6 @@ _DOUBTED: Final = 1
 _VERIFIED: Final = 2
 _FORGET: Final = bytes([_UNKNOWN, _DOUBTED, _UNKNOWN]) + bytes(253)
 
-DamageCallback = Callable[[list[DamagedPage]], None]
-
 
 class PageChecks:
     """The pages of one stream. Safe to use from several threads, apart from `found` and
@@ -39,9 +37,8 @@ class PageChecks:
     def __init__(self, file: StreamFile | None = None) -> None:
         """Without a file, or without its path, no page is ever doubted."""
         self.file = file
-        self.on_damage: DamageCallback | None = None
-        """Called when a page is found damaged, with all pages that are known to be: a place to
-        begin their repair. Each names its entries, from `first` up to, not including, `end`."""
+        self.on_damage: Callable[[], object] | None = None
+        """Called when a page is found damaged that was not known to be."""
         self._verifier: PageVerifier | None = None if file is None else file.new_verifier()
         self._states = bytearray()
         self._guard = threading.Lock()
@@ -151,8 +148,14 @@ class PageChecks:
             return False
         _log.error("%s; clients that are due its entries are disconnected", error)
         if self.on_damage is not None:
-            self.on_damage(self.damaged)
+            self.on_damage()
         return True
+
+    def look_again(self, page: int) -> None:
+        """A damaged page was written again on the disk: compare it. Reads the file."""
+        self._on_disk.discard(page)
+        with contextlib.suppress(DamagedPage, OSError):
+            self.verify_all([page])
 
     def forget(self) -> None:
         """Entries were changed: compare all pages again."""

@@ -31,6 +31,7 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.bookmarks.audit import IndexAudit
+from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
@@ -67,10 +68,10 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
 
 @contextlib.contextmanager
 def opened(path: PathLike, disk: Disk, *, write: bool = False) -> Iterator[tuple[File, str]]:
-    """The file at `path`, and the path as text. Errors of the system are raised as
-    `StreamFileError`."""
+    """The file at `path`, and the path as text; bytes that the disk cannot read are zeros. Other
+    errors of the system are raised as `StreamFileError`."""
     name = os.fspath(path)
-    file = open_file(disk, name, name, write=write)
+    file = read_around(open_file(disk, name, name, write=write), name)
     try:
         yield file, name
     except OSError as error:

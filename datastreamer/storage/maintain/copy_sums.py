@@ -150,8 +150,7 @@ class CopySums:
 
     def _tail(self, copied: Copied, page: int) -> bytes:
         """The hash of the entries in the last page. Raises `DamagedPage`."""
-        file = copied.file
-        head, known = copied.end_sum()
+        file, head, known = copied.file, copied.head, copied.end_sum
         if known is not None:
             if self._verify and sums_up_to(file, head, known) is None:
                 what = "the entries do not match their checksum"

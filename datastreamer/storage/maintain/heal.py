@@ -48,6 +48,9 @@ class Peer(Protocol):
     def entries(self, first: int, stop: int) -> bytes:
         """The entries from `first` up to, not including, `stop`, as a file has them."""
 
+    def close(self) -> None:
+        """End the connection; a later question makes another one."""
+
 
 class HealedPages(NamedTuple):
     """What became of consecutive damaged pages, from `page` up to, not including, `end_page`.

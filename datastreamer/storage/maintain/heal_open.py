@@ -16,6 +16,7 @@ from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.atomic_file import keep_beside
+from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
 from datastreamer.storage.maintain.lost_pages import LostPages
@@ -66,7 +67,7 @@ def heal_page(
 
 def _damaged(owned: OwnedFile, page: int) -> LostPages | None:
     """What a page held, if it does not match its checksum. Requires the lock."""
-    end, file = owned.end, owned.file
+    end, file = owned.end, read_around(owned.file, owned.path)
     if not 0 <= page <= end.sums.page or not end.written.entries:
         return None
     if page == end.sums.page:
@@ -98,7 +99,7 @@ def _first_number(owned: OwnedFile, page: int) -> int | None:
 
 def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
     """Write the entries; returns the path of the copy of the damaged bytes. Requires the lock."""
-    file, start = owned.file, page_start(lost.page)
+    file, start = read_around(owned.file, owned.path), page_start(lost.page)
     old = file.read(PAGE_SIZE, start)
     stop = start + len(old)
     kept = keep_beside(owned.disk, owned.path, "repair", owned.page, file, start, stop)

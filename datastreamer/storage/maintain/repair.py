@@ -251,7 +251,7 @@ def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[i
         if known is not None:
             verifier = PageVerifier(file, path, records, lambda: end)
             verifier.verify_last_page(end, known)
-            data = VerifiedFile(file, verifier, cold_only=False)
+            data = VerifiedFile(file, verifier)
             reader = Reader(file, path, end, data=data)
         return list(lost_entries(reader))
     finally:

@@ -205,7 +205,8 @@ async def test_damage_near_the_head_of_a_stream_that_is_cold_at_the_start(
 async def test_the_place_to_begin_a_repair(damaged: DataStream) -> None:
     told: list[list[DamagedPage]] = []
     async with over_loopback(damaged) as rig:
-        rig.server.broadcast.cold.checks.on_damage = told.append
+        checks = rig.server.broadcast.cold.checks
+        checks.on_damage = lambda: told.append(checks.damaged)
         for _ in range(2):
             async with rig.client() as peer:
                 await peer.send(wire.entry(FIRST_BAD))

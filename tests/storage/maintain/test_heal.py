@@ -67,6 +67,9 @@ class FilePeer:
         self.asked.append((first, stop))
         return b"".join(self._packed[number] for number in range(first, stop))
 
+    def close(self) -> None:
+        pass
+
     def change(self, number: int) -> FilePeer:
         """Change a byte of an entry's data."""
         packed = bytearray(self._packed[number])
@@ -229,6 +232,38 @@ def test_padding_needs_no_server(whole: Path, tmp_path: Path) -> None:
         assert done.plan.steps == ["clear the padding after the entries of page 1"]
         assert done.report.ok
         assert path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("page", [0, 1, 3])
+def test_sectors_that_cannot_be_read(
+    whole: Path, tmp_path: Path, page: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a server the others are kept; writing the page makes the disk use other sectors."""
+    path, disk = copied(whole, tmp_path / "damaged"), FaultyDisk()
+    bad = span(page).start + 70_000 // 512 * 512
+    disk.bad_sectors = {bad, bad + 512}
+    done = repair(path, disk=disk)
+    assert done.plan.lost == [bounds(whole, page)]
+    assert disk.bad_sectors == {bad, bad + 512}
+    assert f"the disk cannot read bytes {bad // 4096 * 4096} to " in caplog.text
+    done = repair(path, sources=Sources([FilePeer(whole)]), disk=disk)
+    assert (done.report.ok, done.plan.lost, disk.bad_sectors) == (True, [], set())
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
+def test_a_sector_of_an_open_stream_that_cannot_be_read(
+    whole: Path, tmp_path: Path, page: int
+) -> None:
+    path, disk = copied(whole, tmp_path / "open"), FaultyDisk()
+    with DataStream.open(path, disk=disk) as stream:
+        disk.bad_sectors = {span(page).start + 512 * 90}
+        result = stream._internals.heal_page(page, [FilePeer(whole)])
+        assert result is not None
+        assert result.source
+        assert not disk.bad_sectors
+        assert stream.entry(bounds(whole, page)[0]).number == bounds(whole, page)[0]
+    assert path.read_bytes()[span(page)] == whole.read_bytes()[span(page)]
 
 
 # Which answers are accepted.

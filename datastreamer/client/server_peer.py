@@ -1,20 +1,19 @@
 """Servers that damaged pages are restored from, as `storage/maintain/heal.py` asks them.
 
 Owns the connections: one to each server, made at the first question. A server that does not answer
-is not asked again.
+is not asked again until `close`.
 """
 
 from __future__ import annotations
 
-import ssl
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError, NoAnswer
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
-from datastreamer.transport.listeners import address_of
 
 T = TypeVar("T")
 
@@ -27,20 +26,15 @@ class ServerPeer:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        server: Upstream,
         *,
         stream_type: int = STREAM_TYPE_SEQUENCER,
-        tls: bool | ssl.SSLContext = False,
-        tls_server_name: str | None = None,
         answer_within: float = 60.0,
     ) -> None:
         """`answer_within`: the maximum number of seconds for the entries of one request."""
-        self.name = address_of((host, port))
-        self._address = host, port
+        self.name = server.name
+        self._server = server
         self._stream_type = stream_type
-        self._tls = tls
-        self._tls_server_name = tls_server_name
         self._answer_within = answer_within
         self._client: BlockingClient | None = None
         self._failure: DatastreamerError | None = None
@@ -52,8 +46,9 @@ class ServerPeer:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
-        client, self._client = self._client, None
+        """End the connection; a later question makes another one. From another thread, a question
+        in progress fails."""
+        client, self._client, self._failure = self._client, None, None
         if client is not None:
             client.close()
 
@@ -93,16 +88,18 @@ class ServerPeer:
         try:
             if self._client is None:
                 self._client = BlockingClient(
-                    *self._address,
+                    self._server.host,
+                    self._server.port,
                     stream_type=self._stream_type,
-                    tls=self._tls,
-                    tls_server_name=self._tls_server_name,
+                    tls=self._server.tls,
+                    tls_server_name=self._server.tls_server_name,
+                    token=self._server.token,
                     resume=False,
                     heartbeat=_PROBE_SECONDS,
                 )
             return question(self._client)
         except DatastreamerError as error:
             if isinstance(error, ConnectionError):
-                self._failure = error
                 self.close()
+                self._failure = error
             raise

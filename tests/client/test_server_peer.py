@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from datastreamer.client.server_peer import ServerPeer
+from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ConnectFailed, NoAnswer
 from datastreamer.service.embedded import StreamServer
-from datastreamer.service.healing import ServerPeer
 from datastreamer.storage.stream import DataStream
 from tests.network.stub import Stub, StubServer, handler, sample
 from tests.ports import free_port
@@ -23,7 +24,7 @@ def test_entries_as_a_file_has_them(tmp_path: Path) -> None:
         stream_id = stream.stream_id
     with (
         StreamServer(path, host="127.0.0.1", port=0, create=False, in_process=True) as server,
-        ServerPeer("127.0.0.1", server.port) as peer,
+        ServerPeer(Upstream("127.0.0.1", server.port)) as peer,
     ):
         assert peer.name == f"127.0.0.1:{server.port}"
         assert peer.header().system_id == 4
@@ -36,7 +37,7 @@ def test_entries_as_a_file_has_them(tmp_path: Path) -> None:
 def test_a_server_that_has_fewer_entries_than_it_says() -> None:
     with (
         StubServer(handler(Stub(sample(50), header_total=100))) as server,
-        ServerPeer("127.0.0.1", server.port, answer_within=0.3) as peer,
+        ServerPeer(Upstream("127.0.0.1", server.port), answer_within=0.3) as peer,
     ):
         began = time.monotonic()
         with pytest.raises(NoAnswer, match=r"entries 40 to 59 did not arrive in 0\.3 s"):
@@ -48,7 +49,7 @@ def test_a_server_that_has_fewer_entries_than_it_says() -> None:
 
 def test_a_server_that_is_gone_is_asked_once() -> None:
     port = free_port()
-    with ServerPeer("127.0.0.1", port) as peer:
+    with ServerPeer(Upstream("127.0.0.1", port)) as peer:
         with pytest.raises(ConnectFailed, match=f"127.0.0.1:{port}"):
             peer.header()
         # Now it is there, and is not asked.
