@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import trio
 
-from datastreamer.errors import DamagedFile
+from datastreamer.errors import DamagedFile, DamagedPage
 from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_DAMAGED
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead
@@ -146,7 +146,11 @@ class LongAnswers:
             else:
                 answer = await sums_of(self._broadcast, query)
         except DamagedFile as error:
-            _log.error("a request for %s is refused: %s", query, error)
+            level = logging.ERROR
+            if isinstance(error, DamagedPage):
+                level = logging.DEBUG  # it is logged once, not for each request
+                self._broadcast.cold.damaged(error)
+            _log.log(level, "a request for %s is refused: %s", query, error)
             return Refuse(RESULT_DAMAGED, close=False, why=error.what)
         finally:
             self._answers.begin()

@@ -135,10 +135,8 @@ class Scrub:
     def _count(self, broadcast: Broadcast, error: DamagedPage | None) -> None:
         """A page was examined: it matches its checksum, or `error` says why not."""
         self._counts.scrubbed[MATCHES if error is None else DAMAGED] += 1
-        if error is not None:
-            broadcast.cold.doubt(range(error.page, error.page + 1))
-            if not broadcast.cold.checks.found(error):
-                _log.error("%s; it is still damaged", error)
+        if error is not None and not broadcast.cold.damaged(error):
+            _log.error("%s; it is still damaged", error)
 
 
 class _Idleness:

@@ -260,8 +260,7 @@ class Session:
         if isinstance(error, DamagedPage):
             # It is logged once, not for each of its clients.
             level = logging.DEBUG
-            self._broadcast.cold.doubt(range(error.page, error.page + 1))
-            self._broadcast.cold.checks.found(error)
+            self._broadcast.cold.damaged(error)
         self._counts.errors[type(error).__name__ if known else FAULT] += 1
         self.reason = self.reason or FAILED
         fields = {**self._end_fields(FAILED), "error": type(error).__name__}

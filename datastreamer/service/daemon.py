@@ -226,6 +226,8 @@ class Shutdown:
             if seconds is not None:
                 nursery.start_soon(_notify_watchdog, seconds)
             yield nursery
+            # Trio closes this descriptor at the loop's end; a signal would be written to it.
+            signal.set_wakeup_fd(-1)
             nursery.cancel_scope.cancel()
 
     def note(self, number: int, frame: FrameType | None) -> None:

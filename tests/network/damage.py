@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-
-import pytest
 
 from datastreamer.storage.stream import DataStream
 from tests.network.fixtures import append
+from tests.storage.made import evict
 
 PAGE = 1 << 20
 FIRST = 4096
 SIZE = 20_000
 PAGES = 9
-_TRIES = 100
 A_PAGE = PAGE // (SIZE + 17)
 """Entries in a page of `written`."""
 
@@ -39,29 +36,3 @@ def flip(path: Path, page: int, at: int = 5_000) -> None:
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([old[0] ^ 4]))
     evict(path)
-
-
-def evict(path: Path) -> None:
-    """Remove the file from the page cache; skips the test if the system keeps it there."""
-    with path.open("rb", buffering=0) as file:
-        os.fsync(file.fileno())
-        for _ in range(_TRIES):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            pages = range(FIRST, FIRST + PAGES * PAGE, PAGE)
-            if not any(_resident(file.fileno(), start) for start in pages):
-                return
-            # Other processors may hold pages for a moment.
-            time.sleep(0.01)
-    pytest.skip("this file system keeps pages in memory, or cannot say")
-
-
-def _resident(fd: int, start: int) -> bool:
-    """Whether samples of a page are in the page cache."""
-    try:
-        for offset in range(start, start + PAGE, PAGE // 4):
-            os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True

@@ -183,6 +183,17 @@ async def in_this_thread(call: Callable[[Any], Any], what: object) -> Any:
     return call(what)
 
 
+async def lost(peer: Peer) -> bytes:
+    """What the peer gets until the server ends the connection."""
+    got = bytearray()
+    try:
+        while more := await peer.more():
+            got += more
+    except trio.BrokenResourceError:
+        pass
+    return bytes(got)
+
+
 @asynccontextmanager
 async def in_memory(
     stream: DataStream, *, patience: float = PATIENCE, **limits: Any

@@ -19,7 +19,7 @@ from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.damage import A_PAGE, PAGES, evict, flip, written
-from tests.network.fixtures import Rig, append, over_loopback
+from tests.network.fixtures import Rig, append, lost, over_loopback
 from tests.network.model import OK, Model
 from tests.ports import free_port
 
@@ -104,7 +104,7 @@ async def test_no_server_has_the_page(
             async with over_loopback(stream, heal_from=peers) as rig:
                 async with rig.client() as meets:
                     await meets.send(wire.entry(FIRST_BAD))
-                    assert await meets.more() == b""
+                    assert await lost(meets) == b""
                 await trio.sleep(0.5)
                 lines = [
                     each.getMessage()
@@ -141,7 +141,7 @@ async def test_a_page_that_is_whole_again(path: Path, peer: ServerPeer) -> None:
             peer.header = slow  # type: ignore[method-assign,assignment]
             async with rig.client() as meets:
                 await meets.send(wire.entry(FIRST_BAD))
-                assert await meets.more() == b""
+                assert await lost(meets) == b""
             await trio.sleep(0.3)
             peer.header = answers  # type: ignore[method-assign]
             rig.server._healer.wake()
@@ -162,8 +162,8 @@ async def test_the_end_does_not_wait_for_a_silent_server(path: Path, whole: Path
             async with over_loopback(stream, heal_from=[peer]) as rig:
                 async with rig.client() as meets:
                     await meets.send(wire.entry(FIRST_BAD))
-                    assert await meets.more() == b""
-                await silent.accept()
-                with trio.fail_after(2):
+                    assert await lost(meets) == b""
+                connection, _ = await silent.accept()
+                with connection, trio.fail_after(2):
                     assert await rig.server.finish()
         peer.close()

@@ -10,10 +10,12 @@ import hashlib
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import xxhash
 
 from datastreamer import DataStream
@@ -238,9 +240,37 @@ def size_of(path: Path) -> int:
     return size
 
 
+def evict(path: Path) -> None:
+    """Remove the file from the page cache; skips the test if the system keeps it there."""
+    with path.open("rb", buffering=0) as file:
+        fd = file.fileno()
+        os.fsync(fd)
+        # Or else the system begins to read ahead what is asked for below.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        for _ in range(_TRIES):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            size = os.fstat(fd).st_size
+            if not any(_is_resident(fd, start) for start in range(0, size, PAGE // 4)):
+                return
+            # Other processors may hold pages for a moment.
+            time.sleep(0.01)
+    pytest.skip("this file system keeps pages in memory, or cannot say")
+
+
+def _is_resident(fd: int, offset: int) -> bool:
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 # A disk that fails on demand.
 
 _SECTOR = 512
+_TRIES = 100
 
 
 class FaultyFile(SteppedCommit, OsFile):

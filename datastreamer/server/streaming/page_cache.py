@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import trio
 
+from datastreamer.errors import DamagedPage
 from datastreamer.format import PAGE_SIZE, page_of, page_start
 from datastreamer.server.streaming.page_checks import PageChecks
 
@@ -102,6 +103,12 @@ class ColdReads:
             self.warm.difference_update(map(page_start, pages))
         else:
             self.warm.difference_update([at for at in list(self.warm) if page_of(at) in pages])
+
+    def damaged(self, error: DamagedPage) -> bool:
+        """A page was found damaged: compare it before its bytes are sent. False if that was known
+        already."""
+        self.doubt(range(error.page, error.page + 1))
+        return self.checks.found(error)
 
     async def read(self, start: int, count: int) -> None:
         """Read `count` bytes from `start` in a thread, compare the page of `start`, and begin to

@@ -255,3 +255,11 @@ def shown(page: HeaderPage, judged: Judgement, boot: bytes) -> Head:
         # A truncation or update is under way, or was interrupted: its result is on disk.
         return judged.head
     return min(judged.head, max(mark.head, record.base))
+
+
+def as_shown(page: HeaderPage, judged: Judgement, boot: bytes) -> Judgement:
+    """What `judged` says, for such a reader."""
+    head = shown(page, judged, boot)
+    if head == judged.head or judged.record is None:
+        return judged._replace(head=head)
+    return judged._replace(head=head, end_sum=judged.record.sum_at(head))

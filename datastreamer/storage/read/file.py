@@ -40,6 +40,7 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, Head, PublisherRecord
 from datastreamer.storage.header.recovery import (
     Judgement,
+    as_shown,
     judge,
     shown,
     undone_by,
@@ -156,7 +157,7 @@ class StreamFile:
             except DamagedFile as error:
                 refusal = error
             else:
-                opened = cls(file, path, page, judged._replace(head=shown(page, judged, boot)))
+                opened = cls(file, path, page, as_shown(page, judged, boot))
                 opened._by_record = locked and _is_whole(judged) and page.visible is not None
                 opened._unsettled = locked and page.changing
             if not locked or (opened is not None and opened._by_record):

@@ -179,7 +179,7 @@ def _damage(path: Path, offset: int, new: bytes) -> None:
         (46, (1 << 60).to_bytes(8, "big"), "counts 1152921504606846976 entries in", 200),
         (38, (1 << 62).to_bytes(8, "big"), "its data ends at byte 4611686018427387904", 200),
         (38, bytes(8), "total length 0 is not possible", 0),
-        (4096, b"\x09", "the page does not start with an entry", 0),
+        (4096, b"\x09", "the entries do not match their checksum", 0),
     ],
     ids=["count", "huge count", "huge length", "no length", "first entry"],
 )

@@ -149,7 +149,7 @@ def test_the_old_index_is_not_opened(
 
 def test_reindex_where_no_index_can_be_created(invoke: Invoke, copy: Path) -> None:
     Path(f"{copy}.index").write_text("in the way")
-    failed = invoke("reindex", copy).err.splitlines()[-1]
+    failed = invoke("reindex", copy).failed()
     assert failed == f"{copy}.index: is in the place of the bookmark index; move it elsewhere"
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
 from datastreamer.errors import DamagedPage
+from datastreamer.format import PACKET_RESULT, RESULT_DAMAGED
 from datastreamer.protocol.following import HashQuery
 from datastreamer.protocol.messages import encode_command
 from datastreamer.server.streaming import sender as sender_module
@@ -18,7 +18,7 @@ from datastreamer.storage.stream import DataStream
 from tests.network import filters
 from tests.network import model as wire
 from tests.network.damage import A_PAGE, FIRST, PAGE, evict, flip, written
-from tests.network.fixtures import Open, Peer, append, in_memory, over_loopback
+from tests.network.fixtures import Open, append, in_memory, lost, over_loopback
 from tests.network.model import OK, Model
 
 BAD = 2
@@ -51,19 +51,7 @@ REQUESTS = {
     "range": wire.range_bookmark(b"key", b"key"),
     "filtered read": filters.read(FIRST_BAD, 1),
     "filtered stream": filters.start(FIRST_BAD, 1),
-    "hash": encode_command(HashQuery(FIRST_BAD + 1, FIRST_BAD + 2), 1),
 }
-
-
-async def lost(peer: Peer) -> bytes:
-    """What the peer gets until the server ends the connection."""
-    got = bytearray()
-    try:
-        while more := await peer.more():
-            got += more
-    except trio.BrokenResourceError:
-        pass
-    return bytes(got)
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
@@ -88,6 +76,25 @@ async def test_who_asks_for_the_page_gets_none_of_it(
             number = FIRST_BAD + A_PAGE
             answer = OK + b"\xfe" + good(damaged.path, number, number + 1)[1:]
             await other.ask(wire.entry(number), answer)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+async def test_a_hash_of_the_page_is_refused(
+    damaged: DataStream, resident: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of a page that another process has read: damage must not be taken for an update."""
+    if resident:
+        Path(damaged.path).read_bytes()
+    query = encode_command(HashQuery(FIRST_BAD + 1, FIRST_BAD + 2), 1)
+    async with over_loopback(damaged) as rig, rig.client() as peer:
+        for _ in range(2):
+            await peer.send(query)
+            head = await peer.read(9)  # of a Result: its type, length, number
+            assert head[0] == PACKET_RESULT
+            assert int.from_bytes(head[5:], "big") == RESULT_DAMAGED
+            await peer.read(int.from_bytes(head[1:5], "big") - len(head))
+        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [BAD]
+        assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
 
 
 @pytest.mark.parametrize("open_server", [over_loopback, in_memory, "secured"])
