@@ -5,8 +5,10 @@ The scan is a few lines of `struct`, so that nothing is compared with itself.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
+import mmap
 import os
 import shutil
 import struct
@@ -243,28 +245,25 @@ def size_of(path: Path) -> int:
 def evict(path: Path) -> None:
     """Remove the file from the page cache; skips the test if the system keeps it there."""
     with path.open("rb", buffering=0) as file:
-        fd = file.fileno()
-        os.fsync(fd)
-        # Or else the system begins to read ahead what is asked for below.
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.fsync(file.fileno())
         for _ in range(_TRIES):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            size = os.fstat(fd).st_size
-            if not any(_is_resident(fd, start) for start in range(0, size, PAGE // 4)):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if not _resident(file.fileno()):
                 return
             # Other processors may hold pages for a moment.
             time.sleep(0.01)
     pytest.skip("this file system keeps pages in memory, or cannot say")
 
 
-def _is_resident(fd: int, offset: int) -> bool:
-    try:
-        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
+def _resident(fd: int) -> int:
+    """The number of blocks in the page cache, found without a read, which would fill it."""
+    with mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE) as mapped:
+        blocks = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        address = ctypes.addressof(start := ctypes.c_char.from_buffer(mapped))
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), blocks)
+        del start
+        return len(blocks) if failed else sum(block & 1 for block in blocks)
 
 
 # A disk that fails on demand.
