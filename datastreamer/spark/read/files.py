@@ -16,7 +16,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError
 from datastreamer.format import PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
-from datastreamer.spark.read.page_sums import PageSums, SumsState, open_records
+from datastreamer.spark.read.page_sums import PageComparison, SumsState, open_records
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.remote_file import RemoteFile
 from datastreamer.storage.disk.file_ops import OsDisk, Readable
@@ -157,7 +157,7 @@ def read_pages(
         if verify and recorded:
             records = open_records(snapshot.location, file, snapshot.sums_state)
             opened.callback(records.close)
-            sums = PageSums(snapshot.location.path, records, snapshot.sums_state, stop + 1)
+            sums = PageComparison(snapshot.location.path, records, snapshot.sums_state, stop + 1)
         for found in _sweep(file, snapshot, first, stop, sums):
             if isinstance(found, Lost):
                 # What looks like damage may be entries that were truncated or updated meanwhile.
@@ -167,7 +167,7 @@ def read_pages(
 
 
 def _sweep(
-    file: Readable, snapshot: FileSnapshot, first: int, stop: int, sums: PageSums | None
+    file: Readable, snapshot: FileSnapshot, first: int, stop: int, sums: PageComparison | None
 ) -> Iterator[EntryBatch | Lost]:
     path, head = snapshot.location.path, snapshot.head
     chain = Chain(None if first else 0)

@@ -105,7 +105,7 @@ class RemoteRecords:
             file.close()
 
 
-class PageSums:
+class PageComparison:
     """Compares the pages of a part, in order."""
 
     def __init__(self, path: str, records: PageRecords, state: SumsState, stop: int) -> None:

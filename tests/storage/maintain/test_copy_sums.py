@@ -322,7 +322,8 @@ def test_beside_a_writer_that_changes_everything(tmp_path: Path, out: Path) -> N
                 continue
             made += 1
             assert verify(out).ok
-            page_sums(out)
+            if header_of(out)[-2] > FIRST + PAGE:
+                page_sums(out)
             assert header_of(out)[-1] == len(scan_file(out))
             out.unlink()
             sidecar(out).unlink(missing_ok=True)
