@@ -351,6 +351,11 @@ class NotSupported(PeerError):
     """The server lacks the extension, or an option of the client turned it off."""
 
 
+class UpstreamDamaged(PeerError):
+    """What a relay has received does not match the upstream's checksums. None of the operation is
+    stored."""
+
+
 class ServerRefused(PeerError):
     """The server answered with a Result other than OK."""
 
@@ -425,6 +430,10 @@ class OperationTooSlow(PublishingRefused):
     """Result 26: the operation was open for too long, and was rolled back."""
 
 
+class EntriesDamaged(ServerRefused):
+    """Result 27: in the server's file the entries do not match their checksum."""
+
+
 __all__ = [name for name, value in globals().items() if isinstance(value, type)]
 
 _REFUSALS: dict[int, type[ServerRefused]] = {
@@ -443,6 +452,7 @@ _REFUSALS: dict[int, type[ServerRefused]] = {
     24: NotWritten,
     25: PublishInDoubt,
     26: OperationTooSlow,
+    27: EntriesDamaged,
 }
 
 

@@ -29,6 +29,9 @@ Wire::
               u32(milliseconds) u32(most bytes) u32(most underway)
               u64(largest operation)               ; may grow at the end
     receipt = %xf9 u32(25) u64(first) u32(count) u64(total entries)
+    page-sums = %xf3 u32(65 + 32 x n) 16OCTET(stream id) u64(epoch) u32(n)
+              n*range-sum range-sum           ; the last one: the last page
+    range-sum = u64(first) u64(next) 16OCTET(xxh3 of the entries)
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ HEADER_SIZE: Final = 38
 PACKET_PADDING: Final = 0x00
 PACKET_HEADER: Final = 0x01
 PACKET_ENTRY: Final = 0x02
+PACKET_PAGE_SUMS: Final = 0xF3
 PACKET_RANGE_HASH: Final = 0xF4
 PACKET_FOLLOW: Final = 0xF5
 PACKET_CHANGE: Final = 0xF6
@@ -84,6 +88,7 @@ COMMAND_COMMIT_START: Final = 0x1005
 COMMAND_FOLLOW_START: Final = 0x1006
 COMMAND_RANGE_HASH: Final = 0x1007
 COMMAND_AUTHENTICATE: Final = 0x1008
+COMMAND_PAGE_SUMS: Final = 0x1009
 COMMAND_PUBLISH: Final = 0x1010
 COMMAND_PUBLISH_ADD: Final = 0x1011
 COMMAND_PUBLISH_COMMIT: Final = 0x1012
@@ -110,6 +115,7 @@ RESULT_TOO_LARGE: Final = 23
 RESULT_NOT_WRITTEN: Final = 24
 RESULT_IN_DOUBT: Final = 25
 RESULT_TOO_SLOW: Final = 26
+RESULT_DAMAGED: Final = 27
 
 RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_OK: "OK",
@@ -130,6 +136,7 @@ RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_NOT_WRITTEN: "Not written",
     RESULT_IN_DOUBT: "In doubt",
     RESULT_TOO_SLOW: "Too slow",
+    RESULT_DAMAGED: "Damaged",
 }
 
 FEATURE_RANGE_BOOKMARK: Final = 1 << 0
@@ -138,6 +145,7 @@ FEATURE_FILTERS: Final = 1 << 3
 FEATURE_COMMITS: Final = 1 << 4
 FEATURE_CHANGES: Final = 1 << 5
 FEATURE_AUTHENTICATE: Final = 1 << 6
+FEATURE_PAGE_SUMS: Final = 1 << 7
 MAX_FILTER_TYPES: Final = 64
 FEATURE_PUBLISH: Final = 1 << 2
 STREAM_ID_SIZE: Final = 16
@@ -157,6 +165,9 @@ CHANGE_STRUCT: Final = struct.Struct(">BIQQQ")
 CHANGE_SIZE: Final = CHANGE_STRUCT.size
 RANGE_HASH_STRUCT: Final = struct.Struct(">BIQQQ16s")
 MAX_HASH_BYTES: Final = 64 << 20
+PAGE_SUMS_STRUCT: Final = struct.Struct(">BI16sQI")
+RANGE_SUM_STRUCT: Final = struct.Struct(">QQ16s")
+MAX_SUMS_PAGES: Final = 4096
 
 
 class Header(NamedTuple):

@@ -315,6 +315,7 @@ ALSO_KNOWN = {
     "client/async_client.py": {"ssl"},  # the type of an option, as below
     "client/blocking_client.py": {"ssl"},
     "client/bulk_receive.py": {"time"},  # a function for a thread, which an engine passes on
+    "client/server_peer.py": {"threading"},  # the time limit of an answer
     "client/upstream.py": {"ssl"},
     "publisher/async_publisher.py": {"ssl"},
     # Forked children, and two threads that wait for one publisher.

@@ -111,9 +111,9 @@ class ArrowStream:
 
 
 def opened(source: StreamSource) -> contextlib.AbstractContextManager[StreamView | StreamClient]:
-    """The source, opened if it is a path; an open source stays open."""
+    """The source, opened if it is a path, to verify all pages; an open source stays open."""
     if isinstance(source, str | os.PathLike):
-        return DataStream.open(os.fspath(source), read_only=True)
+        return DataStream.open(os.fspath(source), read_only=True, verify="always")
     return contextlib.nullcontext(source)
 
 

@@ -31,6 +31,7 @@ from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange, Work
+from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, check_waits
 from datastreamer.transport.connection_errors import answer_timeout, silent_server
@@ -193,6 +194,11 @@ class ServerLink(ForkGuard):
             return (yield from self._exchange(flow, channel, connection, self._timeout))
         finally:
             yield Close(channel)
+
+    @property
+    def known_capabilities(self) -> Capabilities | None:
+        """What the server has reported on this connection; None before."""
+        return self._connection.capabilities
 
     def _lost_by_asking(self) -> bool:
         """Whether the server closed because of the capabilities query; then do not repeat it."""

@@ -78,3 +78,12 @@ class Counts:
 
     cold_reads: int = 0
     """Spans that were not in the page cache and were read in a thread ahead of sending."""
+
+    scrubbed: Counter[str] = field(default_factory=Counter)
+    """Pages that the scrub examined, by result."""
+
+    healed_pages: int = 0
+    """Damaged pages that were restored from other servers."""
+
+    scrub_bytes: int = 0
+    """Bytes that the scrub read."""

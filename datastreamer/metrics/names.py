@@ -175,6 +175,21 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_cold_reads_total": Metric(
         "counter", "Spans that were not in the page cache and were read ahead of sending."
     ),
+    "datastreamer_damaged_pages": Metric(
+        "gauge", "Pages that did not match their checksums when they were last compared.", "max"
+    ),
+    "datastreamer_healed_pages_total": Metric(
+        "counter", "Damaged pages that were restored from other servers."
+    ),
+    "datastreamer_scrub_pages_total": Metric(
+        "counter",
+        "Pages that the scrub examined, by result; unverified: a page without a checksum.",
+        labels=("result",),
+    ),
+    "datastreamer_scrub_bytes_total": Metric("counter", "Bytes that the scrub read."),
+    "datastreamer_scrub_age_seconds": Metric(
+        "gauge", "Time since the scrub last ended a full pass, or since it began its first.", "max"
+    ),
     # A relay's upstreams.
     "datastreamer_relay_lag_entries": Metric(
         "gauge",
@@ -190,6 +205,11 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "datastreamer_relay_uncompared_entries": Metric(
         "gauge", "Entries of a relay whose hashes were not yet compared with the upstream's.", "max"
+    ),
+    "datastreamer_relay_damaged_total": Metric(
+        "counter",
+        "Operations received from an upstream that did not match its checksums and were rejected.",
+        labels=("upstream",),
     ),
     # Reassembly of payloads from several sources.
     "datastreamer_reassembly_in_flight": Metric(

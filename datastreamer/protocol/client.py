@@ -35,9 +35,11 @@ from datastreamer.format import (
     PACKET_ENTRY,
     PACKET_FOLLOW,
     PACKET_HEADER,
+    PACKET_PAGE_SUMS,
     PACKET_RANGE_HASH,
     PACKET_RESULT,
     PAGE_SIZE,
+    PAGE_SUMS_STRUCT,
     RANGE_HASH_STRUCT,
     RESULT_HEAD_SIZE,
     RESULT_HEAD_STRUCT,
@@ -59,10 +61,13 @@ from datastreamer.protocol.events import (
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.following import (
     MAX_CHANGE_SIZE,
+    MAX_SUMS_SIZE,
     FollowBegun,
     FollowStart,
     HashQuery,
     RangeHash,
+    SumsFound,
+    SumsQuery,
     decode_change,
 )
 from datastreamer.protocol.messages import (
@@ -85,11 +90,14 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.receiving import LARGE_BUFFER, STREAM_BUFFER, Receiving
 
 T = TypeVar("T")
-QueryT = TypeVar("QueryT", HeaderQuery, CapabilitiesQuery, BatchQuery, HashQuery)
+QueryT = TypeVar("QueryT", HeaderQuery, CapabilitiesQuery, BatchQuery, HashQuery, SumsQuery)
 
 # Tuples of types, since a union would be built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
-_ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead, HashQuery)
+_ANSWERED: Final = (
+    *(*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead),
+    *(HashQuery, SumsQuery),
+)
 _OF_MANY_ENTRIES: Final = {
     *(Start, CommitStart, StartBookmark, RangeQuery, BatchQuery),
     *(FilteredRead, FilteredStart, FilteredStartBookmark, FollowStart),
@@ -221,6 +229,8 @@ class ClientConnection(Receiving):
                     event = self._follow_begun()
                 elif packet == PACKET_RANGE_HASH:
                     event = self._hash()
+                elif packet == PACKET_PAGE_SUMS:
+                    event = self._sums()
                 elif packet == PACKET_HEADER:
                     event = self._header()
                 elif packet == PACKET_CAPABILITIES:
@@ -456,6 +466,18 @@ class ClientConnection(Receiving):
         if hashed is not None:
             self._answered_whole()
         return hashed
+
+    def _sums(self) -> Event | None:
+        command = self._due(SumsQuery, "a packet of checksums")
+        if self._lacks(PAGE_SUMS_STRUCT.size):
+            return None
+        length = self._packet_length()
+        if not PAGE_SUMS_STRUCT.size <= length <= MAX_SUMS_SIZE:
+            raise self._violation(f"checksums of {length} bytes")
+        sums = self._decoded(length, SumsFound.unpack, command)
+        if sums is not None:
+            self._answered_whole()
+        return sums
 
     def _answered_whole(self) -> None:
         self._answer_due = False

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.format import Header
 from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash, SumsFound
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -96,5 +96,6 @@ Event: TypeAlias = (
     | FollowBegun
     | ChangeReceived
     | RangeHash
+    | SumsFound
     | PeerEnded
 )

@@ -41,6 +41,8 @@ from datastreamer.protocol.following import (
     HashQuery,
     KnownHistory,
     RangeHash,
+    SumsFound,
+    SumsQuery,
 )
 from datastreamer.protocol.messages import (
     BookmarkQuery,
@@ -155,6 +157,15 @@ def range_hash(connection: ClientConnection, wanted: HashQuery) -> Exchange[Rang
     yield connection.request(wanted)
     event = yield from next_event(connection)
     if not isinstance(event, RangeHash):
+        raise unexpected(connection, event)
+    return event
+
+
+def page_sums(connection: ClientConnection, wanted: SumsQuery) -> Exchange[SumsFound]:
+    """Request checksums of pages."""
+    yield connection.request(wanted)
+    event = yield from next_event(connection)
+    if not isinstance(event, SumsFound):
         raise unexpected(connection, event)
     return event
 

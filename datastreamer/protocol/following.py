@@ -1,6 +1,7 @@
 """Commands and packets by which a relay keeps its copy of a stream equal to its upstream's.
 
-Owns their layout: a streaming that reports changes of committed entries, and hashes of ranges.
+Owns their layout: a streaming that reports changes of committed entries, hashes of ranges, and the
+checksums of pages.
 Must not know which of them is allowed when (`server`, `client`).
 """
 
@@ -17,25 +18,36 @@ from datastreamer.format import (
     CHANGE_SIZE,
     CHANGE_STRUCT,
     COMMAND_FOLLOW_START,
+    COMMAND_PAGE_SUMS,
     COMMAND_RANGE_HASH,
     ENTRY_HEAD_SIZE,
     FOLLOW_STRUCT,
+    MAX_SUMS_PAGES,
     PACKET_CHANGE,
     PACKET_FOLLOW,
+    PACKET_PAGE_SUMS,
     PACKET_RANGE_HASH,
     PAGE_SIZE,
+    PAGE_SUMS_STRUCT,
     RANGE_HASH_STRUCT,
+    RANGE_SUM_STRUCT,
     STREAM_ID_SIZE,
     TYPE_BOOKMARK,
     U64_MAX,
 )
 
-COMMANDS: Final = (COMMAND_FOLLOW_START, COMMAND_RANGE_HASH)
 MAX_CHANGE_SIZE: Final = CHANGE_SIZE + PAGE_SIZE
 
 _PLAIN = struct.Struct(">QQ")
 _FOLLOW_START = struct.Struct(">Q16sQ")
 _RANGE_HASH = struct.Struct(">QQI")
+_PAGE_SUMS = struct.Struct(">QI")
+_LAYOUTS: Final = {
+    COMMAND_FOLLOW_START: _FOLLOW_START,
+    COMMAND_RANGE_HASH: _RANGE_HASH,
+    COMMAND_PAGE_SUMS: _PAGE_SUMS,
+}
+COMMANDS: Final = tuple(_LAYOUTS)
 
 
 class KnownHistory(NamedTuple):
@@ -72,7 +84,19 @@ class HashQuery:
         return f"a hash of entries {self.first} to {self.end - 1}"
 
 
-FollowingCommand: TypeAlias = FollowStart | HashQuery
+@dataclass(frozen=True, slots=True)
+class SumsQuery:
+    """Request the checksums of at most `max_pages` whole pages (0: the server's limit), from the
+    one on that holds entry `from_entry`, and that of the last page."""
+
+    from_entry: int
+    max_pages: int = 0
+
+    def __str__(self) -> str:
+        return f"checksums from entry {self.from_entry} on"
+
+
+FollowingCommand: TypeAlias = FollowStart | HashQuery | SumsQuery
 
 
 class Reports(IntEnum):
@@ -183,12 +207,78 @@ class RangeHash:
         return cls(first, end, epoch, digest)
 
 
+class RangeSum(NamedTuple):
+    """The xxh3 (128 bits) of the packed entries from `first` up to `end`, which are those of a
+    page of the server's file."""
+
+    first: int
+    end: int
+    digest: bytes
+
+
+NO_SUM: Final = RangeSum(0, 0, bytes(16))
+
+
+@dataclass(frozen=True, slots=True)
+class SumsFound:
+    """The checksums of the stream `stream_id` at `epoch`: of consecutive whole pages, and of the
+    last page up to the head (`NO_SUM`: not known, or pages before it are missing)."""
+
+    stream_id: bytes
+    epoch: int
+    pages: tuple[RangeSum, ...]
+    tail: RangeSum = NO_SUM
+
+    @property
+    def ranges(self) -> tuple[RangeSum, ...]:
+        """The consecutive ranges, that of the last page included."""
+        return self.pages if self.tail == NO_SUM else (*self.pages, self.tail)
+
+    def pack(self) -> bytes:
+        """Encode the answer."""
+        sums = [RANGE_SUM_STRUCT.pack(*each) for each in (*self.pages, self.tail)]
+        count = len(self.pages)
+        head = (PACKET_PAGE_SUMS, sums_size(count), self.stream_id, self.epoch, count)
+        return b"".join([PAGE_SUMS_STRUCT.pack(*head), *sums])
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview, query: SumsQuery) -> SumsFound:
+        """Decode the answer to `query`. Raises `ValueError` if it is invalid."""
+        _, length, stream_id, epoch, count = PAGE_SUMS_STRUCT.unpack_from(data)
+        if sums_size(count) != length or count > (query.max_pages or MAX_SUMS_PAGES):
+            raise ValueError(f"checksums of {count} pages in {length} bytes for {query}")
+        sums = [
+            RangeSum(*each)
+            for each in RANGE_SUM_STRUCT.iter_unpack(memoryview(data)[PAGE_SUMS_STRUCT.size :])
+        ]
+        found = cls(stream_id, epoch, tuple(sums[:-1]), sums[-1])
+        due = None
+        for first, end, _ in found.ranges:
+            if first >= end or first != (first if due is None else due):
+                raise ValueError(f"the checksum of entries {first} to {end} for {query}")
+            due = end
+        if due is not None and not found.ranges[0].first <= query.from_entry <= due:
+            raise ValueError(f"checksums of entries {found.ranges[0].first} to {due} for {query}")
+        return found
+
+
+def sums_size(count: int) -> int:
+    """The size of the answer with the checksums of that many whole pages."""
+    return PAGE_SUMS_STRUCT.size + RANGE_SUM_STRUCT.size * (count + 1)
+
+
+MAX_SUMS_SIZE: Final = sums_size(MAX_SUMS_PAGES)
+
+
 def encode(command: FollowingCommand, stream_type: int) -> bytes:
     """Encode a command. Raises `UsageError` for numbers that do not fit."""
     try:
         if isinstance(command, FollowStart):
             parameters = _FOLLOW_START.pack(command.from_entry, *command.known)
             return _PLAIN.pack(COMMAND_FOLLOW_START, stream_type) + parameters
+        if isinstance(command, SumsQuery):
+            parameters = _PAGE_SUMS.pack(command.from_entry, command.max_pages)
+            return _PLAIN.pack(COMMAND_PAGE_SUMS, stream_type) + parameters
         parameters = _RANGE_HASH.pack(command.first, command.end, command.max_bytes)
         return _PLAIN.pack(COMMAND_RANGE_HASH, stream_type) + parameters
     except struct.error:
@@ -199,11 +289,13 @@ def encode(command: FollowingCommand, stream_type: int) -> bytes:
 
 def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] | None:
     """The command whose parameters begin at `at`, and where they end; None until complete."""
-    layout = _FOLLOW_START if command == COMMAND_FOLLOW_START else _RANGE_HASH
+    layout = _LAYOUTS[command]
     end = at + layout.size
     if len(data) < end:
         return None
     if command == COMMAND_FOLLOW_START:
         from_entry, stream_id, epoch = layout.unpack_from(data, at)
         return FollowStart(from_entry, KnownHistory(stream_id, epoch)), end
+    if command == COMMAND_PAGE_SUMS:
+        return SumsQuery(*layout.unpack_from(data, at)), end
     return HashQuery(*layout.unpack_from(data, at)), end

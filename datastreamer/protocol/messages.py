@@ -33,6 +33,7 @@ from datastreamer.format import (
     FEATURE_CHANGES,
     FEATURE_COMMITS,
     FEATURE_FILTERS,
+    FEATURE_PAGE_SUMS,
     FEATURE_RANGE_BOOKMARK,
     PACKET_ANSWER,
     PACKET_BATCH,
@@ -52,7 +53,7 @@ from datastreamer.protocol import following
 from datastreamer.protocol.arguments import check_key
 from datastreamer.protocol.filter import messages as filtering
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery
+from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
 
 _PLAIN = struct.Struct(">QQ")
 _NUMBERED = struct.Struct(">QQQ")
@@ -179,6 +180,7 @@ Command: TypeAlias = (
     | FilteredStartBookmark
     | FollowStart
     | HashQuery
+    | SumsQuery
 )
 
 
@@ -195,6 +197,7 @@ class Capabilities(NamedTuple):
         | FEATURE_FILTERS
         | FEATURE_COMMITS
         | FEATURE_CHANGES
+        | FEATURE_PAGE_SUMS
     )
     stream_id: bytes = bytes(STREAM_ID_SIZE)
     epoch: int = 0
@@ -242,6 +245,11 @@ class Capabilities(NamedTuple):
         """Whether the server reports changes of committed entries, and hashes of ranges."""
         return bool(self.features & FEATURE_CHANGES)
 
+    @property
+    def page_sums(self) -> bool:
+        """Whether the server can send the checksums of its file's pages."""
+        return bool(self.features & FEATURE_PAGE_SUMS)
+
 
 NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
 """The capabilities of a server that does not know the question."""
@@ -277,7 +285,7 @@ def encode_command(command: Command, stream_type: int) -> bytes:
             return _PLAIN.pack(COMMAND_CAPABILITIES, stream_type)
         case FilteredRead() | FilteredStart() | FilteredStartBookmark():
             return filtering.encode(command, stream_type)
-        case FollowStart() | HashQuery():
+        case FollowStart() | HashQuery() | SumsQuery():
             return following.encode(command, stream_type)
 
 

@@ -24,6 +24,8 @@ from datastreamer.protocol.following import (
     HashQuery,
     KnownHistory,
     RangeHash,
+    SumsFound,
+    SumsQuery,
 )
 from datastreamer.protocol.resume import Resumable
 from datastreamer.transport.listeners import leads_to
@@ -61,6 +63,12 @@ class RelayClient(Client):
         another reason."""
         return self._engine.closed_on_asking
 
+    @property
+    def has_page_sums(self) -> bool:
+        """Whether the server has reported that it sends checksums of pages."""
+        known = self._engine.known_capabilities
+        return known is not None and known.page_sums
+
     def leads_to(self, listeners: Collection[socket.socket]) -> bool:
         """Whether one of `listeners`, which are this process's, is at the other end."""
         connection = getattr(self._engine.channel, "connection", lambda: None)()
@@ -77,10 +85,19 @@ class RelayClient(Client):
 
         The hash may be of fewer entries, as `max_bytes` and the server's limit allow. For servers
         whose capabilities include `changes`. Raises `BadFromEntry` if the stream does not hold
-        entry `first`.
+        entry `first`, and `EntriesDamaged` if they do not match the server's checksums.
         """
         query = HashQuery(first, end, max_bytes)
         return await self._driver.run(self._engine.ask(exchanges.range_hash, query))
+
+    async def page_sums(self, from_entry: int) -> SumsFound:
+        """The checksums of the server's pages from the one on that holds entry `from_entry`, up to
+        the server's limit.
+
+        For servers whose capabilities include `page_sums`. Raises `BadFromEntry` if the stream ends
+        before `from_entry`.
+        """
+        return await self._driver.run(self._engine.ask(exchanges.page_sums, SumsQuery(from_entry)))
 
     def _batches(self, iteration: Iteration[EntryBatch]) -> RelayBatches:
         return RelayBatches(self._driver, iteration)

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.errors import DamagedFile, NotFound, PeerError, UpstreamRewritten
+from datastreamer.errors import DamagedFile, EntriesDamaged, NotFound, PeerError, UpstreamRewritten
 from datastreamer.relay.apply_changes import ChangeApplier, Compared
 from datastreamer.relay.client import RelayClient
 from datastreamer.relay.writer import RelayWriter
@@ -31,6 +31,7 @@ _PIECE_BYTES: Final = 16 << 20
 # Ranges of at most this many entries are fetched and compared one by one.
 _FEW: Final = 16
 _PAUSE_SECONDS: Final = 5.0
+_DAMAGED_SECONDS: Final = 60.0
 _WAIT_SECONDS: Final = 0.05
 _SAY_SECONDS: Final = 10.0
 
@@ -79,6 +80,15 @@ class Comparison:
                     await self._ensure_same(client, agreement.stream_id)
                     await self._compare(client, high)
                     await self._replace(client, high)
+            except EntriesDamaged as error:
+                # They must not replace entries here.
+                if logged != str(error):
+                    logged = str(error)
+                    _log.error(
+                        "entries %d to %d are left uncompared: the upstream reports damage: %s",
+                        *(self._low, high - 1, error),
+                    )
+                await trio.sleep(_DAMAGED_SECONDS)
             except (PeerError, NotFound) as error:
                 # If the upstream truncated entries, the stream reports it.
                 if logged != str(error):

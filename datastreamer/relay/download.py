@@ -14,7 +14,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -25,6 +24,7 @@ from datastreamer.errors import (
     DatastreamerError,
     NoAnswer,
     PeerError,
+    UpstreamDamaged,
     UpstreamMismatch,
     UpstreamRewritten,
     UpstreamShorter,
@@ -36,10 +36,12 @@ from datastreamer.relay.apply_changes import (
     keep_over_truncation,
     known_agreement,
 )
+from datastreamer.relay.checksums import ReceivedCheck, SumsClient
 from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.truncation_point import truncation_point
-from datastreamer.relay.upstream import Joined, common_entries, join
+from datastreamer.relay.upstream import Joined, common_entries, ensure_undamaged, join
+from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.stream import DataStream
 
@@ -52,39 +54,10 @@ _REMIND_SECONDS = 60.0
 _STEADY_SECONDS = 5.0
 # An upstream that closes this many connections in a row on a query for its capabilities has none.
 _CLOSED_ON_ASKING = 3
+# An upstream that sends damaged entries is avoided for this many times the wait after a lost one.
+_AVOIDED_FACTOR = 60
 # Number of ends of commits that are remembered.
 _COMMITS_KEPT = 10_000
-
-
-@dataclass(slots=True, eq=False)
-class UpstreamState:
-    """State of one upstream."""
-
-    upstream: Upstream
-    entries: int | None = None
-    """Its number of entries when last reported; None: never."""
-
-    set_aside: DatastreamerError | None = None
-    """Why it is not used any more until the relay is restarted."""
-
-    lost: str = ""
-    """Why it cannot be used now; empty if it can."""
-
-    shorter_since: float | None = None
-    """Since when, by the loop's clock, it holds fewer entries than the relay and gained none, while
-    no upstream could be used."""
-
-    closed_on_asking: int = 0
-    """Number of connections in a row that it closed on a query for its capabilities."""
-
-    shorter_total: int = 0
-    """Its number of entries at `shorter_since`."""
-
-    reported_shorter: bool = False
-    """Whether the log says that it is reachable again and holds fewer entries than the relay."""
-
-    distrusted: bool = False
-    """Whether the relay followed an upstream that differs and precedes it: not followed again."""
 
 
 class Download:
@@ -203,6 +176,8 @@ class Download:
             attempt = 0
             while candidates := [state for state in self.states if state.set_aside is None]:
                 for state in candidates:
+                    if state.unused_until > trio.current_time():
+                        continue
                     if await self._relay_from(state, stream):
                         attempt = 0
                         break
@@ -230,19 +205,26 @@ class Download:
                     self._joined(state, stream, joined.header)
                     joined_at = trio.current_time()
                     try:
-                        if await self._receive(state, stream, joined):
+                        check = self._check_of(state, stream, client, joined)
+                        if await self._receive(state, stream, joined, check):
                             return True
                     finally:
                         self.current, self.caught_up = None, False
                         self._updates, self._change_applier = self.updates, None
                         self._notify()
                 except (UpstreamShorter, UpstreamRewritten) as error:
+                    if isinstance(error, UpstreamRewritten):
+                        async with self._connect(state) as other:
+                            await ensure_undamaged(other, stream, error)
                     if not self._is_followed(state, error):
                         return False
                     await self._truncate_to_common(state, stream, error)
                     return True
         except UpstreamMismatch as error:
             self._set_aside(state, error)
+        except UpstreamDamaged as error:
+            self._avoid(state, error)
+            return False
         except DatastreamerError as error:
             # The connection or the disk failed: both may recover.
             self._lost(state, error)
@@ -263,7 +245,23 @@ class Download:
                 f"{client.peer} closed the connection on a query for its capabilities; trying again"
             )
 
-    async def _receive(self, state: UpstreamState, stream: DataStream, joined: Joined) -> bool:
+    def _check_of(
+        self, state: UpstreamState, stream: DataStream, client: RelayClient, joined: Joined
+    ) -> ReceivedCheck | None:
+        """The comparison with the upstream's checksums; None if it sends none."""
+        change_applier = joined.change_applier
+        if not client.has_page_sums or change_applier.agreement is None:
+            return None
+        sums_client = SumsClient(partial(self._connect, state), client.peer, self._timeout)
+        return ReceivedCheck(sums_client, stream, change_applier)
+
+    async def _receive(
+        self,
+        state: UpstreamState,
+        stream: DataStream,
+        joined: Joined,
+        check: ReceivedCheck | None,
+    ) -> bool:
         """Append what arrives. True if an earlier upstream is to be used; else it raises."""
         back = False
         failure: DatastreamerError | None = None
@@ -278,7 +276,9 @@ class Download:
 
             nursery.start_soon(look)
             backlog, change_applier = joined.header.total_entries, joined.change_applier
-            writer = RelayWriter(stream, joined.batches, self._commits, backlog, change_applier)
+            writer = RelayWriter(
+                stream, joined.batches, self._commits, backlog, change_applier, check
+            )
             self._change_applier = change_applier
 
             async def compare() -> None:
@@ -292,6 +292,9 @@ class Download:
 
             nursery.start_soon(compare)
             try:
+                if check is not None:
+                    nursery.start_soon(check.client.run)
+                    await check.begin()
                 batch = joined.rest or await joined.batches.__anext__()
                 while True:
                     self._source = state
@@ -317,7 +320,7 @@ class Download:
             earlier = True
             for state in self.states:
                 earlier = earlier and state is not current
-                if state.set_aside is not None:
+                if state.set_aside is not None or state.unused_until > trio.current_time():
                     continue
                 try:
                     header = await self._header_of(state)
@@ -423,6 +426,18 @@ class Download:
         self._notify()
         _log.error("%s is set aside and not used any more: %s", state.upstream.name, error)
 
+    def _avoid(self, state: UpstreamState, error: UpstreamDamaged) -> None:
+        """Do not use for a while what sends damaged entries."""
+        wait = self._backoff.wait(state.damaged_in_a_row, random.random())  # noqa: S311
+        state.damaged += 1
+        state.damaged_in_a_row += 1
+        state.unused_until = trio.current_time() + _AVOIDED_FACTOR * wait
+        state.lost = str(error)
+        self._notify()
+        _log.error(
+            "%s is not used for %.1f s: %s", state.upstream.name, _AVOIDED_FACTOR * wait, error
+        )
+
     def _lost(self, state: UpstreamState, error: DatastreamerError) -> None:
         """Log the failure of an upstream or of the disk once, not at each attempt."""
         if not state.lost:
@@ -462,6 +477,7 @@ class Download:
             state.entries = next_number
             if not self.caught_up:
                 self.caught_up = True
+                state.damaged_in_a_row = 0
                 _log.info("caught up with %s at entry %d", state.upstream.name, next_number)
             return
         now = trio.current_time()

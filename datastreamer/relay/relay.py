@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import trio
 
+from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
 from datastreamer.metrics.exposition import MetricsSnapshot
@@ -96,7 +97,7 @@ class Relay:
             raise UsageError("a relay needs a server to download from")
         if on_rewrite not in ("stop", "follow"):
             raise UsageError(f'on_rewrite is "stop" or "follow", not {on_rewrite!r}')
-        sources = [upstream_of(each) for each in upstreams]
+        sources = self._upstreams = [upstream_of(each) for each in upstreams]
         if stream_type is not None:
             check_number("stream_type", stream_type)
         check_waits(timeout, heartbeat=heartbeat)
@@ -224,7 +225,9 @@ class Relay:
         try:
             self._ensure_not_finished()
             self._numbers = None if self._metrics is None else stream._internals.share_numbers()
-            self.server = Server(stream, limits=self._limits, tls=self.tls)
+            kind = stream.header.stream_type
+            peers = [ServerPeer(each, stream_type=kind) for each in self._upstreams]
+            self.server = Server(stream, limits=self._limits, tls=self.tls, heal_from=peers)
             async with trio.open_nursery() as nursery:
                 self._addresses = await nursery.start(self.server.run, listeners)
                 task_status.started(self._addresses)

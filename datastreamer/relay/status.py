@@ -9,7 +9,8 @@ from typing import Final
 
 from datastreamer.metrics.exposition import MetricsSnapshot, Samples
 from datastreamer.metrics.writer_numbers import WriterNumbers
-from datastreamer.relay.download import Download, UpstreamState
+from datastreamer.relay.download import Download
+from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.server.metrics import collect, of_process
 from datastreamer.server.server import Server
 
@@ -74,6 +75,9 @@ def _samples(download: Download) -> Samples:
         ],
         "datastreamer_relay_updates_total": [([], download.updates)],
         "datastreamer_relay_uncompared_entries": [([], download.uncompared)],
+        "datastreamer_relay_damaged_total": [
+            ([state.upstream.name], state.damaged) for state in download.states
+        ],
     }
     known = [(state.upstream.name, download.lag_behind(state)) for state in download.states]
     lags = {name: lag for name, lag in known if lag is not None}

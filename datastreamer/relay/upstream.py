@@ -16,9 +16,11 @@ import trio
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import (
+    EntriesDamaged,
     NoAnswer,
     ProtocolViolation,
     UnknownEntry,
+    UpstreamDamaged,
     UpstreamMismatch,
     UpstreamRewritten,
     UpstreamShorter,
@@ -226,6 +228,22 @@ def _first_compared(stream: DataStream, end: int) -> int:
         if first == 0:
             return first
         first = max(0, end - 4 * (end - first))
+
+
+async def ensure_undamaged(
+    client: RelayClient, stream: DataStream, found: UpstreamRewritten
+) -> None:
+    """Raises `UpstreamDamaged` if the upstream's entries, from where it was found to differ, do not
+    match its own checksums: then it has no other history. Raises `PeerError`."""
+    if not (await client.capabilities()).page_sums:
+        return
+    total, first = stream.total_entries, found.first_differing
+    if first is None:
+        first = await trio.to_thread.run_sync(_first_compared, stream, total)
+    try:
+        await client.range_hash(first, total)
+    except EntriesDamaged as error:
+        raise UpstreamDamaged(f"{found}; it reports that these are damaged: {error}") from error
 
 
 def _differing(stream: DataStream, theirs: EntryBatch) -> list[Entry]:

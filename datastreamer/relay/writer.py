@@ -15,6 +15,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import ProtocolViolation
 from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.relay.apply_changes import ChangeApplier, Compared
+from datastreamer.relay.checksums import ReceivedCheck
 from datastreamer.relay.client import RelayBatches
 from datastreamer.storage.stream import DataStream
 
@@ -58,14 +59,19 @@ class RelayWriter:
         commits: MutableSequence[int],
         backlog: int,
         change_applier: ChangeApplier,
+        check: ReceivedCheck | None = None,
     ) -> None:
         """`commits` gets the total of each commit that ends at an end of an upstream's commit;
-        `backlog` is the number of entries that the upstream held at the join."""
+        `backlog` is the number of entries that the upstream held at the join. `check` compares each
+        operation before its commit."""
         self._commits = commits
         self._backlog = backlog
         self._stream = stream
         self._batches = batches
         self._change_applier = change_applier
+        self._check = check
+        # Whether the commit is to be compared: it is made in a thread then.
+        self._checks = False
         # Held during writes.
         self._writing = trio.Lock()
         self._next = stream._internals.next_entry
@@ -87,7 +93,10 @@ class RelayWriter:
         try:
             size = self._size + batch.nbytes
             changed = self._change_applier.waiting or self._batches.changes
-            if size <= AT_ONCE and not changed and self._stream._internals.can_commit_at_once(size):
+            due = self._check is not None and self._check.is_due(batch.next_number, size)
+            quick = size <= AT_ONCE and not changed and not due
+            self._checks = not quick or not self._stream._internals.can_commit_at_once(size)
+            if not self._checks:
                 self.add(batch)
             else:
                 has_ends = self._batches.commit_ahead is not None
@@ -130,10 +139,13 @@ class RelayWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Commit the open operation. Raises what a commit does; then none of it is appended."""
+        """Commit the open operation, if it matches the upstream's checksums. Raises what a commit
+        and `ReceivedCheck.before_commit` do; then none of it is appended."""
         if not self._op.is_open:
             return
         try:
+            if self._checks and self._check is not None:
+                self._check.before_commit(self._op)
             self._stream.commit_atomic_op(wait=False)
         finally:
             self.drop()

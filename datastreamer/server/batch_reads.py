@@ -14,6 +14,7 @@ from datastreamer.protocol import messages
 from datastreamer.protocol.messages import BatchQuery, Capabilities
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.read.batch_bounds import Measure
 from datastreamer.storage.read.spans import Cursor
 
@@ -86,7 +87,12 @@ class BatchAnswers:
             portion = reader.portion(wanted)
         else:
             self._broadcast.counts.cold_reads += 1
-            portion = await cold.run(reader.portion, wanted)
+            portion = await cold.run_verified(
+                reader.portion,
+                wanted,
+                lambda found: pages_between(start.offset, found.offset),
+                pages_between(start.offset, start.offset + size),
+            )
         stop = Cursor(portion.offset, portion.number)
         self._place, self._changes = stop, changes
         if portion.entries:

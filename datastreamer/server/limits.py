@@ -97,6 +97,10 @@ class Limits:
     grace: float = GRACE_SECONDS
     """At shutdown, how long clients may receive committed entries."""
 
+    scrub_rate: float | None = None
+    """While the server is idle, it reads the pages of the stream again and again, at most this many
+    bytes per second, and compares them with their checksums. None: it does not."""
+
     shared_by: int = 1
     """Number of processes that serve together, each with its share of the limits (`share`)."""
 
@@ -142,7 +146,7 @@ class Limits:
     def share(self, at: int, of: int) -> Limits:
         """The limits of process `at` of `of` processes that serve together and share them. Clients
         of an address are counted together (`accept_balance.py`); limits for one client are
-        unchanged. If slots are reserved, each process has at least one.
+        unchanged. If slots are reserved, each process has at least one. Process 0 alone scrubs.
 
         Raises `UsageError` if there are fewer clients than processes.
         """
@@ -156,6 +160,7 @@ class Limits:
             reserved_clients=self.reserved_clients and -(-self.reserved_clients // of),
             shared_by=of,
             accept_rate=None if self.accept_rate is None else self.accept_rate / of,
+            scrub_rate=None if at else self.scrub_rate,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers with many entries: batches, filtered reads, ranges; and hashes of ranges.
+"""Answers with many entries: batches, filtered reads, ranges; hashes of ranges, and checksums.
 
 Owns the wait for a commit, during which further commands of the client are read, and the choice
 between an answer that is collected with others and one that the sender sends from the file.
@@ -6,28 +6,32 @@ between an answer that is collected with others and one that the sender sends fr
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TypeAlias
 
 import trio
 
-from datastreamer.format import RESULT_BAD_FROM_ENTRY
+from datastreamer.errors import DamagedFile, DamagedPage
+from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_DAMAGED
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.protocol.following import HashQuery
+from datastreamer.protocol.following import HashQuery, SumsQuery
 from datastreamer.protocol.messages import BatchQuery, RangeQuery
 from datastreamer.protocol.server import Refuse, ServerConnection
 from datastreamer.server.queries import QueryAnswers
 from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.server.streaming.change_reports import hash_of
+from datastreamer.server.streaming.change_reports import hash_of, sums_of
 from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.read.spans import Cursor
+
+_log = logging.getLogger(__name__)
 
 # Bytes of further commands that are read while a client waits for a commit.
 _HEARD_AHEAD = 64 * 1024
 
-LongQuery: TypeAlias = BatchQuery | FilteredRead | RangeQuery | HashQuery
+LongQuery: TypeAlias = BatchQuery | FilteredRead | RangeQuery | HashQuery | SumsQuery
 
 
 class LongAnswers:
@@ -66,7 +70,7 @@ class LongAnswers:
             return await self._send_filtered(nursery, query)
         if isinstance(query, RangeQuery):
             return await self._send_range(query)
-        return await self._send_hash(query)
+        return await self._send_sums(query)
 
     async def _send_batch(self, nursery: trio.Nursery, query: BatchQuery) -> Refuse | None:
         if query.wait_ms and query.from_entry == self._stream.total_entries:
@@ -130,17 +134,29 @@ class LongAnswers:
         await self._send_part(messages.encode_range_head(stop.number - 1), start, stop)
         return None
 
-    async def _send_hash(self, query: HashQuery) -> Refuse | None:
+    async def _send_sums(self, query: HashQuery | SumsQuery) -> Refuse | None:
         # Alone: answers collected with it would be read again at each change.
         if self._answers:
             await self._answers.send()
         began = time.perf_counter()
-        answer = await hash_of(self._broadcast, query)
-        self._answers.begin()
+        try:
+            if isinstance(query, HashQuery):
+                answer = await hash_of(self._broadcast, query)
+                self._counts.hash_seconds += time.perf_counter() - began
+            else:
+                answer = await sums_of(self._broadcast, query)
+        except DamagedFile as error:
+            level = logging.ERROR
+            if isinstance(error, DamagedPage):
+                level = logging.DEBUG  # it is logged once, not for each request
+                self._broadcast.cold.damaged(error)
+            _log.log(level, "a request for %s is refused: %s", query, error)
+            return Refuse(RESULT_DAMAGED, close=False, why=error.what)
+        finally:
+            self._answers.begin()
         if answer is None:
             return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
         self._answers.add(messages.OK + answer)
-        self._counts.hash_seconds += time.perf_counter() - began
         await self._answers.send()
         return None
 

@@ -32,6 +32,7 @@ from datastreamer.metrics.exposition import (
 )
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.gate import EVICTED, NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
+from datastreamer.server.scrub import RESULTS
 from datastreamer.server.session import (
     AUTHENTICATE,
     CHANGED,
@@ -120,6 +121,9 @@ async def collect(
         "datastreamer_range_hash_seconds_total": [([], counts.hash_seconds)],
         **_publishing(server),
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],
+        "datastreamer_damaged_pages": [([], len(server.broadcast.cold.checks.damaged))],
+        "datastreamer_healed_pages_total": [([], counts.healed_pages)],
+        **_scrub(server),
         "datastreamer_clients_lag_entries": [([], entries.histogram())],
         "datastreamer_clients_lag_bytes": [([], sizes.histogram())],
         **process_samples(),
@@ -194,6 +198,17 @@ def _publishing(server: Server) -> Samples:
         ],
         "datastreamer_publish_entries_total": [([], counts.published_entries)],
         "datastreamer_publish_bytes_total": [([], counts.published_bytes)],
+    }
+
+
+def _scrub(server: Server) -> Samples:
+    """Metrics of the scrub, if there is one."""
+    if server.scrub.rate is None:
+        return {}
+    return {
+        "datastreamer_scrub_pages_total": _by_label(server.counts.scrubbed, RESULTS),
+        "datastreamer_scrub_bytes_total": [([], server.counts.scrub_bytes)],
+        "datastreamer_scrub_age_seconds": [([], server.scrub.age)],
     }
 
 

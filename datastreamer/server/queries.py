@@ -217,9 +217,11 @@ class QueryAnswers:
     def _packed(self, number: int) -> bytes:
         return self._stream.reader.packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
 
-    async def _read(self, call: Callable[[int], T], number: int) -> T:
+    async def _read(
+        self, call: Callable[[int], T], number: int, last: Callable[[T], int] | None = None
+    ) -> T:
         """As `Broadcast.read`, for an answer that `send` checks against later changes."""
-        found = await self._broadcast.read(call, number)
+        found = await self._broadcast.read(call, number, last)
         await self._broadcast.settled()
         return found
 
@@ -233,7 +235,7 @@ class QueryAnswers:
             try:
                 with contextlib.suppress(UnknownBookmark):
                     if stream.bookmarks.unread() > _INLINE_SCAN:
-                        number = await trio.to_thread.run_sync(stream.bookmark, key)
+                        number = await trio.to_thread.run_sync(self._scan, key)
                     elif not broadcast.cold.index_at_hand:
                         number = await broadcast.cold.run(self._look_up, key)
                     else:
@@ -249,6 +251,11 @@ class QueryAnswers:
             if stream.epoch == epoch:
                 return number
 
+    def _scan(self, key: bytes) -> int:
+        """A look-up that reads entries which are not indexed yet."""
+        self._broadcast.cold.checks.compare(self._broadcast.doubt_unindexed())
+        return self._stream.bookmark(key)
+
     def _look_up(self, key: bytes) -> int:
         return self._broadcast.cold.look_up(self._stream.bookmark, key)
 
@@ -259,7 +266,8 @@ class QueryAnswers:
         number = await self._bookmark(key)
         event = None
         if number is not None:
-            event = await self._read(self._stream.reader.first_event, number)
+            first_event = self._stream.reader.first_event
+            event = await self._read(first_event, number, lambda it: it.number if it else number)
         if event is None:
             return messages.OK + messages.NOT_FOUND
         return messages.OK + messages.encode_answer(event.number, event.type, event.data)

@@ -24,14 +24,17 @@ from datastreamer.server.admission.acceptor import Acceptor
 from datastreamer.server.admission.gate import ConnectionSlot, Gate
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.file_watch import FileWatch
+from datastreamer.server.healer import Healer
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.policy import Publishing, check_client_tokens
+from datastreamer.server.scrub import Scrub
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.server.streaming.broadcast import Broadcast, wakeup
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.internals import ChangeCallback
+from datastreamer.storage.maintain.heal import Peer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, name_of, open_listeners
 from datastreamer.transport.server_stream import Transport
@@ -69,13 +72,16 @@ class Server:
         publishing: Publishing | None = None,
         changes_streams: bool = True,
         logs_file: bool = True,
+        heal_from: Sequence[Peer] = (),
     ) -> None:
         """`changes_streams`: if another process writes `stream` and its file is replaced, serve the
-        stream that is at the path then. `logs_file`: log if the file is replaced."""
+        stream that is at the path then. `logs_file`: log if the file is replaced. `heal_from`
+        are servers that damaged pages are restored from, if this process writes the stream."""
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
-        self.broadcast = Broadcast(stream, self.counts)
+        self.scrub = Scrub(self.limits.scrub_rate, self.counts)
+        self._healer = Healer(heal_from, self.counts)
         self.sessions: set[Session] = set()
         self.publish_lease = (
             None if publishing is None else PublishLease(publishing, stream, tls, self.counts)
@@ -94,7 +100,7 @@ class Server:
         """The slots of its clients."""
         tokens = self.limits.client_token_file
         self._token_examiner = TokenExaminer(tokens, self.counts, self.gate.refusals)
-        self.broadcast.features = self._features
+        self.broadcast = self._broadcast_of(stream)
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._finishing = False
@@ -134,6 +140,8 @@ class Server:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.broadcast.run, woken, self._start_over)
                 nursery.start_soon(self.broadcast.poll, self._start_over)
+                nursery.start_soon(self.scrub.run, self.broadcast)
+                nursery.start_soon(self._healer.run, self.broadcast)
                 if not self._changes_streams:
                     await self.watch.report()
                 await self.watch.until_lost()
@@ -147,13 +155,18 @@ class Server:
             if successor is not None:
                 before, self._opened = self.stream, successor
                 self.stream = successor
-                self.broadcast = Broadcast(successor, self.counts)
-                self.broadcast.features = self._features
+                self.broadcast = self._broadcast_of(successor)
                 # An open descriptor would keep a removed file on the disk.
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(before.close)
                 self.watch.adopt(successor)
             self._stream_missing = False
+
+    def _broadcast_of(self, stream: DataStream) -> Broadcast:
+        made = Broadcast(stream, self.counts)
+        made.features = self._features
+        made.cold.checks.on_damage = self._healer.wake
+        return made
 
     def _close_opened(self) -> None:
         if self._opened is not None:
@@ -282,6 +295,7 @@ class Server:
         """
         grace = self.limits.grace if grace is None else grace
         self._accepting.cancel()
+        self.scrub.stop()
         self._finishing = True
         self.stream.refresh_open_file()
         entries = self.stream.total_entries

@@ -14,13 +14,13 @@ from typing import Final
 
 import trio
 
-from datastreamer.errors import DatastreamerError
+from datastreamer.errors import DamagedPage, DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.protocol import messages
 from datastreamer.protocol.authentication import Authenticate
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery
+from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -80,6 +80,7 @@ _KINDS: Final = {
     CommitStart: "commit_start",
     FollowStart: "follow_start",
     HashQuery: "range_hash",
+    SumsQuery: "page_sums",
     StartBookmark: "start_bookmark",
     Stop: "stop",
 }
@@ -91,7 +92,7 @@ them."""
 
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
-_LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery)
+_LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery, SumsQuery)
 
 
 class Activity:
@@ -255,11 +256,16 @@ class Session:
             self._scope.cancel()
             return
         known = isinstance(error, DatastreamerError)
+        level = logging.ERROR
+        if isinstance(error, DamagedPage):
+            # It is logged once, not for each of its clients.
+            level = logging.DEBUG
+            self._broadcast.cold.damaged(error)
         self._counts.errors[type(error).__name__ if known else FAULT] += 1
         self.reason = self.reason or FAILED
         fields = {**self._end_fields(FAILED), "error": type(error).__name__}
         if known:
-            _log.error("%s: connection ended: %s", self.transport.peer, error, extra=fields)
+            _log.log(level, "%s: connection ended: %s", self.transport.peer, error, extra=fields)
         else:
             _log.error(
                 "%s: connection ended by an error in the server",

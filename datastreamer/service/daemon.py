@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import trio
 
+from datastreamer.client.server_peer import ServerPeer
+from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import Limits
@@ -49,6 +51,7 @@ def serve_until_signal(
     metrics: tuple[Hosts, int] | None = None,
     workers: int = 1,
     publishing: Publishing | None = None,
+    heal_from: Sequence[Upstream] = (),
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
     """Serve a stream until SIGINT or SIGTERM; returns the signal's name. In the main thread.
@@ -64,7 +67,8 @@ def serve_until_signal(
     `listening` is called with the addresses once clients can connect. Raises `ListenFailed` and
     what `open_stream` raises.
 
-    `publishing` accepts publishers; then this process serves alone.
+    `publishing` accepts publishers; then this process serves alone. `heal_from` are servers that
+    damaged pages are restored from, with a single worker and if this process writes the stream.
 
     With more than one of `workers` this process keeps the stream open, with the writer's lock, and
     worker processes serve it (`worker_pool.py`); `ServerFailed` is raised if none of them can be
@@ -73,7 +77,9 @@ def serve_until_signal(
     shutdown = Shutdown()
 
     async def serve(stream: DataStream) -> None:
-        server = Server(stream, limits=limits, tls=tls, publishing=publishing)
+        kind = stream.header.stream_type
+        peers = [ServerPeer(each, stream_type=kind) for each in heal_from]
+        server = Server(stream, limits=limits, tls=tls, publishing=publishing, heal_from=peers)
         async with shutdown.event_loop() as nursery:
             if shutdown.begun.is_set():
                 return
@@ -220,6 +226,8 @@ class Shutdown:
             if seconds is not None:
                 nursery.start_soon(_notify_watchdog, seconds)
             yield nursery
+            # Trio closes this descriptor at the loop's end; a signal would be written to it.
+            signal.set_wakeup_fd(-1)
             nursery.cancel_scope.cancel()
 
     def note(self, number: int, frame: FrameType | None) -> None:

@@ -97,6 +97,9 @@ class Options:
     push_filters: bool = False
     """Whether to use Spark's filters. Unsafe with a DataFrame that serves several queries."""
 
+    verify: bool = True
+    """Whether pages of files are compared with their checksums."""
+
     stream_type: int = STREAM_TYPE_SEQUENCER
     version: int | None = None
     tls: TLS | None = None
@@ -122,7 +125,7 @@ class Options:
 
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
-    *("partitionBytes", "systemId", "pushFilters", "streamType", "streamVersion"),
+    *("partitionBytes", "systemId", "pushFilters", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
     "stagingPath",
@@ -161,6 +164,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         partition_bytes=read.size("partitionBytes", partition_bytes),
         system_id=read.flag("systemId"),
         push_filters=read.flag("pushFilters") or False,
+        verify=read.flag("verify") is not False,
         stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),
         version=read.number("streamVersion", None, 255, least=1),
         tls=read.tls(),

@@ -7,12 +7,17 @@ and the writer's state are parts of the stream's file; they are reached here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from datastreamer.metrics.writer_numbers import WriterNumbers
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.header.records import Agreement, PublisherRecord
+from datastreamer.storage.maintain.heal import HealedPages, Peer
+from datastreamer.storage.maintain.heal_open import heal_page
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.range_sums import Sum, sums_from
+from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.writer import StreamWriter
 
@@ -26,6 +31,8 @@ class InternalsOwner(Protocol):
     _op: AtomicOp
     _writer: StreamWriter | None
 
+    @property
+    def bookmarks(self) -> BookmarkKeeper: ...
     def _ensure_open(self) -> None: ...
     def _ensure_writable(self) -> StreamWriter: ...
     def _repaired(self) -> StreamWriter: ...
@@ -93,6 +100,23 @@ class StreamInternals:
             return f"{file.path}: the stream has {end} bytes, and the file {size}"
         return ""
 
+    # Checksums.
+
+    def fills_page(self, size: int) -> bool:
+        """Whether an operation of `size` bytes of entries, with their heads, may make the last page
+        whole."""
+        length = self._stream._ensure_writable().end.written.length
+        return last_page(length + size) != last_page(length)
+
+    def page_sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
+        """As `range_sums.sums_from`."""
+        return sums_from(self._stream._file, number, most)
+
+    @property
+    def file(self) -> StreamFile:
+        """The open file, to compare its pages with their checksums (`new_verifier`, `end_sum`)."""
+        return self._stream._file
+
     # Records in the file.
 
     def put_publisher(self, source: PublisherRecord) -> None:
@@ -110,6 +134,17 @@ class StreamInternals:
     def put_agreement(self, agreement: Agreement | None) -> None:
         """Record in the file with which state of an upstream it agrees."""
         self._stream._repaired().notes.put_agreement(agreement)
+
+    # Damaged pages.
+
+    def heal_page(self, page: int, peers: Sequence[Peer]) -> HealedPages | None:
+        """Restore a damaged page of the file from servers of the same stream; None if the page is
+        whole or has no checksum. From any thread.
+
+        Raises `StreamClosed`, and `WriteFailed` if the disk refuses.
+        """
+        self._stream._ensure_open()
+        return heal_page(self._stream._ensure_writable().owned, self._stream.bookmarks, page, peers)
 
     # Notification of commits and changes.
 

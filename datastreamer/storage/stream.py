@@ -338,12 +338,13 @@ class DataStream(StreamView):
         self,
         out: PathLike,
         *,
+        verify: bool = True,
         advance: Callable[[int, int], None] = lambda done, total: None,
     ) -> Snapshot:
         """Copy what is committed to a new file `out`, on disk on return. The source is the open
         file, also if the stream's path does not lead to it any more (`FileReplaced`).
 
-        `advance`, `out` and exceptions are as in `datastreamer.storage.maintain.snapshot`.
+        The options and exceptions are as in `datastreamer.storage.maintain.snapshot`.
         """
         self._ensure_open()
         writer = self._writer
@@ -353,7 +354,7 @@ class DataStream(StreamView):
                 writer.durability.sync_open_file()
         opened_by = self._file.opened_by
         disk = None if opened_by is None else opened_by.disk
-        return snapshot_of(self._file, out, advance=advance, disk=disk)
+        return snapshot_of(self._file, out, verify=verify, advance=advance, disk=disk)
 
     # The end.
 

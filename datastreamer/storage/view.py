@@ -312,6 +312,7 @@ class StreamView:
                 continue
             if is_resident is not None:
                 raise NotAtHandError
+            self._file.ensure_undamaged(number)
             # The stream was truncated meanwhile, or the index is wrong.
             if not (self._follows and self.refresh_open_file()):
                 doubts += keeper.distrust(key, number)

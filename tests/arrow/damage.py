@@ -27,7 +27,8 @@ CASES: Final = (
 
 
 def write_pages(path: Path) -> None:
-    """Pages of five blocks each, with padding behind them; blocks have their entry's number."""
+    """Pages of five blocks each, with padding behind them; blocks have their entry's number. Only
+    the last page has a checksum, that of the commit record."""
     number = 0
     with DataStream.create(path, version=3, system_id=7, sync="os", index="memory") as stream:
         while stream.header.total_length <= page_start(PAGES - 1):
@@ -37,6 +38,12 @@ def write_pages(path: Path) -> None:
                     op.add_entry(*encode(block, version=3))
                     number += 1
         assert stream.header.total_entries == 5 * PAGES
+    without_checksums(path)
+
+
+def without_checksums(path: Path) -> None:
+    """Remove the checksums of a stream's whole pages: only the format shows damage there."""
+    path.with_name(path.name + ".sums").unlink()
 
 
 @contextlib.contextmanager
@@ -65,6 +72,8 @@ def damaged(path: Path, page: int, how: str) -> Iterator[range]:
         "zeros": (at, bytes(PAGE_SIZE - 100_000)),
         "noise": (at, b"\x77" * (PAGE_SIZE - 100_000)),
     }[how]
+    if page == PAGES - 1:
+        number = first
     with path.open("r+b") as file:
         file.seek(offset)
         whole = file.read(len(content))

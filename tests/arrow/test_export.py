@@ -24,7 +24,7 @@ from datastreamer.arrow.export import export
 from datastreamer.arrow.parquet import PartWriter
 from datastreamer.errors import (
     BadRange,
-    DamagedEntry,
+    DamagedPage,
     DecodeFailed,
     FileExists,
     NotFound,
@@ -323,16 +323,17 @@ def test_what_precedes_damage_is_kept(make: Make, tmp_path: Path) -> None:
     place = page_start(1) + 17 + 300_000
     path.write_bytes(content[:place] + b"\x07" + content[place + 1 :])
     out = tmp_path / "out"
-    with pytest.raises(DamagedEntry):
+    # Of the damaged page nothing is exported.
+    with pytest.raises(DamagedPage, match=r"page 1 \(entries 3 to 5\)"):
         export(path, out, "all")
-    assert names(out / "blocks") == ["blocks-000000000000-000000000003.parquet"]
-    assert names(out / "entries") == ["entries-000000000000-000000000003.parquet"]
-    with pytest.raises(DamagedEntry):
+    assert names(out / "blocks") == ["blocks-000000000000-000000000002.parquet"]
+    assert names(out / "entries") == ["entries-000000000000-000000000002.parquet"]
+    with pytest.raises(DamagedPage):
         export(path, tmp_path / "one.parquet")
     assert "one.parquet" not in names(tmp_path)
     # Repaired, it continues there.
     path.write_bytes(content)
-    assert export(path, out, "all").rows["blocks"] == 5
+    assert export(path, out, "all").rows["blocks"] == 6
 
 
 def test_an_entry_that_is_not_an_event(make: Make, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import trio.testing
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.server.limits import Limits
 from datastreamer.server.server import Server
+from datastreamer.storage.maintain.heal import Peer as HealingPeer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
 from datastreamer.transport.tls import ServerTLS
@@ -182,6 +183,17 @@ async def in_this_thread(call: Callable[[Any], Any], what: object) -> Any:
     return call(what)
 
 
+async def lost(peer: Peer) -> bytes:
+    """What the peer gets until the server ends the connection."""
+    got = bytearray()
+    try:
+        while more := await peer.more():
+            got += more
+    except trio.BrokenResourceError:
+        pass
+    return bytes(got)
+
+
 @asynccontextmanager
 async def in_memory(
     stream: DataStream, *, patience: float = PATIENCE, **limits: Any
@@ -191,6 +203,7 @@ async def in_memory(
     if isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock):
         # Such a clock jumps ahead while a thread is at work.
         server.broadcast.cold.run = in_this_thread  # type: ignore[method-assign]
+        server.scrub._in_thread = in_this_thread  # type: ignore[method-assign]
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run, [])
@@ -213,10 +226,11 @@ async def over_loopback(
     patience: float = PATIENCE,
     receive_buffer: int | None = None,
     waker: int | None = None,
+    heal_from: Sequence[HealingPeer] = (),
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """A server on a free port. `receive_buffer` bounds what a client's kernel takes in."""
-    server = Server(stream, limits=Limits(**limits), waker=waker)
+    server = Server(stream, limits=Limits(**limits), waker=waker, heal_from=heal_from)
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery, KnownHistory
+from datastreamer.protocol.following import FollowStart, HashQuery, KnownHistory, SumsQuery
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -47,6 +47,7 @@ def recorded() -> list[bytes]:
             FilteredStartBookmark(b"key", (1, 2, 3)),
             FollowStart(7, KnownHistory(b"stream id of 16.", 8)),
             HashQuery(7, 99, 1 << 20),
+            SumsQuery(7, 4096),
         )
     }
     if (SHARED / "golden" / "wire").is_dir():

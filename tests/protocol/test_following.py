@@ -1,4 +1,5 @@
-"""Streamings that report changes, and hashes of ranges: bytes, and what each side makes of them."""
+"""Streamings that report changes, hashes of ranges, and checksums of pages: bytes, and what each
+side makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datastreamer._codec import Entry, pack_entry
-from datastreamer.errors import ProtocolViolation, UsageError
+from datastreamer.errors import EntriesDamaged, ProtocolViolation, UsageError
 from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK, U64_MAX
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
@@ -24,7 +25,10 @@ from datastreamer.protocol.following import (
     HashQuery,
     KnownHistory,
     RangeHash,
+    RangeSum,
     Reports,
+    SumsFound,
+    SumsQuery,
     encode_truncation,
     encode_update,
 )
@@ -42,6 +46,7 @@ from datastreamer.protocol.server import Refuse, ServerConnection
 ID = b"stream id of 16."
 BEGUN = FollowBegun(Reports.ALL, ID, 3, 9)
 DIGEST = bytes(range(16))
+SUMS = SumsFound(ID, 4, (RangeSum(5, 9, DIGEST), RangeSum(9, 12, ID)), RangeSum(12, 14, DIGEST))
 
 
 def packed(*numbers: int, data: bytes = b"data", kind: int = 7) -> bytes:
@@ -79,6 +84,20 @@ def test_bytes() -> None:
     assert encode_truncation(4, 7) == struct.pack(">BIQQQ", 0xF6, 29, 4, 7, U64_MAX)
     hashed = RangeHash(7, 9, 4, DIGEST)
     assert hashed.pack() == struct.pack(">BIQQQ16s", 0xF4, 45, 7, 9, 4, DIGEST)
+    query = encode_command(SumsQuery(7, 4096), 1)
+    assert query == struct.pack(">QQQI", 0x1009, 1, 7, 4096)
+    head = struct.pack(">BI16sQI", 0xF3, 33 + 3 * 32, ID, 4, 2)
+    sums = [
+        struct.pack(">QQ16s", *each) for each in ((5, 9, DIGEST), (9, 12, ID), (12, 14, DIGEST))
+    ]
+    assert SUMS.pack() == head + b"".join(sums)
+    nothing = SumsFound(ID, 4, ())
+    assert nothing.pack() == struct.pack(">BI16sQI", 0xF3, 65, ID, 4, 0) + bytes(32)
+    assert nothing.ranges == ()
+    assert Capabilities().features & 128
+    assert Capabilities().page_sums
+    assert not Capabilities(127).page_sums
+    assert str(SumsQuery(7)) == "checksums from entry 7 on"
     assert Capabilities().features & 32
     assert Capabilities().changes
     assert not Capabilities(31).changes
@@ -96,9 +115,12 @@ def test_bytes() -> None:
         HashQuery(-1, 7),
         HashQuery(7, 1 << 64),
         HashQuery(7, 9, 1 << 32),
+        SumsQuery(-1),
+        SumsQuery(1 << 64),
+        SumsQuery(7, 1 << 32),
     ],
 )
-def test_what_cannot_be_asked(command: FollowStart | HashQuery) -> None:
+def test_what_cannot_be_asked(command: FollowStart | HashQuery | SumsQuery) -> None:
     with pytest.raises(UsageError):
         encode_command(command, 1)
 
@@ -106,7 +128,10 @@ def test_what_cannot_be_asked(command: FollowStart | HashQuery) -> None:
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_server_takes_both(size: int) -> None:
     connection = ServerConnection(1)
-    commands = [HashQuery(7, 9, 5), FollowStart(7, KnownHistory(ID, 8)), HashQuery(7, 9)]
+    commands = [
+        *(HashQuery(7, 9, 5), FollowStart(7, KnownHistory(ID, 8)), HashQuery(7, 9)),
+        *(SumsQuery(7, 9), HashQuery(1, 2), SumsQuery(0)),
+    ]
     sent = b"".join(encode_command(command, 1) for command in commands)
     found: list[object] = []
     for at in range(0, len(sent), size):
@@ -285,6 +310,79 @@ def test_a_hash_that_was_not_asked_for() -> None:
     assert refused.number == 3
 
 
+# Checksums of pages.
+
+
+def found_for(query: SumsQuery, answer: bytes, size: int = 1 << 20) -> SumsFound:
+    connection = ClientConnection(1, peer="stub:1")
+    connection.request(query)
+    for at in range(0, len(answer), size):
+        connection.feed(answer[at : at + size])
+        event = connection.next_event()
+    assert isinstance(event, SumsFound)
+    assert connection.outstanding == 0
+    return event
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_checksums(size: int) -> None:
+    for number in (5, 8, 9, 13, 14):
+        assert found_for(SumsQuery(number), OK + SUMS.pack(), size) == SUMS
+    assert found_for(SumsQuery(5, 2), OK + SUMS.pack(), size) == SUMS
+    nothing = SumsFound(bytes(16), 0, ())
+    assert found_for(SumsQuery(0), OK + nothing.pack(), size) == nothing
+    only_tail = SumsFound(ID, 4, (), RangeSum(3, 9, DIGEST))
+    assert found_for(SumsQuery(9), OK + only_tail.pack(), size) == only_tail
+
+
+def test_many_checksums() -> None:
+    pages = tuple(RangeSum(at, at + 1, DIGEST) for at in range(4096))
+    many = SumsFound(ID, 0, pages, RangeSum(4096, 4097, ID))
+    assert found_for(SumsQuery(0), OK + many.pack(), 10_000) == many
+    one_more = SumsFound(ID, 0, (*pages, RangeSum(4096, 4097, ID)))
+    with pytest.raises(ProtocolViolation, match=r"checksums of 131137 bytes|checksums of 131169"):
+        found_for(SumsQuery(0), OK + one_more.pack())
+
+
+@pytest.mark.parametrize(
+    ("query", "sums"),
+    [
+        (SumsQuery(4), SUMS),
+        (SumsQuery(15), SUMS),
+        (SumsQuery(5, 1), SUMS),
+        (SumsQuery(5), SumsFound(ID, 4, (RangeSum(5, 5, DIGEST),))),
+        (SumsQuery(5), SumsFound(ID, 4, (RangeSum(5, 9, DIGEST), RangeSum(8, 12, ID)))),
+        (SumsQuery(5), SumsFound(ID, 4, (RangeSum(5, 9, DIGEST),), RangeSum(10, 12, ID))),
+    ],
+)
+def test_checksums_of_something_else(query: SumsQuery, sums: SumsFound) -> None:
+    with pytest.raises(ProtocolViolation, match="checksum"):
+        found_for(query, OK + sums.pack())
+
+
+def test_a_packet_of_checksums_that_is_not_one() -> None:
+    whole = SUMS.pack()
+    for length in (0, 32, 64, len(whole) - 32, len(whole) + 32, 2**32 - 1):
+        packed = whole[:1] + length.to_bytes(4, "big") + whole[5:] + bytes(64)
+        with pytest.raises(ProtocolViolation):
+            found_for(SumsQuery(5), OK + packed)
+    connection = begun()
+    connection.feed(whole)
+    with pytest.raises(ProtocolViolation, match="a packet of checksums that was not"):
+        events(connection)
+    with pytest.raises(ProtocolViolation, match="a packet of checksums that was not"):
+        found_for(HashQuery(5, 6), OK + whole)  # type: ignore[arg-type]
+
+
+def test_checksums_that_a_server_refuses() -> None:
+    connection = ClientConnection(1)
+    flow = exchanges.page_sums(connection, SumsQuery(5))
+    next(flow)
+    connection.feed(encode_result(27, "Damaged: page 3"))
+    with pytest.raises(EntriesDamaged, match=r"checksums from entry 5 on: Damaged: page 3"):
+        next(flow)
+
+
 # Anything at all.
 
 GOOD = [
@@ -295,6 +393,7 @@ GOOD = [
     packed(5, 6, 7),
     BEGUN.pack(),
     RangeHash(7, 9, 4, DIGEST).pack(),
+    SUMS.pack(),
 ]
 
 
@@ -303,10 +402,13 @@ GOOD = [
     parts=st.lists(st.sampled_from(GOOD) | st.binary(max_size=60), max_size=5),
     flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 255)), max_size=4),
     places=st.lists(st.integers(0, 1 << 16), max_size=6),
-    hashes=st.booleans(),
+    query=st.sampled_from([None, HashQuery(7, 9), SumsQuery(7)]),
 )
 def test_any_bytes(
-    parts: list[bytes], flips: list[tuple[int, int]], places: list[int], hashes: bool
+    parts: list[bytes],
+    flips: list[tuple[int, int]],
+    places: list[int],
+    query: HashQuery | SumsQuery | None,
 ) -> None:
     """One clear error, or good events; the same however the bytes are cut."""
     data = bytearray(b"".join(parts))
@@ -316,9 +418,9 @@ def test_any_bytes(
 
     def played(bounds: list[int]) -> tuple[list[object], bool]:
         connection = begun()
-        if hashes:
+        if query is not None:
             connection = ClientConnection(1, peer="stub:1")
-            connection.request(HashQuery(7, 9))
+            connection.request(query)
             connection.feed(OK)
         found: list[object] = []
         try:

@@ -54,6 +54,7 @@ class Running:
     def __init__(self, stream: DataStream, nursery: trio.Nursery) -> None:
         self.stream = stream
         self.port = 0
+        self.server: Server | None = None
         self._nursery = nursery
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
@@ -65,7 +66,7 @@ class Running:
     async def _run(self, task_status: trio.TaskStatus[int]) -> None:
         with self._scope:
             async with trio.open_nursery() as nursery:
-                server = Server(self.stream)
+                server = self.server = Server(self.stream)
                 [(_, port)] = await nursery.start(
                     server.run, open_listeners("127.0.0.1", self.port)
                 )

@@ -419,8 +419,10 @@ async def test_what_fails_after_each_join_is_said_once(
         path = tmp_path / "relay.bin"
         rig, relay = await watching(nursery, path, server.port, made=Full)
         await rig.has(5)
+        await relay.until(lambda: relay.caught_up)
         source.commit([8] * 5)
         await rig.has(10)
+        await relay.until(lambda: relay.caught_up)
     assert relay.seen == [5, 10]
     said = [record.getMessage() for record in caplog.records if record.name.endswith("download")]
     name = f"127.0.0.1:{server.port}"

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from datastreamer._codec import Entry
+from datastreamer.format import FEATURE_PAGE_SUMS
 from datastreamer.protocol.following import (
     FollowBegun,
     FollowStart,
@@ -398,7 +399,8 @@ class Hostile(Stub):
     def answer(self, event: Event) -> bytes:
         match event:
             case CapabilitiesQuery():
-                return OK + Capabilities(stream_id=STREAM_ID, epoch=5).pack()
+                features = Capabilities().features & ~FEATURE_PAGE_SUMS
+                return OK + Capabilities(features, STREAM_ID, epoch=5).pack()
             case FollowStart(number):
                 self.connection.started()
                 begun = FollowBegun(self._reports, STREAM_ID, 5, 5).pack()

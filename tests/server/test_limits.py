@@ -51,9 +51,9 @@ def test_nought_is_no_limit() -> None:
     needed = ("max_clients", "max_batch_count", "max_batch_bytes", "shared_by")
     others = ("grace", "max_clients_per_address", "reserved_clients", "client_token_file")
     optional = [name for name in names if name not in (*others, *needed)]
-    assert len(optional) == 7
+    assert len(optional) == 8
     limits = Limits(**dict.fromkeys(optional, 0), grace=0)
-    assert [getattr(limits, name) for name in optional] == [None] * 7
+    assert [getattr(limits, name) for name in optional] == [None] * 8
     assert limits.grace == 0
 
 

@@ -5,15 +5,19 @@ The scan is a few lines of `struct`, so that nothing is compared with itself.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
+import mmap
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import xxhash
 
 from datastreamer import DataStream
@@ -23,6 +27,7 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.sums.sidecar import PageSum, SumsHeader
 from tests.storage.steps import SteppedCommit, Writes
 
 PAGE = 1 << 20
@@ -95,6 +100,36 @@ def sum_at(content: bytes, head: Sequence[int], *, chained_from: int = 0) -> End
         at += size
     assert number == (entries - 1 if entries else None)
     return EndSum(chain, chained_from, xxhash.xxh3_128_digest(tail))
+
+
+def page_sums(path: Path) -> list[PageSum]:
+    """Compare `FILE.sums` with an independent reading of the stream; returns the records."""
+    content, packed = path.read_bytes(), path.with_name(path.name + ".sums").read_bytes()
+    record, chain, found = record_of(path), bytes(16), []
+    header = SumsHeader.unpack(packed)
+    assert header is not None
+    assert header.stream_id == record.stream_id
+    assert header.epoch == header.next_epoch == record.epoch
+    assert header.trusted == 2**64 - 1
+    entries: dict[int, list[tuple[int, int, int]]] = {}
+    for number, _, data, offset in scan_file(path):
+        entries.setdefault((offset - FIRST) // PAGE, []).append(
+            (number, offset, offset + 17 + len(data))
+        )
+    pages = sorted(entries)[:-1]
+    assert len(packed) == 512 + 64 * len(pages)
+    for page in pages:
+        start, stop = entries[page][0][1], entries[page][-1][2]
+        digest = xxhash.xxh3_128_digest(content[start:stop])
+        chain = xxhash.xxh3_128_digest(chain + digest)
+        padding = xxhash.xxh3_64_intdigest(content[stop : FIRST + (page + 1) * PAGE])
+        known = PageSum(chain, digest, entries[page][-1][0] + 1, stop - start, padding)
+        at = 512 + 64 * page
+        assert packed[at : at + 64] == known.pack(page, record.stream_id)
+        found.append(known)
+    assert record.after_sum.chain == chain
+    assert record.after_sum.chained_from == 0
+    return found
 
 
 def bookmarks_of(entries: Iterable[Scanned]) -> dict[bytes, int]:
@@ -207,7 +242,34 @@ def size_of(path: Path) -> int:
     return size
 
 
+def evict(path: Path) -> None:
+    """Remove the file from the page cache; skips the test if the system keeps it there."""
+    with path.open("rb", buffering=0) as file:
+        os.fsync(file.fileno())
+        for _ in range(_TRIES):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if not _resident(file.fileno()):
+                return
+            # Other processors may hold pages for a moment.
+            time.sleep(0.01)
+    pytest.skip("this file system keeps pages in memory, or cannot say")
+
+
+def _resident(fd: int) -> int:
+    """The number of blocks in the page cache, found without a read, which would fill it."""
+    with mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE) as mapped:
+        blocks = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        address = ctypes.addressof(start := ctypes.c_char.from_buffer(mapped))
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), blocks)
+        del start
+        return len(blocks) if failed else sum(block & 1 for block in blocks)
+
+
 # A disk that fails on demand.
+
+_SECTOR = 512
+_TRIES = 100
 
 
 class FaultyFile(SteppedCommit, OsFile):
@@ -215,9 +277,18 @@ class FaultyFile(SteppedCommit, OsFile):
         super().__init__(fd)
         self.disk = disk
 
+    def read(self, size: int, offset: int) -> bytes:
+        if any(offset < bad + _SECTOR and bad < offset + size for bad in self.disk.bad_sectors):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size, offset)
+
     def write(self, data: Buffer, offset: int) -> None:
         self.disk.meet("write")
         super().write(data, offset)
+        stop = offset + len(data)
+        self.disk.bad_sectors -= {
+            bad for bad in self.disk.bad_sectors if offset <= bad and bad + _SECTOR <= stop
+        }
 
     def sync(self) -> None:
         self.disk.meet("sync")
@@ -241,13 +312,15 @@ class FaultyDisk(OsDisk):
 
     ``commit data|header|sync|mark``, ``write``, ``sync``, ``resize``; `largest` bounds
     the sizes that a resize may have. What is in `before` is called before the
-    operation of that name.
+    operation of that name. Sectors at the offsets `bad_sectors` cannot be read until they are
+    written.
     """
 
     def __init__(self) -> None:
         self.faults: dict[str, int] = {}
         self.before: dict[str, Callable[[], object]] = {}
         self.largest: int | None = None
+        self.bad_sectors: set[int] = set()
         self.resized: list[int] = []
 
     def meet(self, what: str, size: int = 0) -> None:

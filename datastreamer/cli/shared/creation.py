@@ -12,6 +12,7 @@ from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import number_option
 from datastreamer.errors import FileMissing
 from datastreamer.storage.stream import DataStream
+from datastreamer.storage.sums.verifier import Verify
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.durability import SyncPolicy
 
@@ -67,12 +68,17 @@ class CreationOptions:
         return {name: value for name, value in values.items() if value is not None}
 
     def open(
-        self, file: str, *, sync: SyncPolicy = "commit", index: IndexName = "lmdb"
+        self,
+        file: str,
+        *,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+        verify: Verify = "cold",
     ) -> DataStream:
         """Open the stream in `file` for writing."""
         given = self._given()
         try:
-            stream = DataStream.open(file, sync=sync, index=index)
+            stream = DataStream.open(file, sync=sync, index=index, verify=verify)
         except FileMissing:
             if self.create:
                 return DataStream.create(file, sync=sync, index=index, **given)

@@ -34,6 +34,8 @@ def text_option(name: str, metavar: str, help: str, **more: Any) -> Any:
 
 # Numbers.
 
+_UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
 
 def read_number(text: str, most: int, what: str = "it", *, least: int = 0) -> int:
     """Parse a decimal number from `least` to `most`."""
@@ -82,6 +84,21 @@ def fraction_option(
         return number
 
     return text_option(name, metavar, help, parser=parse)
+
+
+def rate_option(name: str, help: str) -> Any:
+    """The option for a rate such as 50MB/s, in bytes per second."""
+
+    def parse(value: str) -> float:
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMG]?B|[KMG]iB)/s", value)
+        rate = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]
+        if not rate:
+            raise typer.BadParameter(
+                f"it is a rate above 0, such as 50MB/s or 10MiB/s, not {_shown(value)}"
+            )
+        return rate
+
+    return text_option(name, "RATE", help, parser=parse)
 
 
 def read_type(text: str) -> int:

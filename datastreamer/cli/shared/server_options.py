@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.cli.shared.options import number_option, text_option
+from datastreamer.cli.shared.options import number_option, rate_option, text_option
 from datastreamer.format import U32_MAX
 from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.server.publish.policy import check_client_tokens
@@ -177,6 +177,14 @@ class ServerOptions:
             most=U32_MAX,
         ),
     ] = int(GRACE_SECONDS)
+    scrub: Annotated[
+        float | None,
+        rate_option(
+            "--scrub",
+            "While idle, read the file again and again at up to this rate (50MB/s), and compare "
+            "its pages with their checksums.",
+        ),
+    ] = None
     sync: Annotated[
         Literal["commit", "os"],
         typer.Option(
@@ -214,6 +222,7 @@ class ServerOptions:
             inactivity_timeout=self.inactivity_timeout,
             write_timeout=self.write_timeout,
             grace=self.grace,
+            scrub_rate=self.scrub,
         )
 
     def tls(self) -> ServerTLS | None:

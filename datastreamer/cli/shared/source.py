@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import typer
@@ -102,6 +102,18 @@ def parse_address(text: str) -> SourceAddress | None:
     return SourceAddress(host, int(port), scheme == "tcps")
 
 
+def addresses_of(option: str, texts: Sequence[str]) -> list[SourceAddress]:
+    """The servers that an option names, each once."""
+    found: list[SourceAddress] = []
+    for text in texts:
+        address = parse_address(text)
+        if address is None:
+            raise typer.BadParameter(f"{option}: {text!r} is not HOST:PORT")
+        if address not in found:
+            found.append(address)
+    return found
+
+
 @contextlib.contextmanager
 def named_not_found(source: str, key: str = "") -> Iterator[None]:
     """Name the source in errors about missing entries and bookmarks, and the key as the user
@@ -127,8 +139,9 @@ class FileSource:
         self.name = path
         self._follow = follow
         try:
+            # What is printed or exported is right, also if its page was in the page cache.
             self.stream = DataStream.open(
-                path, stream_type=stream_type, read_only=True, follow=follow
+                path, stream_type=stream_type, read_only=True, follow=follow, verify="always"
             )
         except FileMissing:
             raise no_such_file(path) from None

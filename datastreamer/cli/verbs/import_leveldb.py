@@ -47,7 +47,7 @@ def import_leveldb(file: FileArgument, *, db: FolderOption = None, output: Repor
     folder = database_folder(file) if db is None else db
     with (
         logs.hold_index_errors(),
-        DataStream.open(file) as stream,
+        DataStream.open(file, verify="always") as stream,
         _database(folder, named=db is not None) as theirs,
     ):
         rebuild(stream)

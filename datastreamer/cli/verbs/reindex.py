@@ -19,9 +19,13 @@ def reindex(file: FileArgument) -> None:
     """Delete the bookmark index and rebuild it from the stream.
 
     A writer that opens a stream repairs a missing or lagging index by itself; use this command
-    if you suspect that the index is wrong.
+    if you suspect that the index is wrong. Of a damaged stream, the bookmarks in other pages are
+    indexed, and the exit code is 1.
     """
-    with logs.hold_index_errors(), DataStream.open(file, index=LMDB_ANEW) as stream:
+    with (
+        logs.hold_index_errors(),
+        DataStream.open(file, index=LMDB_ANEW, verify="always") as stream,
+    ):
         rebuild(stream)
         logs.say(
             f"{file}: indexed {len(stream.bookmarks):,} different bookmarks of "
@@ -54,5 +58,7 @@ def _rebuild(bookmarks: BookmarkKeeper, failed: list[Exception]) -> None:
     try:
         bookmarks.rebuild()
         bookmarks.wait()
+        if bookmarks.damage is not None:
+            raise bookmarks.damage
     except Exception as error:  # noqa: BLE001 - the main thread raises it
         failed.append(error)

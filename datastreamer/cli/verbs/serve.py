@@ -11,6 +11,9 @@ import typer
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.options import FileArgument, number_option, text_option
 from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
+from datastreamer.cli.shared.source import addresses_of
+from datastreamer.client.upstream import Upstream
+from datastreamer.errors import StreamFileError
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.service.daemon import serve_until_signal
@@ -50,6 +53,15 @@ WorkersOption = Annotated[
     int,
     number_option("--workers", "N", "Number of serving processes.", most=1024, least=1),
 ]
+HealOption = Annotated[
+    list[str] | None,
+    text_option(
+        "--heal",
+        "HOST:PORT",
+        "Restore pages that are found damaged from this server of the same stream (tcps://: with "
+        "TLS); repeatable. --scrub finds damage in pages that no client reads.",
+    ),
+]
 
 
 def serve(
@@ -62,6 +74,7 @@ def serve(
     creation: CreationOptions,
     follow: FollowOption = False,
     workers: WorkersOption = 1,
+    heal: HealOption = None,
     metrics: MetricsOptions,
 ) -> None:
     """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
@@ -91,11 +104,19 @@ def serve(
         )
         publishing.tokens()  # read before a file is created
     options.check_reserve(tls, publishing=publishing is not None)
+    if heal and (follow or workers != 1):
+        raise typer.BadParameter(
+            "--heal needs the process that writes the stream: it excludes --follow and more than "
+            "one of --workers"
+        )
+    peers = addresses_of("--heal", heal or [])
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
-            return DataStream.open(file, follow=True, index=options.backend)
-        return creation.open(file, sync=options.sync, index=options.backend)
+            if heal:
+                raise StreamFileError(file, "--heal: this file is read-only, and not restored")
+            return DataStream.open(file, follow=True, index=options.backend, verify="never")
+        return creation.open(file, sync=options.sync, index=options.backend, verify="never")
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(
@@ -123,6 +144,7 @@ def serve(
         metrics=metrics.address(),
         workers=workers,
         publishing=publishing,
+        heal_from=[Upstream(each.host, each.port, tls=each.tls) for each in peers],
         listening=listening,
     )
     _log.info("ended by %s", name, extra={"signal": name})

@@ -17,9 +17,11 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from datastreamer.errors import DamagedFile, NotFound, StreamFileError
+from datastreamer.format import page_of, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
-from datastreamer.server.streaming.page_cache import ColdReads
+from datastreamer.server.streaming.page_cache import ColdReads, pages_between
+from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
@@ -34,6 +36,11 @@ _PASS_NS = 2_000_000
 _POLL_SECONDS = 0.010
 # Pause after a header that cannot be read.
 _DAMAGE_PAUSE = 1.0
+
+COPIED_TAIL = 4 << 20
+"""Entries this near to the head are read in the event loop and copied into the socket. Older ones
+are sent with sendfile, which queues references to the file's pages, so that a later update of these
+would reach the client."""
 
 
 T = TypeVar("T")
@@ -64,7 +71,9 @@ class Broadcast:
         self.stream = stream
         self.view = stream.new_reader()
         self.counts = counts
-        self.cold = ColdReads(stream.fileno())
+        self.cold = ColdReads(stream.fileno(), PageChecks(stream._internals.file))
+        self.backlog_turns = 0
+        """How often a client was sent entries far from the head."""
         self.hashing = trio.CapacityLimiter(1)
         """Range hashes are computed one at a time for all clients."""
         self.parked: set[LiveSender] = set()
@@ -87,6 +96,17 @@ class Broadcast:
         self._looked_at = 0.0
         # Set when a client waits for commits.
         self._company = trio.Event()
+        if stream.writable:
+            self.doubt_unindexed()
+
+    def doubt_unindexed(self) -> range:
+        """The pages that this process reads to index bookmarks: they are compared before they are
+        sent, because they will be resident."""
+        length = self.stream.reader.head.length
+        unread = self.stream.bookmarks.unread()
+        pages = pages_between(max(length - unread, page_start(0)), length) if unread else range(0)
+        self.cold.doubt(pages)
+        return pages
 
     async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
         """Make a pass whenever `wakeup` is readable, forever. When another process has changed
@@ -281,11 +301,24 @@ class Broadcast:
         page = self.stream.reader.page_with(number)
         return page is not None and self.cold.is_warm(*page)
 
-    async def read(self, call: Callable[[int], T], number: int) -> T:
-        """`call(number)`, in a thread if entry `number` may not be resident."""
+    async def read(
+        self, call: Callable[[int], T], number: int, last: Callable[[T], int] | None = None
+    ) -> T:
+        """`call(number)`, in a thread if entry `number` may not be resident; it reads this entry,
+        or all up to entry `last(result)`. Raises `DamagedPage`, and what `call` raises."""
         if number >= self.stream.reader.head.entries or self.is_resident(number):
             return call(number)
-        return await self.cold.run(call, number)
+
+        def pages(found: T) -> range:
+            return self.pages_of(number, number if last is None else last(found))
+
+        return await self.cold.run_verified(call, number, pages)
+
+    def pages_of(self, first: int, last: int) -> range:
+        """The pages of these entries, which were just looked up, and those between them."""
+        page_with = self.stream.reader.page_with
+        found = [page_of(place[0]) for place in map(page_with, (first, last)) if place is not None]
+        return range(min(found), max(found) + 1) if found else range(0)
 
     async def settled(self) -> None:
         """Return when no change is in progress."""
@@ -316,6 +349,7 @@ class Broadcast:
         """Forget what was read before the changes up to `epoch`; sessions that these changes
         affect have been notified."""
         self.view.forget()
+        self.cold.checks.forget()
         self.found.clear()
         self._epoch = epoch
         self._settling.unpark_all()

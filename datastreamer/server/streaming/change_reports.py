@@ -1,4 +1,5 @@
-"""Reports of updates and truncations to clients that keep a copy of the stream, and range hashes.
+"""Reports of updates and truncations to clients that keep a copy of the stream, and answers to
+their requests for hashes and checksums.
 
 Owns which changes one client has been sent and which come next. `sender.py` sends them and keeps
 entries from overtaking a report. Knows no connection.
@@ -12,17 +13,22 @@ from contextlib import suppress
 import trio
 
 from datastreamer.errors import DamagedFile, UnknownEntry
-from datastreamer.format import MAX_HASH_BYTES
+from datastreamer.format import MAX_HASH_BYTES, MAX_SUMS_PAGES
 from datastreamer.protocol.following import (
+    NO_SUM,
     FollowBegun,
     HashQuery,
     KnownHistory,
     RangeHash,
+    RangeSum,
     Reports,
+    SumsFound,
+    SumsQuery,
     encode_truncation,
     encode_update,
 )
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
@@ -65,7 +71,9 @@ class ChangeReports:
         if changes is None or any((c.stop or c.start + 1) != c.start + 1 for c in changes):
             raise ChangesForgotten
         try:
-            reports, upto = await broadcast.cold.run(self._reports, changes)
+            reports, upto = await broadcast.cold.run_verified(
+                self._reports, changes, lambda _: self._pages(changes)
+            )
         except (DamagedFile, UnknownEntry):
             if broadcast.outdated() or stream.recorded_epoch != epoch:
                 return b""
@@ -87,6 +95,12 @@ class ChangeReports:
         self._reported = epoch
         return FollowBegun(Reports.UNKNOWN, ours, epoch, epoch).pack()
 
+    def _pages(self, changes: Sequence[Change]) -> set[int]:
+        """The pages of updated entries whose reports were just read."""
+        pages_of = self._broadcast.pages_of
+        starts = [change.start for change in changes if change.stop is not None]
+        return {page for start in starts for page in pages_of(start, start)}
+
     def _reports(self, changes: Sequence[Change]) -> tuple[bytes, int]:
         """Reports of the first of the changes, and the epoch up to which they go."""
         reader, found, size, upto = self._stream.reader, [], 0, changes[-1].epoch
@@ -107,8 +121,17 @@ class ChangeReports:
 
 async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
     """The answer to `query` for the stream as it is now; None if the first entry is past its end.
-    Raises what the stream raises."""
+    Raises what the stream raises, and `DamagedPage` for pages that do not match their checksum: a
+    client must not take damage for an update."""
     stream: DataStream = broadcast.stream
+
+    def hashed(first: int, end: int, most: int) -> tuple[int, bytes]:
+        reader = stream.reader
+        upto, digest = hash_range(reader, first, end, most)
+        start, stop = reader.cursor(first).offset, reader.cursor(upto).offset
+        broadcast.cold.checks.verify_all(pages_between(start, stop))
+        return upto, digest
+
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)
     while True:
         await broadcast.settled()
@@ -118,8 +141,27 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
             return None
         with suppress(Changed), broadcast.unchanged():
             end, digest = await trio.to_thread.run_sync(
-                hash_range, stream.reader, first, end, most, limiter=broadcast.hashing
+                hashed, first, end, most, limiter=broadcast.hashing
             )
             return RangeHash(first, end, place or 0, digest).pack()
         # The stream changed meanwhile: a shorter range is more likely to be hashed between changes.
         most = max(1, most // 4)
+
+
+async def sums_of(broadcast: Broadcast, query: SumsQuery) -> bytes | None:
+    """The answer to `query` for the stream as it is now; None if it ends before the first entry.
+    Raises what the stream raises."""
+    stream: DataStream = broadcast.stream
+    most = min(query.max_pages or MAX_SUMS_PAGES, MAX_SUMS_PAGES)
+    while True:
+        await broadcast.settled()
+        epoch = stream.recorded_epoch
+        if query.from_entry > stream.total_entries:
+            return None
+        with suppress(Changed), broadcast.unchanged():
+            pages, tail = await broadcast.cold.run(
+                lambda number: stream._internals.page_sums(number, most), query.from_entry
+            )
+            sums = tuple(RangeSum(*each) for each in pages)
+            last = NO_SUM if tail is None else RangeSum(*tail)
+            return SumsFound(stream.stream_id, epoch or 0, sums, last).pack()

@@ -18,10 +18,11 @@ from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
-from datastreamer.storage.read.type_scan import SLICE_BYTES, Wanted
+from datastreamer.storage.read.type_scan import SLICE_BYTES, Matches, Wanted
 
 # Bytes of the file scanned for one request, and for one frame of a stream.
 _READ_SCAN = 16 << 20
@@ -78,7 +79,7 @@ async def _look(
                 found = reader.matches(wanted)
             else:
                 broadcast.counts.cold_reads += 1
-                found = await cold.run(reader.matches, wanted)
+                found = await _look_cold(broadcast, reader, wanted)
             if broadcast.outdated():
                 raise Changed
             broadcast.counts.filter_scanned += found.scanned
@@ -94,6 +95,17 @@ async def _look(
             await trio.lowlevel.checkpoint()
     data = parts[0] if len(parts) == 1 else b"".join(parts)
     return Frame(first, begin, place, entries, size, data, 0)
+
+
+async def _look_cold(broadcast: Broadcast, reader: Reader, wanted: Wanted) -> Matches:
+    """The next matches, from pages that may have to be read from the disk."""
+    start = wanted.offset
+    return await broadcast.cold.run_verified(
+        reader.matches,
+        wanted,
+        lambda found: pages_between(start, found.offset),
+        pages_between(start, start + SLICE_BYTES),
+    )
 
 
 class FilteredReads:

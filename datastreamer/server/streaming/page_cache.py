@@ -1,7 +1,8 @@
 """Whether bytes of the file are in the page cache, and reads of those that are not.
 
 Owns the threads that wait for the disk instead of the event loop: a client that reads cold pages
-does not delay the others. Knows offsets, not entries.
+does not delay the others. What is read from the disk is compared with its checksum there, before
+any of it is sent. Knows offsets and pages, not entries.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import trio
 
+from datastreamer.errors import DamagedPage
 from datastreamer.format import PAGE_SIZE, page_of, page_start
+from datastreamer.server.streaming.page_checks import PageChecks
 
 # One byte in this many is probed: less than the kernel's read-ahead.
 _PROBE_STEP = 64 * 1024
 # Read ahead beyond the requested bytes, so that the next span is resident in time.
 _AHEAD = 2 << 20
+# The system may read this much further ahead by itself.
+_SYSTEM_AHEAD = 8 << 20
 _PIECE = 256 * 1024
 # Concurrent disk reads for all clients of a server.
 _THREADS = 8
@@ -39,8 +44,12 @@ A = TypeVar("A")
 class ColdReads:
     """Reads one file through descriptor `fd`, which it does not close."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, checks: PageChecks | None = None) -> None:
+        """`checks` compares pages (None: no page is compared)."""
         self._fd = fd
+        self.checks = checks or PageChecks()
+        self.reads = 0
+        """How often a thread read the file."""
         self._limiter = trio.CapacityLimiter(_THREADS)
         self._byte = [bytearray(1)]
         self.warm: set[int] = set()
@@ -65,10 +74,11 @@ class ColdReads:
         return True
 
     def is_warm(self, start: int, count: int) -> bool:
-        """As `resident`; remembers a positive answer in `warm`."""
+        """As `resident`, for bytes from `start` on in its page; remembers a positive answer in
+        `warm`. False if the page is to be compared first."""
         if start in self.warm:
             return True
-        if not self.resident(start, count):
+        if self.checks.doubted(page_of(start)) or not self.resident(start, count):
             return False
         self.warm.add(start)
         return True
@@ -86,16 +96,59 @@ class ColdReads:
             self._warm_until = now + _WARM_SECONDS
             self.warm.clear()
 
+    def doubt(self, pages: range) -> None:
+        """Compare these pages before their bytes are sent, resident or not."""
+        self.checks.doubt(pages)
+        if len(pages) < len(self.warm):
+            self.warm.difference_update(map(page_start, pages))
+        else:
+            self.warm.difference_update([at for at in list(self.warm) if page_of(at) in pages])
+
+    def damaged(self, error: DamagedPage) -> bool:
+        """A page was found damaged: compare it before its bytes are sent. False if that was known
+        already."""
+        self.doubt(range(error.page, error.page + 1))
+        return self.checks.found(error)
+
     async def read(self, start: int, count: int) -> None:
-        """Read `count` bytes from `start` in a thread, and begin to read those after them.
+        """Read `count` bytes from `start` in a thread, compare the page of `start`, and begin to
+        read the bytes after them. Raises `DamagedPage`.
 
         If cancelled, it returns when the thread is done; the descriptor may be closed then.
         """
-        await trio.to_thread.run_sync(self._read, start, count, limiter=self._limiter)
+        number, stop = page_of(start), start + count + _AHEAD + _SYSTEM_AHEAD
+        # What is read ahead will be resident, and compared by the client that comes to it.
+        self.doubt(range(number, page_of(stop)))
+        self.reads += 1
+
+        def read() -> None:
+            self._read(start, count)
+            self.checks.compare([number])
+
+        await trio.to_thread.run_sync(read, limiter=self._limiter)
 
     async def run(self, call: Callable[[A], T], what: A) -> T:
         """`call(what)`, which reads from the file, in one of these threads."""
+        self.reads += 1
         return await trio.to_thread.run_sync(call, what, limiter=self._limiter)
+
+    async def run_verified(
+        self,
+        call: Callable[[A], T],
+        what: A,
+        pages: Callable[[T], Iterable[int]],
+        doubt: range = range(0),
+    ) -> T:
+        """As `run`; then compares `pages(result)`, the pages that the result was read from. The
+        pages `doubt` may be read. Raises `DamagedPage`, and what `call` raises."""
+        self.doubt(doubt)
+
+        def verified(what: A) -> T:
+            found = call(what)
+            self.checks.compare(pages(found))
+            return found
+
+        return await self.run(verified, what)
 
     @property
     def index_at_hand(self) -> bool:
@@ -119,6 +172,11 @@ class ColdReads:
                 os.posix_fadvise(self._fd, start, count + _AHEAD, os.POSIX_FADV_WILLNEED)
             for offset in range(start, start + count, _PIECE):
                 os.pread(self._fd, min(_PIECE, start + count - offset), offset)
+
+
+def pages_between(start: int, stop: int) -> range:
+    """The pages that bytes from file offset `start` to `stop` are in; at least that of `start`."""
+    return range(page_of(start), page_of(max(stop - 1, start)) + 1)
 
 
 def _waits() -> int:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import trio
 
-from datastreamer.errors import DamagedEntry, DamagedFile
-from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
-from datastreamer.server.streaming.broadcast import Broadcast, Changed, LiveSender
+from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
+from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast, Changed, LiveSender
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
 from datastreamer.server.streaming.output import ClientOutput
@@ -24,9 +24,6 @@ from datastreamer.server.streaming.zero_copy import ZeroCopySends
 from datastreamer.storage.read.spans import Cursor, Span
 from datastreamer.transport.server_stream import Transport
 
-# Entries this near to the end are copied into the socket. Older ones are sent with sendfile, which
-# queues references to the file's pages, so that a later update of these would reach the client.
-_COPIED_TAIL = 4 << 20
 _COPY_BYTES = 128 * 1024
 # Bytes that a sender far from the head sends before it yields.
 _SENDFILE_BYTES = 512 * 1024
@@ -226,17 +223,27 @@ class Sender:
         """Find the file offset of the first entry; False if the stream was changed meanwhile."""
         broadcast, view = self._broadcast, self._broadcast.view
         if view.head.length <= _INLINE_PLACE:
-            self.cursor = view.cursor(self.cursor.number)
+            self.cursor = self._place_of(self.cursor.number)
         else:
             # This takes several reads of cold pages, one after the other.
             try:
                 with broadcast.unchanged():
-                    place = await broadcast.cold.run(view.cursor, self.cursor.number)
+                    place = await broadcast.cold.run(self._place_of, self.cursor.number)
             except Changed:
                 return False
             self.cursor = place
         self.at = self.cursor.offset
         return True
+
+    def _place_of(self, number: int) -> Cursor:
+        """The place of an entry. Its page may be resident afterwards because it was read here."""
+        view, cold = self._broadcast.view, self._broadcast.cold
+        if number < view.head.entries:
+            page = view.page_holding(number)
+            start = page_start(page)
+            if not cold.resident(start, min(PAGE_SIZE, view.head.length - start)):
+                cold.doubt(range(page, page + 1))
+        return view.cursor(number)
 
     def _move(self, cursor: Cursor) -> None:
         filtered = self._filtered
@@ -295,9 +302,10 @@ class Sender:
             await self._send_frame(self._filtered)
             return
         broadcast, view = self._broadcast, self._broadcast.view
-        far = self.cursor.offset < view.head.length - _COPIED_TAIL
+        far = self.cursor.offset < view.head.length - COPIED_TAIL
         by_file = far and self.transport.socket_fd is not None
-        if far and await self._warmed():
+        broadcast.backlog_turns += far
+        if broadcast.cold.checks.can_differ(page_of(self.cursor.offset)) and await self._warmed():
             return
         if self._bounds.announces_at(self.cursor.number):
             if broadcast.outdated():
@@ -305,7 +313,10 @@ class Sender:
             self._bounds.announce(self._stream.reader.head)
         try:
             if by_file and self.span is None and not self.half_sent:
-                self.span = self._bounds.cut_span(view.span(self.cursor))
+                span = view.span(self.cursor)
+                if self._enters(span.start):
+                    return
+                self.span = self._bounds.cut_span(span)
                 self.at = self.span.start
             if self.span is not None:
                 if self._bounds.unannounced and not broadcast.outdated():
@@ -322,7 +333,7 @@ class Sender:
             if broadcast.outdated():
                 return
             raise
-        if broadcast.outdated():
+        if broadcast.outdated() or self._enters(chunk.start):
             return
         chunk = self._bounds.cut_chunk(chunk)
         at = max(self.at, chunk.start)
@@ -369,7 +380,7 @@ class Sender:
             return
         if filtered.frame is None:
             copies = transport.socket_fd is None
-            tail = 0 if copies else broadcast.view.head.length - _COPIED_TAIL
+            tail = 0 if copies else broadcast.view.head.length - COPIED_TAIL
             wait = await filtered.find(
                 self.cursor, zero_copy_before=tail, hurried=self._last is not None
             )
@@ -409,11 +420,15 @@ class Sender:
             await self._output.wait_writable()
 
     async def _warmed(self) -> bool:
-        """Read the next bytes from the disk if they are not resident; True if it used this turn."""
-        span, cold = self.span, self._broadcast.cold
+        """Read the next bytes from the disk if they are not resident, or if their page is to be
+        compared; True if it used this turn. Raises `DamagedPage`."""
+        span, broadcast, cold = self.span, self._broadcast, self._broadcast.cold
         start = self.cursor.offset if span is None else self.at
         number = page_of(start)
         page = page_start(number)
+        if span is None and cold.checks.can_differ(number + 1):
+            # `_enters` asks, after bytes of that page were read.
+            cold.is_warm(page_start(number + 1), PAGE_SIZE)
         if page in cold.warm:
             return False
         if span is None:
@@ -421,16 +436,37 @@ class Sender:
             count = page_start(number + 1) - start + ENTRY_HEAD_SIZE
         else:
             count = min(span.end - start, _SENDFILE_BYTES)
+        doubted = cold.checks.doubted(number)
         # If memory is so short that the pages were evicted again, they are sent anyway.
-        if start == self._warm:
+        if start == self._warm and not doubted:
             return False
-        if cold.resident(start, count):
+        resident = cold.resident(start, count)
+        if resident and not doubted:
             if start <= page + ENTRY_HEAD_SIZE and span is None:
                 cold.warm.add(page)
             return False
         self._warm = start
-        self._broadcast.counts.cold_reads += 1
-        await self._broadcast.cold.read(start, count)
+        broadcast.counts.cold_reads += not resident
+        try:
+            await cold.read(start, count)
+        except DamagedPage:
+            if not broadcast.outdated():
+                raise
+        return True
+
+    def _enters(self, start: int) -> bool:
+        """Whether the next entry, at `start`, is in a page after the cursor's that has to be
+        examined before it is sent; then the cursor is there, after the padding."""
+        number, cold = page_of(start), self._broadcast.cold
+        if number == page_of(self.cursor.offset) or page_start(number) in cold.warm:
+            return False
+        if self.at > self.cursor.offset:
+            return False  # it was examined before the entry was begun
+        if not cold.checks.can_differ(number):
+            return False
+        cold.doubt(range(number, number + 1))
+        self.cursor = Cursor(start, self.cursor.number)
+        self.at = start
         return True
 
     async def _send_span(self, span: Span) -> None:

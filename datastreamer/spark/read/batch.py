@@ -42,7 +42,8 @@ class BatchReader(DataSourceReader):
         several plans read it."""
         if isinstance(partition, FilePart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
-            runs = read_pages(partition.snapshot, partition.first_page, partition.stop_page)
+            first, stop = partition.first_page, partition.stop_page
+            runs = read_pages(partition.snapshot, first, stop, verify=self._options.verify)
             within = self._bounds.within(partition.start, partition.stop)
             yield from rows.batches(runs, within, begin)
         elif isinstance(partition, ServerPart):

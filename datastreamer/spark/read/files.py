@@ -6,14 +6,17 @@ changed since is an error. Must not know tables or columns.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError
 from datastreamer.format import PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
+from datastreamer.spark.read.page_sums import PageComparison, SumsState, open_records
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.remote_file import RemoteFile
 from datastreamer.storage.disk.file_ops import OsDisk, Readable
@@ -23,6 +26,8 @@ from datastreamer.storage.header.recovery import judge
 from datastreamer.storage.read.file import StreamFile, open_file
 from datastreamer.storage.read.page_scan import Chain, Damage, read_page
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.sums.verifier import PageVerifier, VerifiedFile
 
 # Attempts to read a header page that a writer is changing.
 _TORN_READS: Final = 20
@@ -39,12 +44,18 @@ class Lost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileSnapshot:
-    """A stream file at one moment: what was committed, and in which history."""
+    """A stream file at one moment: what was committed, and in which history.
+
+    `recorded`: a program that keeps checksums wrote it last. `end_sum` is what its commit record
+    knows of the entries up to the head.
+    """
 
     location: FileLocation
     header: Header
     stream_id: bytes
     epoch: int
+    recorded: bool = False
+    end_sum: EndSum | None = None
 
     @property
     def head(self) -> Head:
@@ -55,6 +66,10 @@ class FileSnapshot:
     def pages(self) -> int:
         """The number of pages that hold entries."""
         return pages_for(self.header.total_length)
+
+    @property
+    def sums_state(self) -> SumsState:
+        return SumsState(self.stream_id, self.epoch, self.head, self.end_sum)
 
 
 def open_location(location: FileLocation) -> Readable:
@@ -72,7 +87,7 @@ def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
     if location.uri is None:
         file = StreamFile.open(location.path, stream_type=stream_type)
         try:
-            return FileSnapshot(location, file.header, file.stream_id, file.epoch)
+            return snapshot_of(location, file)
         finally:
             file.close()
     remote = location.open_remote()
@@ -85,37 +100,74 @@ def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
         remote.close()
     head = judged.head if seen is None else min(judged.head, seen[0])
     header = header._replace(total_length=head.length, total_entries=head.entries)
-    return FileSnapshot(location, header, judged.stream_id, judged.epoch)
+    recorded, settled = page.record is not None, not page.changing
+    known = page.record.sum_at(head) if page.record is not None and settled else None
+    return FileSnapshot(location, header, judged.stream_id, judged.epoch, recorded, known)
 
 
-def reader_of(file: Readable, snapshot: FileSnapshot) -> Reader:
-    """A reader of the entries of the snapshot in the open file."""
-    return Reader(file, snapshot.location.path, snapshot.head)
+def snapshot_of(location: FileLocation, file: StreamFile) -> FileSnapshot:
+    """What is committed and visible in an open file, as of its last `refresh`."""
+    recorded = file.recorded_epoch is not None
+    header, (head, known) = file.header, file.end_sum()
+    known = known if head == Head(header.total_length, header.total_entries) else None
+    return FileSnapshot(location, header, file.stream_id, file.epoch, recorded, known)
 
 
-def read_pages(snapshot: FileSnapshot, first: int, stop: int) -> Iterator[EntryBatch | Lost]:
-    """The entries of the pages from `first` up to, not including, `stop`, a page at a time.
+@contextlib.contextmanager
+def open_reader(snapshot: FileSnapshot, *, verify: bool) -> Iterator[Reader]:
+    """A reader of the entries of the snapshot; `verify`: of verified pages only.
 
-    What cannot be read is returned as `Lost`, in its place; the other pages are unaffected. Raises
-    `StreamFileError` if the stream was truncated or changed since the snapshot.
+    Raises `StreamFileError` in the place of `DamagedEntry` if the stream was truncated or changed
+    since the snapshot.
     """
     file = open_location(snapshot.location)
-    try:
+    path, head = snapshot.location.path, snapshot.head
+    with contextlib.ExitStack() as opened:
+        opened.callback(file.close)
+        data: Readable = file
+        if verify and snapshot.recorded:
+            records = open_records(snapshot.location, file, snapshot.sums_state)
+            opened.callback(records.close)
+            verifier = PageVerifier(file, path, records, lambda: head)
+            verifier.verify_last_page(head, snapshot.end_sum)
+            data = VerifiedFile(file, verifier)
+        try:
+            yield Reader(file, path, head, data=data)
+        except DamagedEntry:
+            ensure_same(file, snapshot)
+            raise
+
+
+def read_pages(
+    snapshot: FileSnapshot, first: int, stop: int, *, verify: bool = True
+) -> Iterator[EntryBatch | Lost]:
+    """The entries of the pages from `first` up to, not including, `stop`, a page at a time.
+
+    What cannot be read is returned as `Lost`, in its place; the other pages are unaffected. With
+    `verify`, a page that differs from its checksum is `Lost` as a whole. Raises `StreamFileError`
+    if the stream was truncated or changed since the snapshot.
+    """
+    file = open_location(snapshot.location)
+    with contextlib.ExitStack() as opened:
+        opened.callback(file.close)
         if isinstance(file, RemoteFile):
             file.until = min(page_start(stop), snapshot.header.total_length)
-        ensure_same(file, snapshot)
-        for found in _sweep(file, snapshot, first, stop):
+        recorded = ensure_same(file, snapshot)
+        sums = None
+        if verify and recorded:
+            records = open_records(snapshot.location, file, snapshot.sums_state)
+            opened.callback(records.close)
+            sums = PageComparison(snapshot.location.path, records, snapshot.sums_state, stop + 1)
+        for found in _sweep(file, snapshot, first, stop, sums):
             if isinstance(found, Lost):
-                # What looks like damage may be entries that were truncated meanwhile.
+                # What looks like damage may be entries that were truncated or updated meanwhile.
                 ensure_same(file, snapshot)
             yield found
         ensure_same(file, snapshot)
-    finally:
-        file.close()
 
 
 def _sweep(
-    file: Readable, snapshot: FileSnapshot, first: int, stop: int
+    file: Readable, snapshot: FileSnapshot, first: int, stop: int, sums: PageComparison | None
 ) -> Iterator[EntryBatch | Lost]:
     path, head = snapshot.location.path, snapshot.head
     chain = Chain(None if first else 0)
@@ -123,6 +175,19 @@ def _sweep(
     for page in range(first, min(stop + 1, snapshot.pages)):
         start = page_start(page)
         content = file.read(min(PAGE_SIZE, head.length - start), start)
+        damage = (
+            None if sums is None else sums.damage(page, content, partial(_first, file, page, chain))
+        )
+        if damage is not None:
+            # Nothing of the page is used, also not to judge the page before it.
+            yield from _settled(held, chain)
+            held = None
+            chain.damages += [it._replace(after=damage.first) for it in chain.missing]
+            yield from _lost(path, chain.damages)
+            if page < stop:
+                yield Lost(damage, damage.first, damage.end)
+            chain = Chain(damage.end)
+            continue
         found = read_page(file, content, start, chain.due)
         if page == first and (found.broken or not found.batch):
             # The previous page decides whether the first entry number of this page is right.
@@ -175,6 +240,11 @@ def _settled(held: EntryBatch | None, chain: Chain) -> Iterator[EntryBatch]:
         yield held
 
 
+def _first(file: Readable, page: int, chain: Chain) -> int | None:
+    """The number of the first entry in a damaged page, as far as it is known."""
+    return _due_at(file, page) if chain.due is None else chain.due
+
+
 def _due_at(file: Readable, page: int) -> int | None:
     """The number of the first entry in a page, computed from the previous page; None if that page
     is damaged."""
@@ -192,15 +262,17 @@ def _lost(path: str, damages: list[Damage]) -> Iterator[Lost]:
     damages.clear()
 
 
-def ensure_same(file: Readable, snapshot: FileSnapshot) -> None:
-    """Raise `StreamFileError` if the file no longer holds the snapshot's entries, `BadFileSize` if
-    it ends within them.
+def ensure_same(file: Readable, snapshot: FileSnapshot) -> bool:
+    """Whether a program that keeps checksums wrote the file last, also at the snapshot.
+
+    Raises `StreamFileError` if the file no longer holds the snapshot's entries, `BadFileSize` if it
+    ends within them.
 
     A writer that keeps no records (the reference implementation) and replaces truncated entries
     with at least as many others is not detected.
     """
     path, planned = snapshot.location.path, snapshot.header
-    recorded = snapshot.stream_id != NO_ID
+    recorded = snapshot.recorded or snapshot.stream_id != NO_ID
     for _ in range(_TORN_READS):
         page = HeaderPage.of(file)
         record = page.record
@@ -222,3 +294,4 @@ def ensure_same(file: Readable, snapshot: FileSnapshot) -> None:
         # An error in every mode: any number of entries may be missing.
         what = f"the file ends here, but its data ends at byte {planned.total_length}"
         raise BadFileSize(path, size, what)
+    return snapshot.recorded and record is not None

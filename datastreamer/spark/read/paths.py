@@ -33,6 +33,13 @@ class FileLocation:
     path: str
     uri: str | None = None
 
+    def beside(self, suffix: str) -> FileLocation:
+        """The file whose name is this one's with `suffix`."""
+        if self.uri is None:
+            return FileLocation(self.path + suffix)
+        base, query = _parts(self.uri)
+        return FileLocation(self.path + suffix, base + suffix + query)
+
     def open_remote(self) -> RemoteFile:
         """Open the remote file. Raises `FileMissing`, `StreamFileError`."""
         assert self.uri is not None

@@ -14,7 +14,7 @@ from datastreamer.errors import BadRange, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import page_of
 from datastreamer.spark.options import Offset, Options
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
-from datastreamer.spark.read.files import FileSnapshot, open_location, reader_of, take_snapshot
+from datastreamer.spark.read.files import FileSnapshot, open_reader, take_snapshot
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
 from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.pushdown import ALL, Bounds, NumberRange
@@ -44,9 +44,7 @@ def _plan_file(
     options: Options, snapshot: FileSnapshot, bounds: Bounds
 ) -> Iterator[InputPartition]:
     version = snapshot.header.version if options.version is None else options.version
-    file = open_location(snapshot.location)
-    try:
-        reader = reader_of(file, snapshot)
+    with open_reader(snapshot, verify=options.verify) as reader:
 
         def search(kind: Kind) -> BookmarkSearch:
             return BookmarkSearch(reader, snapshot.location.path, version, kind)
@@ -65,8 +63,6 @@ def _plan_file(
             yield from cut_pages(
                 snapshot, pages, bounds.start, bounds.stop, options.partition_bytes
             )
-    finally:
-        file.close()
 
 
 def _entries_of(search: BookmarkSearch, wanted: NumberRange) -> NumberRange:

@@ -26,7 +26,13 @@ from datastreamer.position import KEPT
 from datastreamer.protocol.history import Trail
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
-from datastreamer.spark.read.files import FileSnapshot, open_location, reader_of, take_snapshot
+from datastreamer.spark.read.files import (
+    FileSnapshot,
+    open_location,
+    open_reader,
+    snapshot_of,
+    take_snapshot,
+)
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
 from datastreamer.spark.read.paths import FileLocation, find, is_single
 from datastreamer.spark.read.planning import pages_of
@@ -100,6 +106,7 @@ class GrowingFile:
         self._location = location
         self._stream_type = options.stream_type
         self._version = options.version
+        self._verify = options.verify
         self._file: StreamFile | None = None
         # For a remote file, a reader that is opened when needed and used until `refresh`.
         self._snapshot: FileSnapshot | None = None
@@ -124,7 +131,7 @@ class GrowingFile:
         if file is None:
             self.close()
             self._file = file = StreamFile.open(self._location.path, stream_type=self._stream_type)
-        self._snapshot = FileSnapshot(self._location, file.header, file.stream_id, file.epoch)
+        self._snapshot = snapshot_of(self._location, file)
         return self._snapshot.header
 
     def _replaced(self, file: StreamFile) -> bool:
@@ -132,9 +139,10 @@ class GrowingFile:
         return file.opened_by is None or bool(file.opened_by.difference())
 
     def entry_of(self, name: BookmarkName) -> int:
-        snapshot, reader = self._seen()
+        snapshot, _ = self._seen()
         version = snapshot.header.version if self._version is None else self._version
-        return BookmarkSearch(reader, self.name, version, name.kind).exact(name.number)
+        with open_reader(snapshot, verify=self._verify) as reader:
+            return BookmarkSearch(reader, self.name, version, name.kind).exact(name.number)
 
     def digest_before(self, entry: int) -> str:
         _, reader = self._seen()
@@ -172,7 +180,7 @@ class GrowingFile:
             return self._snapshot, self._file.reader
         if self._remote_reader is None:
             self._remote = open_location(self._location)
-            self._remote_reader = reader_of(self._remote, self._snapshot)
+            self._remote_reader = Reader(self._remote, self.name, self._snapshot.head)
         return self._snapshot, self._remote_reader
 
     def close(self) -> None:

@@ -13,17 +13,21 @@ import threading
 import time
 from collections.abc import Iterator
 
-from datastreamer.errors import IndexFailed, NotFound, StreamFileError
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import DamagedEntry, IndexFailed, NotFound, StreamFileError
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
     IndexElsewhere,
+    Pace,
+    at_once,
 )
 from datastreamer.storage.bookmarks.recent import MovedError, in_parts
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.skip_damage import run_or_skip
 from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
@@ -54,6 +58,8 @@ class IndexBuilder:
         self.closing = False
         # Whether the last attempt failed.
         self.failing = False
+        # The first damage that the index was built around.
+        self.damage: DamagedEntry | None = None
         # The current thread, and a reader's earlier ones that have not noticed yet that their index
         # was dropped.
         self.thread: threading.Thread | None = None
@@ -86,6 +92,7 @@ class IndexBuilder:
         """Empty the index and build it again from the file."""
         with self._trusted.urgently():
             self._trusted.reset()
+            self.damage = None
         self._catch_up()
 
     # The thread.
@@ -206,7 +213,9 @@ class IndexBuilder:
             and len(found) < _CATCH_UP_KEYS
         ):
             self._pause_or_end()
-            batch, cursor = self._trusted.reader.run(cursor)
+            batch, cursor = self.read(cursor, self._pause_or_end)
+            if batch is None:
+                continue
             if not batch:
                 raise MovedError  # a truncation that this reader has not seen yet
             if cursor.number > target.number:
@@ -214,6 +223,22 @@ class IndexBuilder:
                 cursor = target
             found.take(batch)
         return found, cursor
+
+    def read(self, cursor: Cursor, pace: Pace = at_once) -> tuple[EntryBatch | None, Cursor]:
+        """The entries at the cursor; None if they are damaged: those of later pages are indexed
+        nevertheless. `pace` is called for each page that is skipped."""
+        trusted = self._trusted
+        if not trusted.skips_damage:
+            return trusted.reader.run(cursor)
+        found, following = run_or_skip(trusted.reader, cursor, pace)
+        if not isinstance(found, DamagedEntry):
+            return found, following
+        self.damage = self.damage or found
+        _log.error(
+            "%s: entries %d to %d cannot be read; bookmarks among them are not in the index",
+            *(trusted.path, cursor.number, following.number - 1),
+        )
+        return None, following
 
     def _catch_up_some(self) -> bool:
         """Index the next part in one transaction; False if nothing was left to do."""

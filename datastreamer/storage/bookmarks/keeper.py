@@ -62,8 +62,14 @@ class BookmarkKeeper:
         self.builder.wait()
 
     def rebuild(self) -> None:
-        """Empty the index and build it again from the file."""
+        """Empty the index and build it again from the file. It lacks bookmarks that cannot be read:
+        see `damage`."""
         self.builder.rebuild()
+
+    @property
+    def damage(self) -> DamagedEntry | None:
+        """The first damage that keeps bookmarks from being in the index; None if none was met."""
+        return self.builder.damage
 
     def close(self) -> None:
         """Stop the thread, write the waiting bookmarks, close the index."""
@@ -137,9 +143,16 @@ class BookmarkKeeper:
             if start < indexed.length:
                 cursor = Cursor(*indexed)
             else:
-                cursor = Cursor(start, self._reader.first_number(at))
+                try:
+                    cursor = Cursor(start, self._reader.first_number(at))
+                except DamagedEntry:
+                    if not self.trusted.skips_damage:
+                        raise
+                    continue
             while cursor.number < until.number and cursor.offset < page_start(at + 1):
-                batch, cursor = self._reader.run(cursor)
+                batch, cursor = self.builder.read(cursor)
+                if batch is None:
+                    continue
                 if not batch:
                     raise MovedError
                 if cursor.number > until.number:
@@ -360,12 +373,12 @@ class BookmarkKeeper:
             index = trusted.index
             if index is not None and head.entries < trusted.indexed.entries:
                 removed = Pairs()
-                for batch in self._reader.batches(head.entries, trusted.indexed.entries):
-                    removed.take(batch)
                 try:
+                    for batch in self._reader.batches(head.entries, trusted.indexed.entries):
+                        removed.take(batch)
                     index.remove(removed, trusted.mark(head))
                     trusted.indexed = head
-                except IndexFailed as error:
+                except (IndexFailed, DamagedEntry) as error:
                     # If the reset fails too, the truncation makes the watermark invalid.
                     _log.warning(
                         "%s: the bookmark index cannot be truncated and is rebuilt: %s",
@@ -387,6 +400,31 @@ class BookmarkKeeper:
         with self.trusted.urgently():
             self.trusted.settle()
             self.trusted.renew_mark(always=True)
+
+    def restored(self, bookmarks: list[tuple[bytes, int]]) -> None:
+        """Entries that could not be read were restored, these bookmarks among them: a writer's
+        index that was built without them is built again in the background."""
+        trusted = self.trusted
+        with trusted.urgently():
+            trusted.settle()
+            if not self._lacks(bookmarks):
+                return
+            trusted.reset()
+        with trusted.guard:
+            trusted.changed.notify()
+
+    def _lacks(self, bookmarks: list[tuple[bytes, int]]) -> bool:
+        index, indexed = self.trusted.index, self.trusted.indexed.entries
+        if index is None:
+            return False
+        try:
+            for key, number in bookmarks:
+                newest = index.newest(key) if number < indexed else number
+                if newest is None or newest < number:
+                    return True
+        except IndexFailed:
+            return True
+        return False
 
 
 def bookmarks_of(batches: Iterator[EntryBatch]) -> dict[bytes, int]:

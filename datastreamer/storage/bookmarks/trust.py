@@ -111,6 +111,12 @@ class TrustedIndex:
     def opened(self, backend: str, *, write: bool = True) -> BookmarkIndex:
         return index_opener(backend)(self.path, write, self.file.access())
 
+    @property
+    def skips_damage(self) -> bool:
+        """Whether to continue after entries that cannot be read. Beside a writer they may have been
+        truncated, and this reader has not seen that yet."""
+        return self.write or not self.file.locked_elsewhere()
+
     # Whether the index belongs to the file.
 
     def identity(self, length: int) -> bytes:

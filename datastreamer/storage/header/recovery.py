@@ -177,9 +177,23 @@ def hash_last_page(
 
     `chain` is that over the pages before the last one, from `chained_from` on (None: unknown).
     """
+    start = page_start(last_page(head.length))
+    near = file.read(min(head.length - start, PAGE_SIZE), start)
+    return _hash_content(near, head, chain, chained_from)
+
+
+def last_page_matches(content: bytes, head: Head, known: EndSum) -> bool:
+    """Whether the entries of the last page, of which `content` was read up to `head`, are those
+    that a record knows."""
+    sums = _hash_content(content, head, known.chain, known.chained_from)
+    return sums is not None and sums.sum() == known
+
+
+def _hash_content(
+    near: bytes, head: Head, chain: bytes, chained_from: int | None
+) -> PageSums | None:
     page = last_page(head.length)
     start = page_start(page)
-    near = file.read(min(head.length - start, PAGE_SIZE), start)
     try:
         batch = scan(near, None, file_offset=start)
     except CorruptEntries:
@@ -241,3 +255,11 @@ def shown(page: HeaderPage, judged: Judgement, boot: bytes) -> Head:
         # A truncation or update is under way, or was interrupted: its result is on disk.
         return judged.head
     return min(judged.head, max(mark.head, record.base))
+
+
+def as_shown(page: HeaderPage, judged: Judgement, boot: bytes) -> Judgement:
+    """What `judged` says, for such a reader."""
+    head = shown(page, judged, boot)
+    if head == judged.head or judged.record is None:
+        return judged._replace(head=head)
+    return judged._replace(head=head, end_sum=judged.record.sum_at(head))

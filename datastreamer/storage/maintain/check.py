@@ -7,8 +7,9 @@ If header and data disagree, the end must include no entry that was not committe
 none that was. Entries alone prove nothing: those that were rolled back are whole too. So a record
 has to name the end: the header, if one of its totals matches the entries; the header that the
 commit record's sum proves; a synced header or the mark. If entries are damaged before that end,
-the stream is truncated to the last whole operation that the commit record names, or else to the
-last whole entry.
+there are two answers (`kept_end.py`): with the damaged pages in their place the stream ends there
+nevertheless; a stream without damage ends at the last whole operation that the commit record names
+and that no damage precedes, or else at the last whole entry.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.bookmarks.audit import IndexAudit
+from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head
 from datastreamer.storage.header.recovery import longest_whole, undone_by
+from datastreamer.storage.maintain.kept_end import Reach, find_kept_end
 from datastreamer.storage.maintain.report import Examination, Help, Report
 from datastreamer.storage.maintain.sums_audit import SumsAudit
 from datastreamer.storage.read.change_watch import ChangeWatch, steady_page
@@ -65,10 +68,10 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
 
 @contextlib.contextmanager
 def opened(path: PathLike, disk: Disk, *, write: bool = False) -> Iterator[tuple[File, str]]:
-    """The file at `path`, and the path as text. Errors of the system are raised as
-    `StreamFileError`."""
+    """The file at `path`, and the path as text; bytes that the disk cannot read are zeros. Other
+    errors of the system are raised as `StreamFileError`."""
     name = os.fspath(path)
-    file = open_file(disk, name, name, write=write)
+    file = read_around(open_file(disk, name, name, write=write), name)
     try:
         yield file, name
     except OSError as error:
@@ -144,6 +147,9 @@ class _Examiner:
         self._odd_bookmarks = 0
         self._audit: IndexAudit | None = None
         self._whole = Head()  # the end of the entries before the first damage found
+        self._reach = Reach()
+        # Where a record says that the stream ends, whatever the entries are.
+        self._named: Head | None = None
         # Whether entries that a writer shows do not match its commit record.
         self.unmatched = False
 
@@ -161,6 +167,8 @@ class _Examiner:
         done.claimed = self._claim()
         limit = self._limit()
         if done.claimed is not None:
+            self._reach.most = done.claimed.entries
+        if done.claimed is not None:
             self._audit = IndexAudit(
                 self._file, self._path, *page.identity, done.claimed, live=live
             )
@@ -171,6 +179,7 @@ class _Examiner:
             self._check_size()
             self._check_index()
             self._check_sums(walk)
+            find_kept_end(self._file, done, self._named, self._whole, self._reach)
         finally:
             if self._audit is not None:
                 self._audit.close()
@@ -288,20 +297,23 @@ class _Examiner:
         def report(offset: int) -> None:
             self._progress(offset - HEADER_PAGE_SIZE, total)
 
-        walk = walk_file(
-            self._file, limit, visit=self._visit, inspect=self._sums.inspect, progress=report
-        )
+        def inspect(page: int, content: bytes) -> None:
+            self._reach.page = page
+            self._sums.inspect(page, content)
+
+        walk = walk_file(self._file, limit, visit=self._visit, inspect=inspect, progress=report)
         self._report.pages = walk.pages
         self._done.unread = walk.unread
         self._whole = max(self._whole, walk.whole)
         self._done.reach = self._whole.length
         total_entries = None if self._done.claimed is None else self._done.claimed.entries
         for damage in walk.damages:
-            self._done.problem(damage.offset, _described(damage, total_entries), Help.CUT)
+            self._done.problem(damage.offset, _described(damage, total_entries), Help.DAMAGE)
         return walk
 
     def _visit(self, batch: EntryBatch, whole: bool) -> None:
         self._report.entries += len(batch)
+        self._reach.see(batch)
         marks = batch.count(TYPE_BOOKMARK)
         if marks:
             usual = len(batch.bookmarks())
@@ -317,6 +329,7 @@ class _Examiner:
         if claimed is not None and walk.ends_at(claimed):
             done.end = claimed
             self._check_unsynced(claimed)
+            self._named = done.end
             return
         if claimed is not None and not walk.damages:
             self._done.problem(
@@ -332,6 +345,7 @@ class _Examiner:
             done.end = done.page.record.after
         elif claimed is not None:
             done.end = self._named_end()
+        self._named = done.end
         if done.end is None:
             return
         if record is not None and done.end == record.after:
@@ -397,7 +411,12 @@ class _Examiner:
         if possible and entries > 0:
             # Both totals of the header are beyond the entries: these are damaged.
             return Head(length, entries)
-        return named[0] if named else None
+        if named:
+            return named[0]
+        # Damage before these ends keeps them from being compared with all entries up to there.
+        if page.known_record is not None:
+            return page.known_record.after
+        return next((head for head in page.known_ends if not doubt(file, head)), None)
 
     def _end_of(self, entries: int, full: Head) -> Head | None:
         if entries == full.entries:

@@ -1,18 +1,22 @@
 """Repairs a stream file by what `check.py` found.
 
-Its docstring says how the end is chosen. The order of steps: copy what is removed to a file beside
-the stream, set the size, write header and commit record in one write of their sector,
-write the other records, rebuild the index. After each step, a second repair comes to the same
-result. Never changes a healthy file.
+Damaged pages are restored from servers if any are named (`heal.py`), and otherwise remain in their
+place, or with `cut` the stream is truncated before the first one. `check.py` says where it ends.
+The order of steps: restore pages, copy what is removed to a file beside the stream, set the size,
+write header and commit record in one write of their sector, write the other records, rebuild the
+index. After each step, a second repair comes to the same result. Never changes a healthy file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from datastreamer._codec import scan
 from datastreamer.errors import (
     DamagedFile,
     IndexFailed,
@@ -46,10 +50,14 @@ from datastreamer.storage.header.records import (
 )
 from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
+from datastreamer.storage.maintain.heal import FileHealer, HealedPages, Peer
 from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.skip_damage import lost_entries
 from datastreamer.storage.sums.hashes import EndSum, last_page
 from datastreamer.storage.sums.keeper import SumsKeeper
+from datastreamer.storage.sums.records_reader import SidecarRecords
+from datastreamer.storage.sums.verifier import PageVerifier, VerifiedFile
 from datastreamer.storage.write.changes import keep_journal, undo_update
 from datastreamer.storage.write.opening import locked_by
 
@@ -63,8 +71,10 @@ class Plan:
     """What a repair does. `header` is the new header, None if the file stays as it is; `size` is
     its size afterwards; `steps` describes all of it.
 
-    `claimed` is the number of entries in the present header (None: impossible). The header page
-    and the bytes `keep_from` to `keep_to` are kept beside the file.
+    `healed` are the damaged pages, and whether servers restore them. `lost` are the ranges of
+    entries that cannot be read then: the first one, and the one after the last. `claimed` is the
+    number of entries in the present header (None: impossible). The header page and the bytes
+    `keep_from` to `keep_to` are kept beside the file.
     """
 
     report: Report
@@ -76,12 +86,19 @@ class Plan:
     epoch: int
     stream_id: bytes
     sequence: int
+    healed: list[HealedPages]
+    lost: list[tuple[int, int]]
     steps: list[str]
 
     @property
     def healthy(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.steps
+        """Whether the file needs no repair."""
+        return not self.steps and self.report.ok
+
+    @property
+    def entries_lost(self) -> int:
+        """How many entries cannot be read, apart from those that are truncated."""
+        return sum(stop - first for first, stop in self.lost)
 
     @property
     def entries_cut(self) -> int:
@@ -101,19 +118,54 @@ class Repaired:
     report: Report
 
 
-def plan(path: PathLike, *, progress: Progress | None = None, disk: Disk | None = None) -> Plan:
+@dataclass(frozen=True)
+class Sources:
+    """Where damaged pages are restored from. `trust_peer`: one server is enough for pages that have
+    no checksum."""
+
+    peers: Sequence[Peer] = ()
+    trust_peer: bool = False
+
+
+NO_SOURCES = Sources()
+
+
+def plan(
+    path: PathLike,
+    *,
+    cut: bool = False,
+    sources: Sources = NO_SOURCES,
+    progress: Progress | None = None,
+    disk: Disk | None = None,
+) -> Plan:
     """What `repair` would do to the file. Writes nothing and needs no lock.
 
     Raises `NotAStream` or `DamagedFile` if no repair helps, and what `verify` raises.
     """
-    with opened(path, disk or OsDisk()) as (file, name):
-        return _plan(examine(file, name, progress), name)
+    disk = disk or OsDisk()
+    with opened(path, disk) as (file, name):
+        found = examine(file, name, progress)
+        made = _plan(file, name, found, disk, cut=cut)
+        healed = _heal(file, name, found, disk, sources, write=False) if not cut else NOTHING
+        left = [
+            (first, stop)
+            for first, stop in made.lost
+            if not any(it.source and it.first <= first < it.stop for it in healed.results)
+        ]
+        steps = [*healed.steps, *made.steps]
+        return replace(made, healed=healed.results, lost=left, steps=steps)
 
 
 def repair(
-    path: PathLike, *, progress: Progress | None = None, disk: Disk | None = None
+    path: PathLike,
+    *,
+    cut: bool = False,
+    sources: Sources = NO_SOURCES,
+    progress: Progress | None = None,
+    disk: Disk | None = None,
 ) -> Repaired:
-    """Repair the file, so that it opens and a check finds no problem.
+    """Repair the file, so that it opens and a check finds no problem but damaged pages; with `cut`
+    none at all: the stream is truncated before the first of them.
 
     Raises `StreamLocked` beside a writer, `NotAStream` or `DamagedFile` if no repair helps,
     `WriteFailed` if the disk refuses (the call can be repeated), and what `verify` raises.
@@ -124,33 +176,104 @@ def repair(
         if not file.lock():
             raise locked_by(file.read(HEADER_PAGE_SIZE, 0).ljust(HEADER_PAGE_SIZE, b"\0"), name)
         remove_begun(disk, name, file)
-        found = examine(file, name, progress)
-        made = _plan(found, name)
+        first = found = examine(file, name, progress)
+        made = _plan(file, name, found, disk, cut=cut)
         if made.healthy:
             return Repaired(made, None, made.report)
-        first = found
         if first.half_updated:
             undo_update(disk, file, place, name)
             found = examine(file, name)
+        healed = NOTHING
+        if not cut:
+            healed = _heal(file, name, found, disk, sources, write=True)
+            if healed.steps:
+                found = examine(file, name)
         if first.bad_journal:
             keep_journal(disk, place, name)
-        kept = _write(file, name, found.page, _plan(found, name), disk)
-        if first.touch or first.reindex:
+        doing = _plan(file, name, found, disk, cut=cut, undone=first.half_updated)
+        kept = _write(file, name, found, doing, disk, undone=first.half_updated)
+        if doing.header is not None or found.reindex:
             _rebuild_index(file, name)
-        after = examine(file, name, progress).report
-        if not after.ok:
-            left = after.problems[0]
+        after = examine(file, name, progress)
+        left = _plan(file, name, after, disk, cut=cut)
+        if left.steps or (cut and not after.report.ok):
+            problem = after.report.problems[0]
             raise StreamFileError(
-                name, f"is not whole after the repair: at {left.where}: {left.what}"
+                name, f"is not whole after the repair: at {problem.where}: {problem.what}"
             )
-        return Repaired(made, kept, after)
+        steps = [*healed.steps, *doing.steps]
+        done = replace(
+            doing, report=first.report, healed=healed.results, lost=left.lost, steps=steps
+        )
+        return Repaired(done, kept, after.report)
+
+
+# The damaged pages.
+
+
+class Healed(NamedTuple):
+    """What became of the damaged pages, and the steps."""
+
+    results: list[HealedPages]
+    steps: list[str]
+
+
+NOTHING = Healed([], [])
+
+
+def _heal(
+    file: File, path: str, found: Examination, disk: Disk, sources: Sources, *, write: bool
+) -> Healed:
+    shorter = bool(sources.peers) and found.heal_end != found.kept_end
+    if not (found.damaged or shorter) or found.unread or found.live:
+        return NOTHING
+    steps = []
+    with contextlib.closing(FileHealer(file, path, found, disk)) as healer:
+        results = healer.heal(sources.peers, trust_peer=sources.trust_peer, write=write)
+        if write and healer.padding:
+            healer.mend_padding()
+        steps += [f"restore {it.described()} from {it.source}" for it in results if it.source]
+        if healer.padding:
+            pages = ", ".join(str(page) for page in healer.padding)
+            steps.append(f"clear the padding after the entries of page {pages}")
+    return Healed(results, steps)
+
+
+def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[int, int]]:
+    """The ranges of entries that cannot be read while the damaged pages remain."""
+    end = found.kept_end
+    if end is None or not found.damaged:
+        return []
+    records = SidecarRecords(disk, journal.path_of(path), file, lambda: found.page.identity)
+    try:
+        reader = Reader(file, path, end)
+        known = _sum_at(found, end)
+        if known is not None:
+            verifier = PageVerifier(file, path, records, lambda: end)
+            verifier.verify_last_page(end, known)
+            data = VerifiedFile(file, verifier)
+            reader = Reader(file, path, end, data=data)
+        return list(lost_entries(reader))
+    finally:
+        records.close()
+
+
+def _sum_at(found: Examination, end: Head) -> EndSum | None:
+    """What the commit record knows of the entries up to `end`; None if another program may have
+    written them."""
+    record = found.page.known_record
+    return None if record is None else record.sum_at(end)
 
 
 # The plan.
 
 
-def _plan(found: Examination, path: str) -> Plan:
-    page, end = found.page, found.end
+def _plan(
+    file: File, path: str, found: Examination, disk: Disk, *, cut: bool, undone: bool = False
+) -> Plan:
+    page, end = found.page, found.kept_end
+    if cut:
+        end = _before_damage(file, found)
     epochs = [slot.epoch for slot in page.synced]
     epochs += [] if page.known_record is None else [page.known_record.epoch]
     epochs += [] if page.mark is None else [page.mark.epoch]
@@ -160,16 +283,7 @@ def _plan(found: Examination, path: str) -> Plan:
         written = [source for source in records.get_sources(page) if source is not None]
         stream_id = max((named for named, _ in written), default=NO_ID)
     header, size, keep_from, keep_to = None, found.size, 0, 0
-    if found.damaged_pages and not (found.touch or found.reindex):
-        bad_page = found.damaged_pages[0][0]
-        what = next(p.what for p in found.report.problems if p.repair == NO_REPAIR)
-        raise DamagedFile(
-            path,
-            page_start(bad_page),
-            f"{what}; it cannot be repaired: restore from a copy, or run `datastreamer sums "
-            "--accept` if it is right as it is",
-        )
-    if found.touch:
+    if found.touch or (found.damaged and (cut or end is None or end != found.claimed)):
         if end is None or found.header is None or found.unread:
             if found.page[:HEADER_OFFSET] != MAGIC:
                 raise NotAStream(
@@ -177,7 +291,8 @@ def _plan(found: Examination, path: str) -> Plan:
                     f"not a stream file: it does not begin with {MAGIC.decode()}; "
                     "it cannot be repaired: restore from a copy",
                 )
-            first = next(p for p in found.report.problems if p.repair.startswith("none"))
+            problems = found.report.problems
+            first = next((p for p in problems if p.repair == NO_REPAIR), problems[0])
             offset = int(first.where.removeprefix("byte ")) if "byte" in first.where else 0
             raise DamagedFile(
                 path, offset, f"{first.what}; it cannot be repaired: restore from a copy"
@@ -199,14 +314,28 @@ def _plan(found: Examination, path: str) -> Plan:
         stream_id,
         sequence,
         [],
+        [] if cut else _lost(file, path, found, disk),
+        [],
     )
-    made.steps.extend(_steps(made, found))
+    made.steps.extend(_steps(made, found, undone or found.half_updated))
     return made
 
 
-def _steps(made: Plan, found: Examination) -> Iterator[str]:
+def _before_damage(file: File, found: Examination) -> Head | None:
+    """The end before the first damage, also if only a checksum shows it."""
+    end, pages = found.end, [page for page, _, _ in found.damaged_pages]
+    if end is None or not pages or page_start(min(pages)) >= end.length:
+        return end
+    before = min(pages) - 1
+    if before < 0:
+        return Head()
+    batch = scan(file.read(PAGE_SIZE, page_start(before)), None, file_offset=page_start(before))
+    return Head(page_start(before) + batch.end, batch.next_number)
+
+
+def _steps(made: Plan, found: Examination, half_updated: bool) -> Iterator[str]:
     header = made.header
-    if found.half_updated:
+    if half_updated:
         yield "restore the old bytes of an entry whose update a crash interrupted"
     if found.unproven is not None:
         yield (
@@ -243,27 +372,36 @@ def _steps(made: Plan, found: Examination) -> Iterator[str]:
                 "clear the record of the stream's source, whose epoch is lost: first end all "
                 "sources of the stream, then start one with an epoch that no source had before"
             )
-    if found.touch or found.reindex:
+    if header is not None or found.reindex:
         yield "rebuild the bookmark index"
 
 
 # Its execution.
 
 
-def _write(file: File, path: str, page: bytes, made: Plan, disk: Disk) -> str | None:
+def _write(
+    file: File, path: str, found: Examination, made: Plan, disk: Disk, *, undone: bool
+) -> str | None:
     if made.header is None:
         return None
+    page, end = found.page, Head(*made.header[3:])
     try:
         kept = keep_beside(disk, path, "repair", page, file, made.keep_from, made.keep_to)
         if made.size != file.size():
             file.resize(made.size)
         # What the new header covers may still be on its way to the disk.
         file.sync()
-        keeper = _take_over_sums(file, path, HeaderPage(page), made, disk)
-        sums = hash_last_page(file, Head(*made.header[3:]))
-        if sums is None:
-            raise DamagedFile(path, made.keep_from, "no entries end there after the repair")
-        fresh = _fresh_page(page, made, made.header, sums.sum())
+        keeper = _take_over_sums(file, path, page, made, disk)
+        known = None
+        if not undone and found.unproven is None:
+            # If the last page is damaged, the record keeps the hash that it had.
+            known = _sum_at(found, end)
+        if known is None:
+            sums = hash_last_page(file, end)
+            if sums is None:
+                raise DamagedFile(path, made.keep_from, "no entries end there after the repair")
+            known = sums.sum()
+        fresh = _fresh_page(page, made, made.header, known)
         file.write(fresh[:_SECTOR], 0)
         file.sync()
         file.write(fresh[_SECTOR:], _SECTOR)

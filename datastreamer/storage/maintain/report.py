@@ -24,6 +24,7 @@ class Help(Enum):
     """What helps against a problem; the words are chosen once everything is known."""
 
     CUT = auto()
+    DAMAGE = auto()
     TOTALS = auto()
     HEADER = auto()
     RECORDS = auto()
@@ -68,13 +69,16 @@ class Report:
 class Examination:
     """A report, and what a repair has to know.
 
-    `end` is where the stream ends or should end, `header` its header; None if unknown. `claimed`
-    is the end that the header names, if that is possible. Whole entries, of the stream or not,
+    `end` is where the stream ends or should end before any damage, `header` its header; None if
+    unknown. `claimed` is the end that the header names, if that is possible. `kept_end` is where
+    the stream ends if the entries after damaged pages remain; `heal_end` where it ends if all its
+    pages are restored. Whole entries, of the stream or not,
     reach `reach`. `unread`: the system refused to read on. `truncated_by_open`: the next open for
     writing truncates to `end` without a repair. `half_updated`: an update has to be undone;
-    `damaged_pages` do not match their checksums: page, first entry, end of its entries. `unproven`
-    is an entry whose update cannot be undone. `bad_journal`: an update's journal is
-    unusable; `touch`: the stream file itself has a problem; `reindex`: its index has one.
+    `damaged` says that entries cannot be read; `damaged_pages` do not match their checksums: page,
+    first entry, end of its entries. `unproven` is an entry whose update cannot be undone.
+    `bad_journal`: an update's journal is unusable; `touch`: the stream file itself has a problem,
+    apart from damaged pages; `reindex`: its index has one.
     """
 
     report: Report
@@ -84,6 +88,8 @@ class Examination:
     claimed: Head | None = None
     header: Header | None = None
     end: Head | None = None
+    kept_end: Head | None = None
+    heal_end: Head | None = None
     reach: int = HEADER_PAGE_SIZE
     unread: bool = False
     truncated_by_open: bool = False
@@ -92,6 +98,7 @@ class Examination:
     bad_journal: bool = False
     touch: bool = False
     reindex: bool = False
+    damaged: bool = False
     damaged_pages: list[tuple[int, int, int]] = field(default_factory=list)
     _found: list[tuple[str, str, Help]] = field(default_factory=list)
     # The number of problems that are not listed.
@@ -106,7 +113,9 @@ class Examination:
         self.report.ok = False
         if helps == Help.REINDEX:
             self.reindex = True
-        elif helps not in (Help.UNDO, Help.JOURNAL, Help.PAGE):
+        elif helps in (Help.DAMAGE, Help.PAGE):
+            self.damaged = True
+        elif helps not in (Help.UNDO, Help.JOURNAL):
             self.touch = True
 
     @property
@@ -119,19 +128,21 @@ class Examination:
     def finish(self) -> None:
         """Everything is known: put the problems and what helps into the report."""
         self.report.problems = [
-            Problem(where, what, self._advice(helps)) for where, what, helps in self._found
+            Problem(where, what, self._advice(where, helps)) for where, what, helps in self._found
         ]
         if self.left_out:
             self.report.notes.append(f"{self.left_out} more problems are not listed")
 
-    def _advice(self, helps: Help) -> str:
-        end = self.end
+    def _advice(self, where: str, helps: Help) -> str:
+        end = self.kept_end
         if helps == Help.REINDEX:
             return "reindex"
         if helps == Help.JOURNAL:
             return "repair, or the next open for writing, keeps the journal under another name"
-        if helps in (Help.NOTHING, Help.PAGE) or self.unread or end is None or self.header is None:
+        if helps == Help.NOTHING or self.unread or end is None or self.header is None:
             return NO_REPAIR
+        if helps == Help.DAMAGE:
+            helps = Help.PAGE if int(where.removeprefix("byte ")) < end.length else Help.CUT
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
         by = "the next open for writing, or repair," if self.truncated_by_open else "repair"
@@ -143,6 +154,7 @@ class Examination:
             Help.SIZE: "repair corrects the size",
             Help.UNDO: "repair, or the next open for writing, restores the old bytes",
             Help.UNPROVEN: "restore the journal, or repair keeps the entry as it is",
+            Help.PAGE: "repair --from HOST:PORT restores the page from a server of the same stream",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
 

@@ -26,6 +26,7 @@ from datastreamer.errors import (
     NotFound,
     StreamBusy,
     StreamFileError,
+    UntrustedFile,
     WriteFailed,
 )
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
@@ -35,11 +36,18 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head, SyncedHeader
-from datastreamer.storage.header.recovery import hash_last_page, undone_by
-from datastreamer.storage.read.change_watch import Changes, ChangeWatch, steady_page
+from datastreamer.storage.header.recovery import undone_by
+from datastreamer.storage.maintain.copy_sums import Copied, CopySums
+from datastreamer.storage.read.change_watch import (
+    ChangedError,
+    Changes,
+    ChangeWatch,
+    steady_page,
+)
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, doubt, end_of
-from datastreamer.storage.sums.hashes import EndSum, last_page
+from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.sums.sidecar import SUFFIX, SumsFile
 
 _log = logging.getLogger(__name__)
 
@@ -66,66 +74,73 @@ Means = Literal["copy_file_range", "read and write"]
 
 
 class Snapshot(NamedTuple):
-    """A copy: its header, its size in bytes, and how the data was copied."""
+    """A copy: its header, its size in bytes, how the data was copied, and how many of its pages
+    were compared with a checksum that the stream has (all but the last one can have one)."""
 
     header: Header
     size: int
     means: Means
+    verified: int
 
 
-class _ChangedError(Exception):
-    """Entries were truncated or updated while they were copied, `changes` times."""
-
-    def __init__(self, what: str, changes: int = 0) -> None:
-        super().__init__(what)
-        self.changes = changes
+class _WrongEndError(ChangedError):
+    """The copy does not end where its header says."""
 
 
-class _WrongEndError(_ChangedError):
-    """The copy does not end where its header says, at byte `at`."""
+class _Way(NamedTuple):
+    """How a copy is made: `certain` means that what looks like damage at the end is damage."""
 
-    def __init__(self, what: str, at: int) -> None:
-        super().__init__(what)
-        self.at = at
+    advance: Callable[[int, int], None]
+    verify: bool
+    certain: bool = False
 
 
 class _StreamState(NamedTuple):
-    """The stream at one moment: its end and its epoch."""
+    """The stream at one moment: its end, its epoch, and what its commit record knows of the entries
+    up to the end."""
 
     head: Head
     epoch: int
+    end_sum: EndSum | None = None
 
 
 def snapshot(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    verify: bool = True,
     advance: Callable[[int, int], None] = lambda done, total: None,
     disk: Disk | None = None,
 ) -> Snapshot:
     """Copy the visible stream at `path` to a new file `out`; durable on return.
 
-    `advance(done, total)` is called with bytes; it begins at 0 again when the copy does. `out`
-    appears when it is complete, and never replaces anything. Files that killed snapshots to
-    `out` have left beside it (``OUT.<8 hex digits>.new``) are removed.
+    `verify`: read the copy, and compare each page with the checksum that the stream has of it;
+    otherwise a damaged stream is copied as it is. The copy's checksums, in ``OUT.sums``, are those
+    of the stream; for other pages they are made of the copy if it is read.
+
+    `advance(done, total)` is called with bytes; it begins at 0 again when the copy does, and when
+    the copy is read. `out` appears when it is complete, and never replaces anything. Files that
+    killed snapshots to `out` have left beside it (``OUT.<8 hex digits>.new``, ``OUT.sums`` and
+    ``OUT.sums.<8 hex digits>.new``) are removed.
 
     Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` if the copy
-    cannot be made, `DamagedEntry` if the stream is damaged at its end, `StreamBusy` if it changes
-    faster than it can be copied, and `StreamFileError` if a crash left an update or truncation
-    unfinished.
+    cannot be made, `DamagedPage` for a page that differs from its checksum, `DamagedEntry` if the
+    stream is damaged at its end, `StreamBusy` if it changes faster than it can be copied, and
+    `StreamFileError` if a crash left an update or truncation unfinished.
     """
     disk = disk or OsDisk()
 
     def opened() -> contextlib.closing[StreamFile]:
         return contextlib.closing(StreamFile.open(path, disk=disk))
 
-    return _snapshot(opened, journal.path_of(path), path, out, advance, disk)
+    return _snapshot(opened, journal.path_of(path), path, out, disk, _Way(advance, verify))
 
 
 def snapshot_of(
     file: StreamFile,
     out: str | os.PathLike[str],
     *,
+    verify: bool = True,
     advance: Callable[[int, int], None] = lambda done, total: None,
     disk: Disk | None = None,
 ) -> Snapshot:
@@ -138,7 +153,7 @@ def snapshot_of(
         descriptor = file.file.fileno()
         return contextlib.closing(StreamFile.open(descriptor, name=file.path, disk=disk))
 
-    return _snapshot(opened, None, file.path, out, advance, disk or OsDisk())
+    return _snapshot(opened, None, file.path, out, disk or OsDisk(), _Way(advance, verify))
 
 
 def _snapshot(
@@ -146,8 +161,8 @@ def _snapshot(
     place: str | None,
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    advance: Callable[[int, int], None],
     disk: Disk,
+    way: _Way,
 ) -> Snapshot:
     """Copy the file that `opened()` returns. `place` is where an update's journal would be; None:
     the file alone says whether an update is under way."""
@@ -159,25 +174,43 @@ def _snapshot(
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         with opened() as source:
+            _remove_left_overs(disk, target, source)
             try:
-                for name in remove_left_overs(disk, target, source.file.access()):
-                    _log.info("%s: removed what a killed snapshot had left", name)
                 # A writer in this process changes nothing meanwhile.
                 with source.exclusive():
                     page = _settled_page(source, place, disk)
-                    start = _StreamState(source.head, source.epoch)
-                return _publish(source, page, start, target, disk, advance)
-            except _WrongEndError as error:
-                if page == before:  # nothing has changed
-                    raise DamagedEntry(path, error.at, str(error)) from None
+                    known = None if page.record is None else page.record.sum_at(source.head)
+                    start = _StreamState(source.head, source.epoch, known)
+                certain = page == before  # nothing has changed
+                return _publish(source, page, start, target, disk, way._replace(certain=certain))
+            except _WrongEndError:
                 before = page
-            except _ChangedError as error:
+            except ChangedError as error:
                 changes += error.changes
     raise StreamBusy(
         path,
         f"busy: the stream was truncated or updated {f'{changes} times' if changes else 'again'} "
         f"during {_TRIES} tries of a snapshot; try again, or end the writer",
     )
+
+
+def _remove_left_overs(disk: Disk, target: str, source: StreamFile) -> None:
+    """Remove what killed snapshots to `target` have left, and checksums of a file that was there
+    before. Raises `FileExists` for another file in their place."""
+    access, sidecar = source.file.access(), target + SUFFIX
+    names = remove_left_overs(disk, target, access) + remove_left_overs(disk, sidecar, access)
+    try:
+        found = SumsFile.open(disk, sidecar, access)
+        if found is not None:
+            with contextlib.closing(found):
+                if found.header() is None:
+                    raise UntrustedFile(sidecar, "holds no checksums")
+            disk.unlink(sidecar)
+            names.append(sidecar)
+    except (OSError, UntrustedFile) as error:
+        raise FileExists(sidecar, f"is in the place of the copy's checksums: {error}") from None
+    for name in names:
+        _log.info("%s: removed what a killed snapshot had left", name)
 
 
 def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> HeaderPage:
@@ -217,21 +250,36 @@ def _publish(
     start: _StreamState,
     target: str,
     disk: Disk,
-    advance: Callable[[int, int], None],
+    way: _Way,
 ) -> Snapshot:
+    access = source.file.access()
+    # The checksums get their name after the copy: a crash leaves none that are not its own.
+    with contextlib.ExitStack() as later:
+
+        def sidecar() -> File:
+            return later.enter_context(new_file(disk, target + SUFFIX, access))
+
+        try:
+            with new_file(disk, target, access) as file:
+                taken = _copy(source, page, start, file, target, sidecar, way)
+        except FileExistsError:
+            raise FileExists(
+                target, "exists already; a snapshot is never written over it"
+            ) from None
+        except FileNotFoundError as error:
+            raise FileMissing(target, "no such folder") from error
+        except OSError as error:
+            if isinstance(error, StreamFileError):
+                raise
+            raise WriteFailed(
+                target, f"the snapshot cannot be made: {error.strerror or error}"
+            ) from error
+        made = later.pop_all()
     try:
-        with new_file(disk, target, source.file.access()) as file:
-            return _copy(source, page, start, file, advance)
-    except FileExistsError:
-        raise FileExists(target, "exists already; a snapshot is never written over it") from None
-    except FileNotFoundError as error:
-        raise FileMissing(target, "no such folder") from error
+        made.close()
     except OSError as error:
-        if isinstance(error, StreamFileError):
-            raise
-        raise WriteFailed(
-            target, f"the snapshot cannot be made: {error.strerror or error}"
-        ) from error
+        _log.warning("%s%s cannot be made: %s; the copy is unverified", target, SUFFIX, error)
+    return taken
 
 
 def _copy(
@@ -239,18 +287,20 @@ def _copy(
     page: HeaderPage,
     state: _StreamState,
     target: File,
-    advance: Callable[[int, int], None],
+    path: str,
+    sidecar: Callable[[], File],
+    way: _Way,
 ) -> Snapshot:
     watch = ChangeWatch(source.file, page)
     if watch.epoch not in (None, state.epoch):
-        raise _ChangedError("entries were truncated or updated before they were copied", 1)
+        raise ChangedError("entries were truncated or updated before they were copied", 1)
 
     def copied(done: int, total: int) -> None:
         watch.look()  # often enough: the page names the newest changes only
-        advance(done, total)
+        way.advance(done, total)
 
     means = _copy_data(source.file, target, state.head.length, copied)
-    (head, epoch), changed = _reconciled(source, target, state, watch)
+    (head, epoch, end_sum), changed = _reconciled(source, target, state, watch)
     # As a writer leaves it: whole pages, and an unused byte after the end.
     size = page_start(page_of(head.length) + 1)
     target.resize(head.length)
@@ -258,17 +308,17 @@ def _copy(
     why = doubt(target, head)
     if why:
         what = f"the stream does not end there with entry {head.entries - 1}: {why}"
-        if watch.epoch is not None and not changed:
+        if not (way.certain or (watch.epoch is not None and not changed)):
+            # A program that keeps no epoch may have truncated and appended; or this is damage.
+            raise _WrongEndError(what)
+        if way.verify and end_sum is None:
             raise DamagedEntry(source.path, head.length, what)
-        # A program that keeps no epoch may have truncated and appended; or this is damage.
-        raise _WrongEndError(what, head.length)
+    sums = CopySums(source, watch, sidecar, verify=way.verify)
+    known = sums.make(Copied(target, path, head, epoch, end_sum), way.advance)
     target.sync()
     version, system_id, stream_type, _, _ = source.header
     header = Header(version, system_id, stream_type, *head)
-    sums = hash_last_page(target, head)
-    if sums is None:
-        raise DamagedEntry(source.path, page_start(last_page(head.length)), "damaged")
-    copy = _header_page(header, sums.sum(), source.stream_id, epoch)
+    copy = _header_page(header, known, source.stream_id, epoch)
     # Sources with lower epochs cannot publish to the copy either. A damaged record remains damaged:
     # its epoch is not known.
     there = steady_page(source.file)
@@ -276,7 +326,7 @@ def _copy(
         part = slice(start, start + records.SOURCE.size)
         copy[part] = there[part]
     target.write(copy, 0)
-    return Snapshot(header, size, means)
+    return Snapshot(header, size, means, sums.verified)
 
 
 # What changed meanwhile.
@@ -295,16 +345,18 @@ def _reconciled(
         everything.extend(found)
         lacking.extend(found)
         if lacking.unknown:
-            raise _ChangedError("entries were truncated or updated, which ones is not known", 1)
+            raise ChangedError("entries were truncated or updated, which ones is not known", 1)
         if not lacking.touch(state.head.entries):
             return state, attempt > 0
         seen = None if watch.page.changing else watch.page.visible
         if seen is not None and _copy_on(source, target, state.head, seen[0], lacking, watch):
-            state, lacking = _StreamState(*seen), Changes()
+            record = watch.page.record
+            end_sum = None if record is None else record.sum_at(seen[0])
+            state, lacking = _StreamState(*seen, end_sum), Changes()
     cut = _after_lowest_truncation(source, everything, watch)
     if cut is None:
         what = "entries were truncated and updated while they were copied"
-        raise _ChangedError(what, everything.count)
+        raise ChangedError(what, everything.count)
     return cut, True
 
 

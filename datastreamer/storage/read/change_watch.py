@@ -34,6 +34,14 @@ def steady_page(file: File) -> HeaderPage:
     return page
 
 
+class ChangedError(Exception):
+    """Entries were truncated or updated while they were read, `changes` times."""
+
+    def __init__(self, what: str, changes: int = 0) -> None:
+        super().__init__(what)
+        self.changes = changes
+
+
 class Changes:
     """Truncations and updates, in the order in which they came."""
 

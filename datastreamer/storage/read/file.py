@@ -23,7 +23,7 @@ from datastreamer.errors import (
     StreamFileError,
     UnknownEntry,
 )
-from datastreamer.format import Header
+from datastreamer.format import Header, page_of
 from datastreamer.storage.disk.file_ops import (
     Disk,
     File,
@@ -40,11 +40,13 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, Head, PublisherRecord
 from datastreamer.storage.header.recovery import (
     Judgement,
+    as_shown,
     judge,
     shown,
     undone_by,
 )
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.hashes import EndSum
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
 
@@ -155,7 +157,7 @@ class StreamFile:
             except DamagedFile as error:
                 refusal = error
             else:
-                opened = cls(file, path, page, judged._replace(head=shown(page, judged, boot)))
+                opened = cls(file, path, page, as_shown(page, judged, boot))
                 opened._by_record = locked and _is_whole(judged) and page.visible is not None
                 opened._unsettled = locked and page.changing
             if not locked or (opened is not None and opened._by_record):
@@ -171,14 +173,23 @@ class StreamFile:
 
     def records(self) -> RecordSource | None:
         """The checksums of the pages; None if only a descriptor is known."""
+        return self.stored_records()
+
+    def stored_records(self) -> RecordSource | None:
+        """As `records`, read from the sidecar without the lock, also by its writer's process."""
         if self._records is None:
-            named = self._named
-            if named is None and self.opened_by is not None:
-                named = self.opened_by.disk, journal.path_of(self.opened_by.absolute)
-            if named is None:
+            place = self.place()
+            if place is None:
                 return None
-            self._records = SidecarRecords(*named, self.file, self._recorded_state)
+            self._records = SidecarRecords(*place, self.file, self._recorded_state)
         return self._records
+
+    def place(self) -> tuple[Disk, str] | None:
+        """The path beside which the stream's other files are, and its disk; None if only a
+        descriptor is known."""
+        if self._named is None and self.opened_by is not None:
+            return self.opened_by.disk, journal.path_of(self.opened_by.absolute)
+        return self._named
 
     def _recorded_state(self) -> tuple[bytes, int | None]:
         return self.stream_id, self.recorded_epoch
@@ -190,14 +201,46 @@ class StreamFile:
             read_ahead(self.file, True)
         if verify == "never" or records is None:
             return
-        self.verifier = verifier = PageVerifier(
-            self.file, self.path, records, lambda: self.reader.head
-        )
+        self.verifier = verifier = self._new_verifier(records)
+        cold = self.file.fileno() if verify == "cold" else None
+        self._data = VerifiedFile(self.file, verifier, cold=cold)
+        self.reader = self.new_reader()
+
+    def new_verifier(self) -> PageVerifier | None:
+        """Compares pages when its owner asks for it, without the lock; None if only a descriptor is
+        known. The owner calls its `forget`."""
+        records = self.stored_records()
+        return None if records is None else self._new_verifier(records)
+
+    def _new_verifier(self, records: RecordSource) -> PageVerifier:
+        verifier = PageVerifier(self.file, self.path, records, lambda: self.reader.head)
         known, head = self._end_sum
         if not self._unsettled and head == self.reader.head:
             verifier.verify_last_page(head, known)
-        self._data = VerifiedFile(self.file, verifier, cold_only=verify == "cold")
-        self.reader = self.new_reader()
+        return verifier
+
+    def ensure_undamaged(self, number: int) -> None:
+        """Compare the page that an entry was just looked up in. Raises `DamagedPage`."""
+        place, verifier = self.reader.page_with(number), self.new_verifier()
+        if place is not None and verifier is not None:
+            verifier.verify(page_of(place[0]))
+
+    def end_sum(self) -> tuple[Head, EndSum | None]:
+        """The head, and what the header page knows of the entries up to it (None: nothing, or
+        entries are being changed)."""
+        with self.lock:
+            head = self.reader.head
+            # Another process may have written since the last `refresh`.
+            page = HeaderPage(self.page) if self.writable else HeaderPage.of(self.file)
+        record = page.record
+        if record is None or page.changing or self._is_updated():
+            return head, None
+        return head, record.sum_at(head)
+
+    def _is_updated(self) -> bool:
+        """Whether the journal of an update is beside the file."""
+        place = self.place()
+        return place is not None and place[0].exists(place[1] + journal.SUFFIX)
 
     def new_reader(self) -> Reader:
         """A reader of the file with its own head, which its owner moves."""

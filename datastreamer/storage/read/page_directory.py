@@ -6,11 +6,12 @@ the head, and begins with an empty directory after truncations and changes.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import bisect_left, bisect_right
 
 from datastreamer._pages import PageTable, walk
-from datastreamer.errors import CorruptEntries, DamagedEntry, UnknownEntry
+from datastreamer.errors import CorruptEntries, DamagedEntry, DamagedPage, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
@@ -27,6 +28,8 @@ from datastreamer.storage.header.records import Head
 # page with entries of 200 bytes, at most 16 KB) of the pages that point reads used last.
 _KNOWN_PAGES = 1 << 16
 _TABLES = 1024
+# The number of damaged pages that errors name.
+_KNOWN_DAMAGED = 64
 # A table covers its page up to the entry that was looked up; it grows in steps that double.
 _FIRST_LOOK = 64 * 1024
 
@@ -42,18 +45,23 @@ class Pages:
         """`data` reads the same file, for tables of entries."""
         self._file = file
         self._data = data
+        # Through which the first numbers of pages are read.
+        self._numbers = file
         self._path = path
         self._guard = threading.Lock()
         self._forget()
 
     def clear(self) -> None:
-        """Forget everything, so that it is read again."""
+        """Forget everything, so that it is read again. There is or was damage: from now on the
+        numbers in a page are believed only if the page matches its checksum."""
         with self._guard:
+            self._numbers = self._data
             self._forget()
 
     def _forget(self) -> None:
         self._first_numbers: dict[int, int] = {}
         self._ends: dict[int, int] = {}
+        self._damaged: list[DamagedPage] = []
         # The tables by their first numbers, ascending; replaced, never changed.
         self.directory: tuple[list[int], list[PageTable]] = [], []
         # The table that is evicted next, unless it was used since.
@@ -72,14 +80,40 @@ class Pages:
             if at >= 0 and number < tables[at].next_number:
                 table = tables[at]
             else:
-                table = self._tabulate(head, self._page_holding(head, number), number)
+                table = self._find(head, number)
             if not table.first_number <= number < table.next_number:
+                for damage in self._damaged:
+                    if damage.first <= number < damage.end:
+                        raise damage
                 raise DamagedEntry(
                     self._path,
                     table.end_offset,
                     f"the page ends before entry {table.next_number}, and entry {number} is due",
                 )
             return table.find(number)
+
+    def _find(self, head: Head, number: int) -> PageTable:
+        """The table of the page that holds an entry, if one does. Requires the guard."""
+        page = self._page_holding(head, number)
+        try:
+            return self._tabulate(head, page, number)
+        except DamagedEntry as damage:
+            # The page may begin with a wrong number, that of an entry in the page before it.
+            with contextlib.suppress(DamagedEntry):
+                table = self._tabulate(head, page - 1, number) if page else None
+                if table is not None and table.first_number <= number < table.next_number:
+                    return table
+            raise damage from None
+
+    def holding(self, head: Head, number: int) -> int:
+        """The page that holds entry `number`, whose content is not read.
+
+        Raises `UnknownEntry`, `DamagedEntry`.
+        """
+        if not 0 <= number < head.entries:
+            raise UnknownEntry(number, head.entries)
+        with self._guard:
+            return self._page_holding(head, number)
 
     def _tabulate(self, head: Head, page: int, number: int) -> PageTable:
         """The page's table, at least up to `number`, as far as the head allows now. Damage after
@@ -168,6 +202,9 @@ class Pages:
         """As `first_number`; None if the page is damaged there."""
         try:
             number = self.first_number(page)
+        except DamagedPage as damage:
+            self._damaged = [*self._damaged, damage][-_KNOWN_DAMAGED:]
+            return None
         except DamagedEntry:
             return None
         return number if number <= head.entries else None
@@ -179,7 +216,7 @@ class Pages:
         if known is not None:
             return known
         offset = page_start(page)
-        number = self.head_at(offset)
+        number = self._head_in(self._numbers, offset)
         if number is None:
             raise DamagedEntry(self._path, offset, "the page does not start with an entry")
         if number < page or (number and not page):
@@ -194,7 +231,10 @@ class Pages:
 
     def head_at(self, offset: int) -> int | None:
         """The number of the entry at `offset`; None if there is no valid entry."""
-        found = self._file.read(ENTRY_HEAD_SIZE, offset)
+        return self._head_in(self._file, offset)
+
+    def _head_in(self, file: Readable, offset: int) -> int | None:
+        found = file.read(ENTRY_HEAD_SIZE, offset)
         if len(found) < ENTRY_HEAD_SIZE:
             return None
         packet, length, _, number = ENTRY_HEAD_STRUCT.unpack(found)
@@ -210,7 +250,7 @@ class Pages:
     def _walk(self, page: int, beyond: int) -> int:
         """The same, from the page itself."""
         start, ends = page_start(page), self._ends
-        content = self._file.read(PAGE_SIZE, start)
+        content = self._data.read(PAGE_SIZE, start)
         try:
             end, number = walk(content, self.first_number(page), file_offset=start)
         except CorruptEntries as error:

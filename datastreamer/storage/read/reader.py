@@ -91,6 +91,10 @@ class Reader:
         self._cuts.append(0)
         self._state = _ReaderState(head or now, changes + 2, self._new_pages())
 
+    def look_again(self) -> None:
+        """A damaged page was restored: forget what was read of it."""
+        self._state.pages.clear()
+
     def _new_pages(self) -> Pages:
         return Pages(self._probe, self._path, self._file)
 
@@ -199,6 +203,13 @@ class Reader:
             if following != behind:
                 return None
         return start, min(behind, head.length) - start
+
+    def page_holding(self, number: int) -> int:
+        """The page of entry `number`, found by the first entries of pages alone."""
+        return self._steadily(self._page_holding, number)
+
+    def _page_holding(self, state: _ReaderState, number: int) -> int:
+        return state.pages.holding(state.head, number)
 
     def entry(self, number: int) -> Entry:
         near, at, size = self._find(number)

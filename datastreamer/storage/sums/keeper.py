@@ -165,13 +165,21 @@ class SumsKeeper:
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it can be relied on."""
-        file = self._file  # another thread may close it
-        if file is None or page >= self.count:
-            return None
-        found: PageSum | None = None
-        with self._failing_softly("read"):
-            found = file.get(page, self._stream_id)
-        return found if found is not None and found.known and self._trusts(page) else None
+        return self.get_many(page, page + 1)[0]
+
+    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+        """The same for the pages from `first` up to, not including, `stop`, with one read."""
+        found: list[PageSum | None] = []
+        file, kept = self._file, min(stop, self.count)  # another thread may close it
+        if file is not None and first < kept:
+            with self._failing_softly("read"):
+                found = [
+                    record if record and record.known and self._trusts(page) else None
+                    for page, record in enumerate(
+                        file.get_many(first, kept, self._stream_id), first
+                    )
+                ]
+        return found + [None] * (stop - first - len(found))
 
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
@@ -229,6 +237,17 @@ class SumsKeeper:
             if page is not None and page < self.count:
                 self._hash_again(page)
             self._put_header(self._header)
+
+    def healed(self, page: int) -> None:
+        """A damaged page was restored: bring its record up to date, if there is one."""
+        with self._failing_softly("written"):
+            if self._file is None or page >= self.count:
+                return
+            old, fresh = self._file.get(page, self._stream_id), self._hashed(page)
+            if old is None or not old.known or old.digest != fresh.digest:
+                self._hash_again(page)
+            elif fresh._replace(chain=old.chain) != old:
+                self._file.put(page, [fresh._replace(chain=old.chain)], self._stream_id)
 
     def _hash_again(self, page: int) -> None:
         """Replace the record of a page, and the chains from there on: later, if they are many."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -27,10 +28,16 @@ _AGAIN_SECONDS = 1.0
 
 
 class SidecarRecords:
-    """The records beside one stream file."""
+    """The records beside one stream file. Safe to use from several threads."""
 
     def __init__(
-        self, disk: Disk, path: str, file: File, state: Callable[[], tuple[bytes, int | None]]
+        self,
+        disk: Disk,
+        path: str,
+        file: File,
+        state: Callable[[], tuple[bytes, int | None]],
+        *,
+        again_seconds: float = _AGAIN_SECONDS,
     ) -> None:
         """`path` is that of the stream, symbolic links resolved. `state()` is the stream's id and
         the epoch in its file (None: a program that keeps no records wrote it last)."""
@@ -43,18 +50,22 @@ class SidecarRecords:
         # When to look again for a header that is about the stream, and the epoch of the last look.
         self._look_at = 0.0
         self._looked_for: int | None = None
+        # Held while the sidecar is opened: a second descriptor would never be closed.
+        self._opening = threading.Lock()
+        self._again_seconds = again_seconds
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
+        return self.get_many(page, page + 1)[0]
+
+    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+        """The same for the pages from `first` up to, not including, `stop`, with one read."""
         found = self._usable()
-        if found is None:
-            return None
-        file, header = found
-        with contextlib.suppress(OSError):
-            record = file.get(page, header.stream_id)
-            if record is not None and record.known and page < header.trusted:
-                return record
-        return None
+        if found is not None:
+            file, header = found
+            with contextlib.suppress(OSError):
+                return relied_on(file.get_many(first, stop, header.stream_id), first, header)
+        return [None] * (stop - first)
 
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
@@ -69,12 +80,22 @@ class SidecarRecords:
     def _usable(self) -> tuple[SumsFile, SumsHeader] | None:
         stream_id, epoch = self._state()
         file, header = self._file, self._header
-        if file is not None and header is not None and _is_about(header, stream_id, epoch):
+        if file is not None and header is not None and is_about(header, stream_id, epoch):
+            return file, header
+        if epoch is None:
+            return None
+        with self._opening:
+            return self._look_again(stream_id, epoch)
+
+    def _look_again(self, stream_id: bytes, epoch: int) -> tuple[SumsFile, SumsHeader] | None:
+        """Open the sidecar, or read its header again."""
+        file, header = self._file, self._header
+        if file is not None and header is not None and is_about(header, stream_id, epoch):
             return file, header
         now = time.monotonic()
-        if epoch is None or (now < self._look_at and epoch == self._looked_for):
+        if now < self._look_at and epoch == self._looked_for:
             return None
-        self._look_at, self._looked_for = now + _AGAIN_SECONDS, epoch
+        self._look_at, self._looked_for = now + self._again_seconds, epoch
         try:
             if file is None:
                 self._file = file = SumsFile.open(self._disk, self._path, self._stream.access())
@@ -85,7 +106,7 @@ class SidecarRecords:
             return None
         except OSError:
             return None
-        if file is None or header is None or not _is_about(header, stream_id, epoch):
+        if file is None or header is None or not is_about(header, stream_id, epoch):
             return None
         if header.file_id != identity_of(self._stream, stream_id):
             return None
@@ -93,5 +114,14 @@ class SidecarRecords:
         return file, header
 
 
-def _is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:
+def is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:
+    """Whether the records are those of the stream with this id at this epoch."""
     return header.stream_id == stream_id and epoch in (header.epoch, header.next_epoch)
+
+
+def relied_on(found: list[PageSum | None], first: int, header: SumsHeader) -> list[PageSum | None]:
+    """The records of the pages from `first` on, without those that cannot be relied on."""
+    return [
+        each if each is not None and each.known and page < header.trusted else None
+        for page, each in enumerate(found, first)
+    ]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from datastreamer.storage.disk.access import Access
-from datastreamer.storage.disk.file_ops import Disk, File
+from datastreamer.storage.disk.file_ops import Disk, File, Readable
 from datastreamer.storage.header.records import NO_ID
 
 SUFFIX: Final = ".sums"
@@ -113,10 +113,36 @@ def identity_of(file: File, stream_id: bytes) -> int:
     return xxh3_64_intdigest(struct.pack(">QQ", device, inode)) or 1
 
 
-class SumsFile:
-    """An open `FILE.sums`."""
+class StoredSums:
+    """The checksums in an open `FILE.sums` that is read."""
+
+    def __init__(self, file: Readable) -> None:
+        self._readable = file
+
+    def header(self) -> SumsHeader | None:
+        return SumsHeader.unpack(self._readable.read(HEADER_SIZE, 0))
+
+    def get(self, page: int, stream_id: bytes) -> PageSum | None:
+        """The record of a page; None if there is none, or it is torn."""
+        packed = self._readable.read(RECORD_SIZE, RECORDS_OFFSET + page * RECORD_SIZE)
+        return PageSum.unpack(packed, page, stream_id)
+
+    def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSum | None]:
+        """The records of the pages from `first` up to, not including, `stop`."""
+        size = (stop - first) * RECORD_SIZE
+        packed = self._readable.read(size, RECORDS_OFFSET + first * RECORD_SIZE)
+        parts = (packed[at : at + RECORD_SIZE] for at in range(0, size, RECORD_SIZE))
+        return [PageSum.unpack(part, first + at, stream_id) for at, part in enumerate(parts)]
+
+    def close(self) -> None:
+        self._readable.close()
+
+
+class SumsFile(StoredSums):
+    """An open `FILE.sums` on a disk."""
 
     def __init__(self, file: File, path: str) -> None:
+        super().__init__(file)
         self.file = file
         self.path = path
 
@@ -132,27 +158,12 @@ class SumsFile:
             return cls(disk.open(path, write=write, beside=beside), path)
         return None
 
-    def header(self) -> SumsHeader | None:
-        return SumsHeader.unpack(self.file.read(HEADER_SIZE, 0))
-
     def write_header(self, header: SumsHeader) -> None:
         self.file.write(header.pack(), 0)
 
     def count(self) -> int:
         """The number of records that the size allows."""
         return max(0, self.file.size() - RECORDS_OFFSET) // RECORD_SIZE
-
-    def get(self, page: int, stream_id: bytes) -> PageSum | None:
-        """The record of a page; None if there is none, or it is torn."""
-        packed = self.file.read(RECORD_SIZE, RECORDS_OFFSET + page * RECORD_SIZE)
-        return PageSum.unpack(packed, page, stream_id)
-
-    def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSum | None]:
-        """The records of the pages from `first` up to, not including, `stop`."""
-        size = (stop - first) * RECORD_SIZE
-        packed = self.file.read(size, RECORDS_OFFSET + first * RECORD_SIZE)
-        parts = (packed[at : at + RECORD_SIZE] for at in range(0, size, RECORD_SIZE))
-        return [PageSum.unpack(part, first + at, stream_id) for at, part in enumerate(parts)]
 
     def put(self, page: int, sums: list[PageSum], stream_id: bytes) -> None:
         """Write the records of the pages from `page` on."""
@@ -164,6 +175,3 @@ class SumsFile:
         size = RECORDS_OFFSET + pages * RECORD_SIZE
         if self.file.size() > size:
             self.file.resize(size)
-
-    def close(self) -> None:
-        self.file.close()

@@ -6,6 +6,7 @@ has them, a reader reads the sidecar. What cannot be compared is not damaged.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Final, Literal, Protocol
 
 from datastreamer.errors import BadArgument, DamagedPage
 from datastreamer.format import PAGE_SIZE, page_of, page_start
-from datastreamer.storage.disk.file_ops import File, Readable
+from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.sums.hashes import EndSum, last_page
@@ -45,6 +46,9 @@ class RecordSource(Protocol):
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is known and can be relied on."""
+
+    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+        """The same for the pages from `first` up to, not including, `stop`, with one read."""
 
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
@@ -92,6 +96,7 @@ class PageVerifier:
         self._end = end
         self._seen = bytearray()
         self._bad_tail: DamagedPage | None = None
+        self._tail: tuple[Head, EndSum] | None = None
         # Pages that are being compared, or differed when they were compared last.
         self._doubtful: set[int] = set()
 
@@ -122,9 +127,13 @@ class PageVerifier:
     def verify_last_page(self, head: Head, known: EndSum | None) -> None:
         """Compare the entries of the last page up to `head` with what a record knows of them. If
         they differ, reads of this page raise `DamagedPage`."""
-        if known is None or sums_up_to(self._file, head, known) is not None:
+        if known is None:
+            return
+        if sums_up_to(self._file, head, known) is not None:
+            self._bad_tail = None
             return
         page = last_page(head.length)
+        self._tail = head, known
         self._bad_tail = DamagedPage(
             self._path,
             page_start(page),
@@ -134,15 +143,26 @@ class PageVerifier:
             head.entries,
         )
 
-    def verify(self, page: int) -> bool:
-        """Compare a page with its checksum; False if it has none. Raises `DamagedPage`."""
+    @property
+    def damaged_last_page(self) -> int | None:
+        """The last page at the time of `verify_last_page`, if its entries differed."""
+        return None if self._bad_tail is None else self._bad_tail.page
+
+    def verify(self, page: int, file: Readable | None = None) -> bool:
+        """Compare a page with its checksum; False if it has none. `file` reads the same file in
+        another way. Raises `DamagedPage`, also if the disk cannot read the page, and `OSError`."""
         last = last_page(self._end().length)
         if page >= last:
             if self._bad_tail is not None and self._bad_tail.page == page:
-                raise self._bad_tail
+                self._raise_unless_restored(self._bad_tail)
             return False
         self._doubtful.add(page)
-        known, why = compare(self._file, self._records, page)
+        try:
+            known, why = compare(file or self._file, self._records, page)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            known, why = self._records.get(page), "the disk cannot read it"
         if why and known is not None:
             first = self._records.first_number(page)
             raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
@@ -151,15 +171,22 @@ class PageVerifier:
         self._doubtful.discard(page)
         return known is not None
 
+    def _raise_unless_restored(self, damage: DamagedPage) -> None:
+        assert self._tail is not None
+        if sums_up_to(self._file, *self._tail) is None:
+            raise damage
+        self._bad_tail = None
+
 
 class VerifiedFile:
     """Reads a file, and verifies each page when it is first read."""
 
-    def __init__(self, file: File, verifier: PageVerifier, *, cold_only: bool) -> None:
-        """`cold_only`: only pages that are not in the page cache when they are first read."""
+    def __init__(self, file: Readable, verifier: PageVerifier, *, cold: int | None = None) -> None:
+        """With `cold`, the file's descriptor: only pages that are not in the page cache when they
+        are first read."""
         self._file = file
         self._verifier = verifier
-        self._fd = file.fileno() if cold_only and _NOWAIT is not None else None
+        self._fd = cold if _NOWAIT is not None else None
         self._byte = [bytearray(1)]
         # A page that was read ahead from the disk for this reader.
         self._ahead = -1

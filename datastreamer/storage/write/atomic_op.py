@@ -25,7 +25,9 @@ from datastreamer.errors import (
 )
 from datastreamer.storage.disk.file_ops import Buffer, Segments
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import PageHash
 from datastreamer.storage.write.durability import PendingCommit
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
 from datastreamer.storage.write.writer import StreamWriter
@@ -316,6 +318,29 @@ class AtomicOp(EntryPacker):
         for offset, part in entries:
             sums.add(part, offset)
         return sums
+
+    # What it holds so far.
+
+    def finished_pages(self) -> list[PageHash]:
+        """The pages of the file that its commit makes whole."""
+        writer = self._stream._ensure_writable()
+        sums = writer.sums() if self._placed is None else self._placed.copy()
+        for offset, part in self.entry_parts():
+            sums.add(part, offset)
+        return sums.finished
+
+    def preview(self) -> Reader:
+        """A reader of the stream as its commit leaves it; valid until the operation ends.
+
+        Writes what was added to its place. Raises `WriteFailed`.
+        """
+        if self.segments:
+            self.spill()
+        writer = self._stream._ensure_writable()
+        owned = writer.owned
+        with owned.lock:
+            writer.uncommitted.finish_placing(wanted=True)
+        return Reader(owned.file, owned.path, Head(self.total_length, self.next_number))
 
     def _sums_of_placed(self) -> PageSums:
         """The hashes up to the end of what `spill` has written. Requires the writer's lock.

@@ -100,6 +100,13 @@ class OwnedFile(StreamFile):
     def records(self) -> RecordSource:
         return self.sums
 
+    def visible_sum(self) -> tuple[Head, EndSum | None]:
+        with self.lock:
+            head, end = self.reader.head, self.end
+            if head == end.written:
+                return head, end.sums.sum()
+            return head, {end.mid: end.mid_sum, end.base: end.base_sum}.get(head)
+
     # Whether it may be written.
 
     def ensure_writable(self) -> None:

@@ -179,7 +179,7 @@ def _damage(path: Path, offset: int, new: bytes) -> None:
         (46, (1 << 60).to_bytes(8, "big"), "counts 1152921504606846976 entries in", 200),
         (38, (1 << 62).to_bytes(8, "big"), "its data ends at byte 4611686018427387904", 200),
         (38, bytes(8), "total length 0 is not possible", 0),
-        (4096, b"\x09", "the page does not start with an entry", 0),
+        (4096, b"\x09", "the entries do not match their checksum", 0),
     ],
     ids=["count", "huge count", "huge length", "no length", "first entry"],
 )
@@ -202,7 +202,7 @@ def test_damage_in_the_middle(invoke: Invoke, copy: Path) -> None:
     entries = scan(copy)
     _damage(copy, copy.read_bytes().index(entries[150].packed), b"\x09")
     result = invoke("info", copy)
-    assert "packet type 9" in result.failed()
+    assert "page 0 (entries 0 to 199): the entries do not match" in result.failed()
     assert sum(result.objects[0]["entries_by_type"].values()) == 150
     assert result.objects[0]["total_entries"] == 200
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
@@ -10,6 +16,7 @@ from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import command, on_terminal
 from tests.interop.plain import header, scan
 from tests.network.stub import Stub, StubServer, handler, sample
+from tests.ports import free_port
 
 
 def damage(path: Path, number: int) -> int:
@@ -46,12 +53,12 @@ def test_verify_a_damaged_file(invoke: Invoke, copy: Path) -> None:
             "where": f"byte {at}",
             "what": "packet type 9 is neither an entry (2) nor padding (0); entries 120 to 199 "
             "cannot be read",
-            "repair": "repair truncates to 120 entries",
+            "repair": "repair --from HOST:PORT restores the page from a server of the same stream",
         }
     ]
     table = invoke("verify", copy, "--format", "table").out.decode()
     assert f"byte {at}:" in table
-    assert "-> repair truncates to 120 entries" in table
+    assert "-> repair --from HOST:PORT restores the page" in table
 
 
 def test_verify_a_server(invoke: Invoke, copy: Path) -> None:
@@ -92,13 +99,13 @@ def test_no_such_file(invoke: Invoke, tmp_path: Path) -> None:
 def test_repair_in_steps(invoke: Invoke, copy: Path) -> None:
     damage(copy, 120)
     before = copy.read_bytes()
-    (facts,) = invoke("repair", copy, "--dry-run", "--json").objects
+    (facts,) = invoke("repair", copy, "--cut", "--dry-run", "--json").objects
     assert copy.read_bytes() == before
     assert list(copy.parent.iterdir()) == [copy]
     assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (False, 120, 80)
     assert facts["kept"] is None
 
-    done = invoke("repair", copy, "--json")
+    done = invoke("repair", copy, "--cut", "--json")
     assert done.code == 0
     (facts,) = done.objects
     assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (True, 120, 80)
@@ -115,14 +122,172 @@ def test_repair_for_people(invoke: Invoke, copy: Path) -> None:
     text = invoke("repair", copy, "--format", "table").out.decode()
     assert text == f"{copy}: no problems; nothing was changed\n"
     damage(copy, 120)
-    text = invoke("repair", copy, "--dry-run", "--format", "table").out.decode()
+    text = invoke("repair", copy, "--cut", "--dry-run", "--format", "table").out.decode()
     assert "repair would do this (--dry-run: nothing was changed):" in text
     assert "truncate the stream to 120 entries: 80 entries, 120 to 199, are lost" in text
     assert "ATTENTION: 80 entries at the end of the stream would be removed." in text
-    text = invoke("repair", copy, "--format", "table").out.decode()
+    text = invoke("repair", copy, "--cut", "--format", "table").out.decode()
     assert "ATTENTION: 80 entries at the end of the stream were removed." in text
     assert f"the changed part was copied to {copy}." in text
     assert "checked again: no problems, 120 entries" in text
+
+
+# Without truncation, and from servers.
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stream of three pages."""
+    path = tmp_path_factory.mktemp("paged") / "paged.bin"
+    source = random.Random(5)
+    with DataStream.create(path, system_id=5, sync="os") as stream:
+        while stream.header.total_length < 4096 + (5 << 19):
+            with stream.atomic_op() as op:
+                op.add_bookmark(stream.total_entries.to_bytes(8, "big"))
+                op.add_entry(1, source.randbytes(source.randrange(30_000)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def peers(paged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Two servers of it, one of them of a file that another program could have written."""
+    folder = tmp_path_factory.mktemp("peers")
+    one, two = (Path(shutil.copyfile(paged, folder / f"{n}.bin")) for n in range(2))
+    content = bytearray(two.read_bytes())
+    content[64:4096] = bytes(4032)
+    two.write_bytes(content)
+    options: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "in_process": True}
+    with StreamServer(one, **options) as first, StreamServer(two, **options) as second:
+        yield [f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"]
+
+
+@pytest.fixture
+def broken(paged: Path, tmp_path: Path) -> Path:
+    """A copy with its checksums and index."""
+    shutil.copytree(paged.parent, tmp_path / "copy")
+    return tmp_path / "copy" / "paged.bin"
+
+
+PAGE = 1 << 20
+Edit = Callable[[bytearray], object]
+
+
+def fill(page: int, byte: bytes, size: int = PAGE, at: int = 0) -> Edit:
+    start = 4096 + page * PAGE + at
+    return lambda content: content.__setitem__(slice(start, start + size), byte * size)
+
+
+def cut(page: int, at: int) -> Edit:
+    return lambda content: content.__delitem__(slice(4096 + page * PAGE + at, None))
+
+
+EDITS: dict[str, Edit] = {
+    "a page of zeros": fill(1, b"\0"),
+    "a page of ones": fill(0, b"\xff"),
+    "the last page of zeros": fill(2, b"\0"),
+    "a byte of data": fill(1, b"!", 1, 5000),
+    "a byte of the last page": fill(2, b"!", 1, 5000),
+    "a packet type": fill(1, b"\x09", 1),
+    "a length": fill(1, b"\xff", 2, 1),
+    "a number": fill(1, b"\x01", 1, 9),
+    "a torn page": fill(1, b"\0", PAGE // 2, PAGE // 2),
+    "two pages": lambda content: (fill(0, b"\0")(content), fill(1, b"\0")(content)),
+    "cut in a page": cut(1, 700_000),
+    "cut at a page": cut(2, 0),
+    "a stale page": lambda content: content.__setitem__(
+        slice(4096 + PAGE, 4096 + 2 * PAGE), content[4096 : 4096 + PAGE]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_repair_from_a_server(
+    invoke: Invoke, paged: Path, broken: Path, peers: list[str], name: str
+) -> None:
+    content = bytearray(broken.read_bytes())
+    EDITS[name](content)
+    broken.write_bytes(content)
+    assert invoke("verify", broken).code == 1
+    (facts,) = invoke("repair", broken, "--from", peers[0], "--dry-run", "--json").objects
+    assert (facts["changed"], facts["entries_lost"]) == (False, 0)
+    assert broken.read_bytes() == content
+    done = invoke("repair", broken, "--from", peers[0], "--json")
+    assert done.code == 0
+    (facts,) = done.objects
+    assert (facts["changed"], facts["entries_lost"], facts["lost"]) == (True, 0, [])
+    assert {page["restored_from"] for page in facts["pages"]} == {peers[0]}
+    assert invoke("verify", broken).code == 0
+    end = header(paged)["total_length"]
+    assert broken.read_bytes()[4096:end] == paged.read_bytes()[4096:end]
+    (facts,) = invoke("repair", broken, "--from", peers[0], "--json").objects
+    assert (facts["healthy"], facts["changed"]) == (True, False)
+
+
+def test_repair_without_servers_keeps_later_entries(
+    invoke: Invoke, paged: Path, broken: Path
+) -> None:
+    content = bytearray(broken.read_bytes())
+    fill(1, b"\0")(content)
+    broken.write_bytes(content)
+    start, stop = 4096 + PAGE, 4096 + 2 * PAGE
+    inside = [entry.number for entry in scan(paged) if start <= entry.offset < stop]
+    done = invoke("repair", broken, "--json")
+    error = done.failed()
+    assert f"{len(inside)} entries cannot be read: {inside[0]} to {inside[-1]}; --from" in error
+    (facts,) = done.objects
+    assert facts["lost"] == [{"first": inside[0], "last": inside[-1]}]
+    assert (facts["entries_lost"], facts["entries_cut"]) == (len(inside), 0)
+    text = invoke("repair", broken, "--format", "table").out.decode()
+    assert f"ATTENTION: {len(inside)} entries cannot be read" in text
+    assert "- nothing: only damaged pages are left" in text
+    assert invoke("verify", broken).code == 1
+    assert invoke("entry", broken, inside[-1] + 1).code == 0
+    assert "at byte" in invoke("entry", broken, inside[0]).failed()
+
+
+def test_repair_of_a_page_without_a_checksum(
+    invoke: Invoke, paged: Path, broken: Path, peers: list[str]
+) -> None:
+    broken.with_name("paged.bin.sums").unlink()
+    content = bytearray(broken.read_bytes())
+    fill(1, b"\0")(content)
+    broken.write_bytes(content)
+    done = invoke("repair", broken, "--from", peers[0], "--from", peers[0], "--json")
+    assert "cannot be read" in done.failed()
+    (page,) = done.objects[0]["pages"]
+    assert page["refused"].startswith(f"only {peers[0]} sends these entries")
+    text = invoke("repair", broken, "--from", peers[0], "--format", "table").out.decode()
+    assert "refused answers:" in text
+    done = invoke("repair", broken, "--from", peers[0], "--from", peers[1], "--json")
+    assert done.objects[0]["pages"][0]["restored_from"] == f"{peers[0]} and {peers[1]}"
+    assert done.code == 0
+    broken.write_bytes(content)
+    assert invoke("repair", broken, "--from", peers[1], "--trust-peer").code == 0
+    assert invoke("verify", broken).code == 0
+
+
+def test_repair_from_a_server_that_is_gone_or_another(
+    invoke: Invoke, broken: Path, peers: list[str], server: str
+) -> None:
+    content = bytearray(broken.read_bytes())
+    fill(1, b"\0")(content)
+    broken.write_bytes(content)
+    gone = f"127.0.0.1:{free_port()}"
+    done = invoke("repair", broken, "--from", gone, "--from", server, "--json")
+    assert "cannot be read" in done.failed()
+    why = done.objects[0]["pages"][0]["refused"]
+    assert gone in why
+    assert f"{server}: it serves another stream: system id" in why
+    assert broken.read_bytes() == content
+    assert invoke("repair", broken, "--from", gone, "--from", peers[0]).code == 0
+
+
+def test_repair_with_wrong_options(invoke: Invoke, copy: Path) -> None:
+    assert "exclude each other" in invoke("repair", copy, "--cut", "--from", "a:1").failed(2)
+    assert "requires --from" in invoke("repair", copy, "--trust-peer").failed(2)
+    assert "requires --from" in invoke("repair", copy, "--stream-type", 2).failed(2)
+    assert "is not HOST:PORT" in invoke("repair", copy, "--from", "nothing").failed(2)
+    assert "is for tcps://" in invoke("repair", copy, "--from", "a:1", "--tls-ca", "x").failed(2)
 
 
 def test_repair_beside_a_writer(invoke: Invoke, copy: Path) -> None:

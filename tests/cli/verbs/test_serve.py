@@ -18,10 +18,12 @@ from datastreamer.cli.verbs.serve import serve as serve_verb
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.server.limits import Limits
 from datastreamer.service.daemon import serve_until_signal
+from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 from tests.cli.conftest import Invoke
 from tests.cli.process import done, running
+from tests.network.damage import flip, written
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -302,3 +304,36 @@ def test_a_signal_while_the_program_is_loaded(copy: Path, number: signal.Signals
     # The current folder is first in the module search path.
     ended = done(*words, cwd=copy.parent)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_heals_what_the_scrub_finds(tmp_path: Path) -> None:
+    """From a server that runs, with the words of the documentation."""
+    for name in ("whole", "damaged"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "damaged" / "stream.bin"
+    written(path)
+    shutil.copyfile(path, tmp_path / "whole" / "stream.bin")
+    flip(path, 3)
+    listen = ("--host", "127.0.0.1", "--port", "0")
+    with running("serve", "stream.bin", *listen, cwd=tmp_path / "whole") as other:
+        peer = f"127.0.0.1:{other.port()}"
+        words = ("serve", "stream.bin", *listen, "--scrub", "1GB/s", "--heal", peer)
+        with running(*words, cwd=tmp_path / "damaged") as serving:
+            serving.err.until("restored from")
+            line = serving.err.seen[-1]
+            assert "page 3 (entries " in line
+            assert f"restored from {peer}; the damaged bytes are kept in " in line
+            serving.signal(signal.SIGTERM)
+            assert serving.wait() == 0
+    assert verify(path).ok
+
+
+def test_heal_needs_the_writer(invoke: Invoke, copy: Path) -> None:
+    heal = ("--heal", "127.0.0.1:1")
+    for words in (("--follow",), ("--workers", "2")):
+        refused = invoke("serve", copy, *heal, *words)
+        assert refused.code == 2
+        assert "--heal needs the process that writes the stream" in refused.err
+    refused = invoke("serve", copy, "--heal", "nowhere")
+    assert refused.code == 2
+    assert "--heal: 'nowhere' is not HOST:PORT" in refused.err

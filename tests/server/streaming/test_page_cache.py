@@ -38,7 +38,7 @@ class SlowDisk(ColdReads):
     """Nothing is in memory; what was read once is. Reads wait for `turning`."""
 
     def __init__(self, real: ColdReads) -> None:
-        super().__init__(real._fd)
+        super().__init__(real._fd, real.checks)
         self.turning = threading.Event()
         self.read_from: list[tuple[int, int]] = []
 
@@ -116,6 +116,7 @@ async def test_an_end_while_the_disk_is_read(old: DataStream) -> None:
     """A truncation, a Stop, the client's end, the server's: none waits on the loop."""
     async with over_loopback(old) as rig, rig.client() as cut, rig.client() as stops:
         disk = on_slow_disk(rig)
+        disk.read_from.append((old.reader.cursor(500).offset, 4 * MIB))
         await cut.ask(wire.start(550), OK)
         await cut.expect(modelled(old).packed(550))
         async with rig.client() as gone:

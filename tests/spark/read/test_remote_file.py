@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql.datasource import EqualTo
 
 from datastreamer import DataStream, arrow
-from datastreamer.errors import FileMissing, NotAStream, StreamFileError, UsageError
-from datastreamer.format import PAGE_SIZE
+from datastreamer.errors import DamagedPage, FileMissing, NotAStream, StreamFileError, UsageError
+from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.spark.read.remote_file import AHEAD, RemoteFile
 from tests.spark.read.reading import Query
 from tests.spark.read.test_reading import write_chain
@@ -114,6 +114,28 @@ def test_an_object_is_read_as_the_file_is(
     assert max(requests.sizes) == AHEAD
     assert len(requests.sizes) <= 14
     assert requests.bytes() < 33 * PAGE_SIZE
+
+
+@pytest.mark.parametrize("page", [0, 7, 29])
+def test_a_flipped_bit_is_noticed(
+    bucket: Bucket, chain: Path, tmp_path: Path, page: int, requests: Requests
+) -> None:
+    path = tmp_path / "chain.bin"
+    content = bytearray(chain.read_bytes())
+    content[page_start(page) + 5000] ^= 1
+    path.write_bytes(content)
+    uri = bucket.put("chain.bin", path)
+    if page < 29:
+        # Without the records beside it, only the last page has a checksum.
+        assert len(Query(path=uri).rows()) == 851
+    bucket.put("chain.bin.sums", chain.with_name("chain.bin.sums"))
+    requests.sizes.clear()
+    with pytest.raises(DamagedPage, match=rf"page {page} \(entr.*do not match") as failed:
+        Query(path=uri).rows()
+    assert failed.value.path.endswith("/chain.bin")
+    # The header of the records, and those of the part.
+    assert 72 in requests.sizes
+    assert len(Query(path=uri, verify=False).rows()) == 851
 
 
 def test_filters_and_offsets_ask_for_less(bucket: Bucket, chain: Path, requests: Requests) -> None:

@@ -126,7 +126,7 @@ def repaired(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(scan_file(path)[-1].offset)
         file.write(b"\xff" * 17)
-    repair(path)
+    repair(path, cut=True)
     assert len(list(path.parent.glob("s.bin.*.repair"))) == 1
 
 

@@ -129,7 +129,7 @@ def test_up_to_what_is_visible(tmp_path: Path) -> None:
         damaged.write_bytes(content)
         with DataStream.open(damaged):
             (problem,) = verify(damaged).problems
-            assert problem.repair == "end the writer, then: repair truncates to 0 entries"
+            assert problem.repair.startswith("end the writer, then: repair --from HOST:PORT")
 
 
 def test_while_a_writer_is_busy(tmp_path: Path) -> None:
@@ -453,7 +453,8 @@ def test_it_continues_with_the_next_page(tmp_path: Path) -> None:
         (f"byte {FIRST + 5 * PAGE}", "nothing on this page can be read"),
     ]
     assert report.entries == 14
-    assert {problem.repair for problem in report.problems} == {"repair truncates to 2 entries"}
+    helps = "repair --from HOST:PORT restores the page from a server of the same stream"
+    assert {problem.repair for problem in report.problems} == {helps}
 
 
 def test_the_number_of_problems_is_limited(tmp_path: Path, monkeypatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from datastreamer import DataStream
-from datastreamer.errors import DamagedFile, DatastreamerError, NotAStream
+from datastreamer.errors import DamagedEntry, DamagedFile, DatastreamerError, NotAStream
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import plan, repair
 from tests.network import model
@@ -44,8 +44,8 @@ Change = Callable[[Bytes], object]
 
 
 class Damage(NamedTuple):
-    """A repair keeps `left` entries of a file with records, `left_bare` of one without; None: it
-    refuses. `blind` names entries that may be read wrong. `fine`: this is not damage."""
+    """A repair that cuts keeps `left` entries of a file with records, `left_bare` of one without;
+    None: it refuses. `blind` names entries that may be read wrong. `fine`: this is not damage."""
 
     name: str
     change: Change
@@ -141,10 +141,10 @@ def of_entries() -> Iterator[Damage]:
         last = n >= FIRSTS[2]
         for what, value in values(4, kind).items():
             name, change = f"entry {n} type {what}", put(at + 5, 4, value)
-            yield Damage(name, change, None if last else TOTAL, TOTAL, (n,), fine=not last)
+            yield Damage(name, change, FIRSTS[2] if last else TOTAL, TOTAL, (n,), fine=not last)
         for what, value in values(8, n).items():
             yield Damage(f"entry {n} number {what}", put(at + 9, 8, value), n, n)
-        name, left = f"entry {n} a bit of data", None if last else TOTAL
+        name, left = f"entry {n} a bit of data", FIRSTS[2] if last else TOTAL
         yield Damage(name, flip(at + 19), left, TOTAL, (n,), fine=not last)
 
 
@@ -379,18 +379,18 @@ def test_verify_without_records(bare: Path, damage: Damage) -> None:
 def check_repair(path: Path, damage: Damage, left: int | None, original: bytes) -> None:
     before = path.read_bytes()
     try:
-        planned = plan(path)
+        planned = plan(path, cut=True)
     except DatastreamerError as error:
         is_precise(error, path)
         if left is not None:
             raise
         with pytest.raises(type(error), match=re.escape(str(error))):
-            repair(path)
+            repair(path, cut=True)
         assert path.read_bytes() == before
         assert list(path.parent.iterdir()) == [path]
         return
     assert path.read_bytes() == before
-    done = repair(path)
+    done = repair(path, cut=True)
     assert done.plan.steps == planned.steps
     assert done.report.ok
     entries = scan_file(path)
@@ -414,6 +414,7 @@ def check_repair(path: Path, damage: Damage, left: int | None, original: bytes) 
         assert path.read_bytes()[: min(END, len(original))][FIRST:] == original[FIRST:END]
     # A second repair finds nothing to do.
     now = path.read_bytes()
+    assert repair(path, cut=True).plan.healthy
     assert repair(path).plan.healthy
     assert path.read_bytes() == now
     with DataStream.open(path) as stream:
@@ -435,6 +436,103 @@ def test_repair(damaged: Path, damage: Damage, whole: Path) -> None:
 @by_name(BARE)
 def test_repair_without_records(bare: Path, damage: Damage, whole: Path) -> None:
     check_repair(bare, damage, damage.left_bare, whole.read_bytes())
+
+
+MISLEADING = ("last pages swapped", "entry 6 number 1", "entry 6 number one less")
+
+
+def check_what_is_kept(path: Path, damage: Damage) -> tuple[int, set[int]]:
+    """Repair without truncation before damage; returns the total and the entries that are lost."""
+    before = path.read_bytes()
+    try:
+        planned = plan(path)
+    except DatastreamerError as error:
+        is_precise(error, path)
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            repair(path)
+        assert path.read_bytes() == before
+        return 0, set()
+    done = repair(path)
+    assert done.plan.steps == planned.steps
+    lost = {n for first, stop in done.plan.lost for n in range(first, stop)}
+    assert len(lost) == done.plan.entries_lost
+    assert done.report.ok == (not lost)
+    if not planned.steps:
+        assert path.read_bytes() == before
+        assert done.kept is None
+    now = path.read_bytes()
+    again = repair(path)
+    assert (again.plan.steps, again.plan.lost, again.plan.healthy) == ([], done.plan.lost, not lost)
+    assert path.read_bytes() == now
+    # Exactly the lost entries cannot be read, with an index or without.
+    for options in ({"read_only": True}, {"follow": True}, {}):
+        with DataStream.open(path, verify="always", **options) as stream:  # type: ignore[arg-type]
+            total = stream.total_entries
+            for number in range(total):
+                try:
+                    entry = stream.entry(number)
+                except DamagedEntry:
+                    assert number in lost
+                else:
+                    # (Without a checksum the end of an entry may be all that is wrong.)
+                    right = (entry.type, entry.data) == ITEMS[number]
+                    assert right or number in damage.blind, number
+                    assert number not in lost or not stream.epoch
+    with DataStream.open(path, verify="always") as stream:
+        with stream.atomic_op() as op:
+            assert op.add_bookmark(b"new") == total
+            op.add_entry(1, b"appended")
+        assert stream.bookmark(b"new") == total
+        assert stream.entry(total + 1).data == b"appended"
+        whole = {d: n for n, (k, d) in enumerate(ITEMS[:total]) if k == BOOKMARK and n not in lost}
+        whole = {key: number for key, number in whole.items() if number not in damage.blind}
+        for key, number in whole.items():
+            newest = max(n for n, item in enumerate(ITEMS) if item == (BOOKMARK, key))
+            try:
+                found = stream.bookmark(key)
+            except DamagedEntry:
+                # The newest one is in a damaged page; or a page without a checksum begins with the
+                # number of an entry in another page, and misleads look-ups.
+                assert newest in lost or damage.name in MISLEADING
+            else:
+                assert found in (number, newest)
+    return total, lost
+
+
+def pages_of(*pages: int) -> set[int]:
+    bounds = [*FIRSTS, TOTAL]
+    return {n for page in pages for n in range(bounds[page], bounds[page + 1])}
+
+
+@by_name([*ALL, *of_our_records()])
+def test_repair_without_truncation(damaged: Path, damage: Damage) -> None:
+    total, lost = check_what_is_kept(damaged, damage)
+    if damage.left is None:
+        assert total in (0, TOTAL)
+    elif damage.name.startswith("cut "):
+        assert (total, lost) == (damage.left, set())
+    else:
+        assert total == TOTAL
+        if damage.left == TOTAL:
+            assert not lost
+        else:
+            # The first entry that a truncation would remove, and no page that is whole.
+            assert damage.left in lost
+            assert lost <= set(range(FIRSTS[max(0, damage.left >= 6)], TOTAL))
+    if found := re.fullmatch(r"page (\d) (zero|ones)", damage.name):
+        assert lost == pages_of(int(found[1]))
+
+
+@by_name(BARE)
+def test_repair_without_truncation_or_records(bare: Path, damage: Damage) -> None:
+    total, lost = check_what_is_kept(bare, damage)
+    if damage.left_bare is not None:
+        assert total >= damage.left_bare
+    if found := re.fullmatch(r"page ([01]) (zero|ones)", damage.name):
+        assert (total, lost) == (TOTAL, pages_of(int(found[1])))
+    if re.fullmatch(r"page 2 (zero|ones)", damage.name):
+        # No record confirms that the entries of the last page were committed.
+        assert (total, lost) == (FIRSTS[2], set())
 
 
 def test_the_file_has_the_expected_layout(whole: Path) -> None:

@@ -1,6 +1,7 @@
-"""Repairs: the lock, the order of steps, and the result if one is interrupted anywhere.
+"""Repairs that truncate: the lock, the order of steps, and the result if one is interrupted.
 
-`test_damage.py` tests the result for each kind of damage.
+`test_damage.py` tests the result for each kind of damage, `test_keep.py` what remains without
+`cut`, and `test_heal.py` what servers restore.
 """
 
 from __future__ import annotations
@@ -66,15 +67,15 @@ def test_a_healthy_file_is_not_touched(whole: Path) -> None:
 
 def test_a_plan_changes_nothing(damaged: Path) -> None:
     before = trace_of(damaged.parent)
-    made = plan(damaged)
+    made = plan(damaged, cut=True)
     assert trace_of(damaged.parent) == before
     assert made.entries_cut == 2
     assert made.steps[1] == "truncate the stream to 4 entries: 2 entries, 4 to 5, are lost"
-    assert repair(damaged).plan.steps == made.steps
+    assert repair(damaged, cut=True).plan.steps == made.steps
 
 
 def test_the_repaired_file_opens_with_its_bookmarks(damaged: Path) -> None:
-    done = repair(damaged)
+    done = repair(damaged, cut=True)
     assert (done.report.ok, done.report.notes[:-1]) == (True, [])
     with DataStream.open(damaged) as stream:
         assert items(stream) == ITEMS[:4]
@@ -86,7 +87,7 @@ def test_the_repaired_file_opens_with_its_bookmarks(damaged: Path) -> None:
 def test_readers_notice_it(damaged: Path) -> None:
     with DataStream.open(damaged, follow=True) as follower:
         epoch = follower.epoch
-        repair(damaged)
+        repair(damaged, cut=True)
         assert follower.refresh()
         assert follower.epoch > epoch
         assert follower.total_entries == 4
@@ -98,12 +99,13 @@ def test_beside_a_writer(damaged: Path) -> None:
         with pytest.raises(StreamLocked, match=f"process {os.getpid()}"):
             repair(damaged)
         assert damaged.read_bytes() == before
-        assert plan(damaged).entries_cut == 2
+        assert plan(damaged, cut=True).entries_cut == 2
+        assert plan(damaged).entries_lost == 2
 
 
 def test_the_kept_bytes_undo_the_repair(damaged: Path) -> None:
     before = damaged.read_bytes()
-    done = repair(damaged)
+    done = repair(damaged, cut=True)
     assert done.kept is not None
     kept = Path(done.kept).read_bytes()
     content = bytearray(damaged.read_bytes())
@@ -185,7 +187,7 @@ def test_half_an_update_is_undone(whole: Path) -> None:
 def test_half_an_update_of_a_damaged_file(damaged: Path) -> None:
     offset = FIRST + 17 + 3 + 17  # of entry 1's data
     half_update(damaged, offset, b"a" * 500_000, b"n" * 500_000)
-    assert repair(damaged).report.ok
+    assert repair(damaged, cut=True).report.ok
     assert items_of(damaged) == ITEMS[:4]
 
 
@@ -216,13 +218,13 @@ def test_killed_at_any_write(damaged: Path) -> None:
         damaged.write_bytes(original)
         disk = KilledDisk(left)
         try:
-            repair(damaged, disk=disk)
+            repair(damaged, cut=True, disk=disk)
         except Stop:
             pass
         else:
             assert left > 5, "no operation was met"
             break
-        done = repair(damaged)
+        done = repair(damaged, cut=True)
         assert done.report.ok
         assert items_of(damaged) == ITEMS[:4]
         if not done.plan.healthy:
@@ -250,10 +252,10 @@ def test_a_full_disk(damaged: Path) -> None:
     disk = FaultyDisk()
     disk.faults["write"] = errno.ENOSPC
     with pytest.raises(WriteFailed, match="No space left on device; run it again"):
-        repair(damaged, disk=disk)
+        repair(damaged, cut=True, disk=disk)
     assert damaged.read_bytes() == before
     disk.faults.clear()
-    assert repair(damaged, disk=disk).report.ok
+    assert repair(damaged, cut=True, disk=disk).report.ok
 
 
 def test_damage_that_no_repair_solves(whole: Path) -> None:

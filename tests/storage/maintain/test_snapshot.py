@@ -27,7 +27,9 @@ from datastreamer.storage.disk.file_ops import OsDisk
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.undo_journal import Undo
+from datastreamer.storage.maintain import copy_sums
 from datastreamer.storage.maintain import snapshot as module
+from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.snapshot import snapshot
 from tests.conftest import Golden
 from tests.storage.made import (
@@ -40,8 +42,10 @@ from tests.storage.made import (
     bookmarks_of,
     header_of,
     make,
+    page_sums,
     power_cut,
     scan_file,
+    sum_at,
     trace_of,
 )
 
@@ -66,11 +70,19 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(out: Path) -> None:
     """The copy is as a clean close leaves it, and nothing else is beside it."""
-    assert list(out.parent.iterdir()) == [out]
     content = out.read_bytes()
     length, entries = header_of(out)[-2:]
     record = records.get_record(content)
     assert record is not None
+    sums = out.with_name("out.bin.sums")
+    whole = max(0, (length - FIRST - 1) // PAGE)
+    assert sorted(out.parent.iterdir()) == ([out, sums] if whole else [out])
+    if whole:
+        assert len(page_sums(out)) == whole
+        report = verify(out)
+        assert report.ok
+        assert not any("checksum" in note for note in report.notes)
+    assert record.after_sum == sum_at(content, (length, entries))
     assert record.base == record.mid == record.after == (length, entries)
     (synced,) = records.get_synced(content)
     assert (synced.stream_id, synced.epoch) == (record.stream_id, record.epoch)
@@ -475,9 +487,13 @@ def test_a_system_that_stops_in_the_middle(
 def test_progress(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "stream.bin", [(1, b"\1" * LARGEST)] * 3)
     monkeypatch.setattr(module, "_PART", PAGE)
+    monkeypatch.setattr(copy_sums, "_MANY", 1)
     reported: list[tuple[int, int]] = []
     snapshot(path, out, advance=lambda done, total: reported.append((done, total)))
     total = FIRST + 3 * PAGE
+    assert reported == [(FIRST + n * PAGE, total) for n in (1, 2, 3, 1, 2)]
+    reported.clear()
+    snapshot(path, out.with_name("2"), advance=lambda *at: reported.append(at), verify=False)
     assert reported == [(FIRST + n * PAGE, total) for n in (1, 2, 3)]
 
 

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 
 from datastreamer import DataStream
 from datastreamer.errors import DamagedEntry, WriteFailed
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.sums import MadeSums, make_sums
-from datastreamer.storage.sums.sidecar import PageSum, SumsHeader
-from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, record_of, scan_file
+from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, page_sums, scan_file
 
 SIZE = 300_000
 
@@ -40,36 +38,6 @@ def sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".sums")
 
 
-def check(path: Path) -> list[PageSum]:
-    """Compare the sidecar with an independent reading of the stream; returns the records."""
-    content, packed = path.read_bytes(), sidecar(path).read_bytes()
-    record, chain, found = record_of(path), bytes(16), []
-    header = SumsHeader.unpack(packed)
-    assert header is not None
-    assert header.stream_id == record.stream_id
-    assert header.epoch == header.next_epoch == record.epoch
-    assert header.trusted == 2**64 - 1
-    entries: dict[int, list[tuple[int, int, int]]] = {}
-    for number, _, data, offset in scan_file(path):
-        entries.setdefault((offset - FIRST) // PAGE, []).append(
-            (number, offset, offset + 17 + len(data))
-        )
-    pages = sorted(entries)[:-1]
-    assert len(packed) == 512 + 64 * len(pages)
-    for page in pages:
-        start, stop = entries[page][0][1], entries[page][-1][2]
-        digest = xxhash.xxh3_128_digest(content[start:stop])
-        chain = xxhash.xxh3_128_digest(chain + digest)
-        padding = xxhash.xxh3_64_intdigest(content[stop : FIRST + (page + 1) * PAGE])
-        known = PageSum(chain, digest, entries[page][-1][0] + 1, stop - start, padding)
-        at = 512 + 64 * page
-        assert packed[at : at + 64] == known.pack(page, record.stream_id)
-        found.append(known)
-    assert record.after_sum.chain == chain
-    assert record.after_sum.chained_from == 0
-    return found
-
-
 def eventually(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 20
     while not condition():
@@ -79,7 +47,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("sync", ["commit", "os", 20])
 def test_every_whole_page_has_a_record(tmp_path: Path, sync: Any) -> None:
-    assert len(check(made(tmp_path / "s.bin", sync=sync))) == 4
+    assert len(page_sums(made(tmp_path / "s.bin", sync=sync))) == 4
 
 
 def test_a_stream_of_one_page_has_no_sidecar(tmp_path: Path) -> None:
@@ -95,7 +63,7 @@ def test_over_several_opens(tmp_path: Path) -> None:
     for pages in (3, 5, 5):
         with DataStream.open(path, index="memory") as stream:
             fill(stream, pages)
-        assert len(check(path)) == pages
+        assert len(page_sums(path)) == pages
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 8, 9, 12])
@@ -105,11 +73,11 @@ def test_a_truncation(tmp_path: Path, number: int) -> None:
         stream.truncate(number)
     kept = max(0, (header_of(path)[-2] - FIRST - 1) // PAGE)
     if kept:
-        assert len(check(path)) == kept
+        assert len(page_sums(path)) == kept
     assert sidecar(path).stat().st_size == 512 + 64 * kept
     with DataStream.open(path, index="memory") as stream:
         fill(stream, 5, seed=1000)
-    assert len(check(path)) == 5
+    assert len(page_sums(path)) == 5
     assert verify(path).ok
 
 
@@ -118,7 +86,7 @@ def test_an_update(tmp_path: Path, number: int) -> None:
     path = made(tmp_path / "s.bin")
     with DataStream.open(path, index="memory") as stream:
         stream.update_entry(number % stream.total_entries, 1, b"new " * (SIZE // 4))
-    check(path)
+    page_sums(path)
     assert verify(path).ok
 
 
@@ -133,7 +101,7 @@ def test_a_missing_sidecar_is_made_in_the_background(tmp_path: Path) -> None:
         sums = stream._ensure_writable().owned.sums
         eventually(lambda: not sums.incomplete(6))
         fill(stream, 7)
-    assert len(check(path)) == 7
+    assert len(page_sums(path)) == 7
     assert sidecar(path).read_bytes()[512 : len(before)] == before[512:]
 
 
@@ -144,7 +112,7 @@ def test_a_sidecar_that_is_cut_off_is_completed(tmp_path: Path, left: int) -> No
     assert verify(path).ok
     records = (left - 512) // 64 if left >= 512 else 0
     assert make_sums(path) == MadeSums(4, 4 - records, 0)
-    check(path)
+    page_sums(path)
 
 
 @pytest.mark.parametrize("at", [0, 20, 30, 512, 512 + 70, 512 + 64 + 40, 512 + 64 * 4 - 1])
@@ -165,7 +133,7 @@ def test_a_sidecar_of_another_stream_is_replaced(tmp_path: Path) -> None:
     sidecar(path).write_bytes(sidecar(other).read_bytes())
     assert verify(path).ok
     assert make_sums(path) == MadeSums(4, 4, 0)
-    check(path)
+    page_sums(path)
 
 
 def test_a_sidecar_of_a_later_state_is_not_used(tmp_path: Path) -> None:
@@ -234,7 +202,7 @@ def test_a_foreign_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING):
         assert make_sums(path) == MadeSums(4, 4, 0)
     assert any("before another program wrote the stream" in it for it in caplog.messages)
-    check(path)
+    page_sums(path)
     assert verify(path).ok
 
 
@@ -248,7 +216,7 @@ def test_bytes_are_accepted_as_they_are(tmp_path: Path) -> None:
     assert len(verify(path).problems) == 2
     assert make_sums(path, accept=True) == MadeSums(4, 4, 0)
     assert verify(path).ok
-    check(path)
+    page_sums(path)
 
 
 def test_a_disk_that_refuses_the_sidecar(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -294,4 +262,4 @@ def test_a_full_disk(tmp_path: Path) -> None:
         disk.faults.clear()
     assert verify(path).ok
     assert make_sums(path) == MadeSums(4, 2, 0)
-    check(path)
+    page_sums(path)

@@ -10,7 +10,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import BadArgument, DamagedPage
-from tests.storage.made import FIRST, PAGE
+from tests.storage.made import FIRST, PAGE, FaultyDisk, evict
 
 SIZE = 300_000
 
@@ -40,25 +40,6 @@ def flip(path: Path, page: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def evict(path: Path) -> None:
-    """Drop the file from the page cache, or skip the test where the system keeps it."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        # Otherwise the system would begin to read ahead what is asked for below.
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        try:
-            os.preadv(fd, [bytearray(1)], FIRST + PAGE + 4096, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            pytest.skip(f"the file system cannot say what is in the page cache: {error}")
-    finally:
-        os.close(fd)
-    pytest.skip("the file system keeps the file in memory")
 
 
 @pytest.mark.parametrize("mode", [{"read_only": True}, {"follow": True}, {"index": "memory"}])
@@ -137,3 +118,23 @@ def test_a_follower_compares_new_pages(path: Path) -> None:
 def test_other_values_are_refused(path: Path) -> None:
     with pytest.raises(BadArgument, match='verify is "cold", "always" or "never", not \'maybe\''):
         DataStream.open(path, verify="maybe")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", ["data", "header", "sync", "mark"])
+def test_a_reader_that_opens_within_a_commit(tmp_path: Path, step: str) -> None:
+    """The header may be ahead of what is visible."""
+    path, disk = tmp_path / "busy.bin", FaultyDisk()
+    with DataStream.create(path, index="memory", disk=disk) as stream:
+        fill(stream, 3)
+        seen: list[int] = []
+
+        def read() -> None:
+            with DataStream.open(path, read_only=True, index="memory", verify="always") as reader:
+                assert len([*reader.entries()]) == reader.total_entries
+                seen.append(reader.total_entries)
+
+        before = stream.total_entries
+        disk.before[f"commit {step}"] = read
+        fill(stream, 4)
+        assert set(seen) <= {*range(before, stream.total_entries + 1)}
+        assert seen

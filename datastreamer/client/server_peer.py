@@ -1,0 +1,105 @@
+"""Servers that damaged pages are restored from, as `storage/maintain/heal.py` asks them.
+
+Owns the connections: one to each server, made at the first question. A server that does not answer
+is not asked again until `close`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.upstream import Upstream
+from datastreamer.errors import DatastreamerError, NoAnswer
+from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+
+T = TypeVar("T")
+
+# A server that sends nothing for this time is probed, and given up if it does not answer.
+_PROBE_SECONDS = 10.0
+
+
+class ServerPeer:
+    """A server of a stream, a `Peer`. A context manager that closes the connection."""
+
+    def __init__(
+        self,
+        server: Upstream,
+        *,
+        stream_type: int = STREAM_TYPE_SEQUENCER,
+        answer_within: float = 60.0,
+    ) -> None:
+        """`answer_within`: the maximum number of seconds for the entries of one request."""
+        self.name = server.name
+        self._server = server
+        self._stream_type = stream_type
+        self._answer_within = answer_within
+        self._client: BlockingClient | None = None
+        self._failure: DatastreamerError | None = None
+
+    def __enter__(self) -> ServerPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; a later question makes another one. From another thread, a question
+        in progress fails."""
+        client, self._client, self._failure = self._client, None, None
+        if client is not None:
+            client.close()
+
+    def header(self) -> Header:
+        return self._ask(lambda client: client.header())
+
+    def stream_id(self) -> bytes:
+        return self._ask(lambda client: client.capabilities().stream_id)
+
+    def entries(self, first: int, stop: int) -> bytes:
+        return self._ask(lambda client: self._received(client, first, stop))
+
+    def _received(self, client: BlockingClient, first: int, stop: int) -> bytes:
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            client.close()
+
+        # A server that has fewer entries than its header says would be waited for.
+        timer = threading.Timer(self._answer_within, give_up)
+        timer.start()
+        try:
+            with client.batches(from_entry=first, stop=stop) as batches:
+                return b"".join([batch.packed() for batch in batches])
+        except DatastreamerError as error:
+            if not late.is_set():
+                raise
+            what = f"entries {first} to {stop - 1} did not arrive in {self._answer_within:g} s"
+            raise NoAnswer(f"{self.name}: {what}") from error
+        finally:
+            timer.cancel()
+
+    def _ask(self, question: Callable[[BlockingClient], T]) -> T:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self._client is None:
+                self._client = BlockingClient(
+                    self._server.host,
+                    self._server.port,
+                    stream_type=self._stream_type,
+                    tls=self._server.tls,
+                    tls_server_name=self._server.tls_server_name,
+                    token=self._server.token,
+                    resume=False,
+                    heartbeat=_PROBE_SECONDS,
+                )
+            return question(self._client)
+        except DatastreamerError as error:
+            if isinstance(error, ConnectionError):
+                self.close()
+                self._failure = error
+            raise

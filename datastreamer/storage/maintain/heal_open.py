@@ -1,0 +1,115 @@
+"""Restores one page of a stream that is open for writing.
+
+Owns what may happen between the question to a server and the write: other operations are committed
+meanwhile. The epoch stays: the bytes are those that were committed, and a reader that met the
+damage reads the page again. Only pages with a checksum are restored, since nothing else proves that
+a page of a live stream is damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from datastreamer._codec import scan
+from datastreamer.errors import WriteFailed
+from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.disk.atomic_file import keep_beside
+from datastreamer.storage.disk.bad_sectors import read_around
+from datastreamer.storage.header.recovery import sums_up_to
+from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
+from datastreamer.storage.maintain.lost_pages import LostPages
+from datastreamer.storage.sums.hashes import NO_CHAIN
+from datastreamer.storage.sums.page_check import differs, hash_page
+from datastreamer.storage.write.owned_file import OwnedFile, refusal
+
+_log = logging.getLogger(__name__)
+
+
+def heal_page(
+    owned: OwnedFile, bookmarks: BookmarkKeeper, page: int, peers: Sequence[Peer]
+) -> HealedPages | None:
+    """Restore a page from `peers`; None if it is whole or has no checksum.
+
+    Waits for servers without the stream's lock. Raises `WriteFailed` if the disk refuses: the page
+    may be damaged in another way then, and the call can be repeated. Raises as `ensure_writable`.
+    """
+    with owned.exclusive():
+        owned.ensure_writable()
+        lost, epoch = _damaged(owned, page), owned.epoch
+        header = owned.header_at(owned.written)
+    if lost is None:
+        return None
+    answer = ask(
+        lost, KnownStream(header, owned.stream_id, owned.file.read), peers, trust_peer=False
+    )
+    span = lost.page, lost.end_page, lost.first, lost.stop
+    if not answer.source:
+        return HealedPages(*span, "", answer.why)
+    (entries,) = answer.pages
+    with owned.exclusive():
+        owned.ensure_writable()
+        if owned.epoch != epoch:
+            return HealedPages(*span, "", "the stream was truncated or updated meanwhile")
+        try:
+            kept = _restore(owned, lost, entries)
+        except OSError as error:
+            raise WriteFailed(owned.path, refusal(error)) from error
+    healed = HealedPages(*span, answer.source, answer.why, kept)
+    _log.warning(
+        "%s: %s restored from %s; the damaged bytes are kept in %s",
+        *(owned.path, healed.described(), answer.source, kept),
+    )
+    bookmarks.restored(scan(entries, None).bookmarks())
+    return healed
+
+
+def _damaged(owned: OwnedFile, page: int) -> LostPages | None:
+    """What a page held, if it does not match its checksum. Requires the lock."""
+    end, file = owned.end, read_around(owned.file, owned.path)
+    if not 0 <= page <= end.sums.page or not end.written.entries:
+        return None
+    if page == end.sums.page:
+        known = end.sums.sum()
+        if known.tail == NO_CHAIN or sums_up_to(file, end.written, known) is not None:
+            return None
+        digest, stop = known.tail, end.written.entries
+    else:
+        record = owned.sums.get(page)
+        if record is None or record.digest == NO_CHAIN:
+            return None
+        if not differs(file.read(PAGE_SIZE, page_start(page)), record):
+            return None
+        digest, stop = record.digest, record.next_number
+    first = _first_number(owned, page)
+    within = end.written.length if page == end.sums.page else None
+    return None if first is None else LostPages(page, first, stop, [digest], within, False, False)
+
+
+def _first_number(owned: OwnedFile, page: int) -> int | None:
+    if page == 0:
+        return 0
+    before = owned.sums.get(page - 1)
+    if before is not None:
+        return before.next_number
+    found = hash_page(owned.file.read(PAGE_SIZE, page_start(page - 1)), page - 1)
+    return None if found is None else found.next_number
+
+
+def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
+    """Write the entries; returns the path of the copy of the damaged bytes. Requires the lock."""
+    file, start = read_around(owned.file, owned.path), page_start(lost.page)
+    old = file.read(PAGE_SIZE, start)
+    stop = start + len(old)
+    kept = keep_beside(owned.disk, owned.path, "repair", owned.page, file, start, stop)
+    content = entries  # what follows in the last page may belong to later operations
+    if lost.end is None or lost.end == page_start(lost.page + 1):
+        content = page_bytes(entries, owned.sums.get(lost.page), old)
+    file.write(content, start)
+    file.sync()
+    owned.sums.healed(lost.page)
+    owned.reader.look_again()
+    if owned.verifier is not None:
+        owned.verifier.forget()
+    return kept

@@ -1,0 +1,61 @@
+"""Servers that pages are restored from: what they send, and servers that do not answer."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from datastreamer.client.server_peer import ServerPeer
+from datastreamer.client.upstream import Upstream
+from datastreamer.errors import ConnectFailed, NoAnswer
+from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.stream import DataStream
+from tests.network.stub import Stub, StubServer, handler, sample
+from tests.ports import free_port
+from tests.storage.made import FIRST, make
+
+
+def test_entries_as_a_file_has_them(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", [(1, b"one"), (2, b"two"), (3, b"three")], system_id=4)
+    with DataStream.open(path, read_only=True) as stream:
+        stream_id = stream.stream_id
+    with (
+        StreamServer(path, host="127.0.0.1", port=0, create=False, in_process=True) as server,
+        ServerPeer(Upstream("127.0.0.1", server.port)) as peer,
+    ):
+        assert peer.name == f"127.0.0.1:{server.port}"
+        assert peer.header().system_id == 4
+        assert peer.stream_id() == stream_id
+        content = path.read_bytes()[FIRST + 20 : FIRST + 20 + 20 + 22]
+        assert peer.entries(1, 3) == content
+        assert peer.entries(1, 3) == content
+
+
+def test_a_server_that_has_fewer_entries_than_it_says() -> None:
+    with (
+        StubServer(handler(Stub(sample(50), header_total=100))) as server,
+        ServerPeer(Upstream("127.0.0.1", server.port), answer_within=0.3) as peer,
+    ):
+        began = time.monotonic()
+        with pytest.raises(NoAnswer, match=r"entries 40 to 59 did not arrive in 0\.3 s"):
+            peer.entries(40, 60)
+        with pytest.raises(NoAnswer):
+            peer.header()
+        assert time.monotonic() - began < 5
+
+
+def test_a_server_that_is_gone_is_asked_once() -> None:
+    port = free_port()
+    with ServerPeer(Upstream("127.0.0.1", port)) as peer:
+        with pytest.raises(ConnectFailed, match=f"127.0.0.1:{port}"):
+            peer.header()
+        # Now it is there, and is not asked.
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            listener.settimeout(0.1)
+            with pytest.raises(ConnectFailed):
+                peer.entries(0, 1)
+            with pytest.raises(TimeoutError):
+                listener.accept()

@@ -1,0 +1,239 @@
+"""A bit is changed on the disk: whoever is due its page is disconnected, and nobody else."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastreamer.errors import DamagedPage
+from datastreamer.format import PACKET_RESULT, RESULT_DAMAGED
+from datastreamer.protocol.following import HashQuery
+from datastreamer.protocol.messages import encode_command
+from datastreamer.server.streaming import sender as sender_module
+from datastreamer.storage.stream import DataStream
+from tests.network import filters
+from tests.network import model as wire
+from tests.network.damage import A_PAGE, FIRST, PAGE, evict, flip, written
+from tests.network.fixtures import Open, append, in_memory, lost, over_loopback
+from tests.network.model import OK, Model
+
+BAD = 2
+FIRST_BAD = BAD * A_PAGE
+
+
+@pytest.fixture(params=["writer", "follower"])
+def damaged(request: pytest.FixtureRequest, path: Path) -> Iterator[DataStream]:
+    """A stream with one damaged page, nothing of which is in memory."""
+    written(path)
+    flip(path, BAD)
+    follow = request.param == "follower"
+    with DataStream.open(path, follow=follow, verify="never") as stream:
+        yield stream
+
+
+def good(path: str, start: int, stop: int) -> bytes:
+    """These entries, which do not have the damage."""
+    return Model(Path(path).read_bytes()).packed(start, stop)
+
+
+REQUESTS = {
+    "stream": wire.start(FIRST_BAD),
+    "stream from the middle": wire.start(FIRST_BAD + A_PAGE - 1),
+    "batch": wire.batch(FIRST_BAD + 3, 2),
+    "large batch": wire.batch(FIRST_BAD, 100),
+    "entry": wire.entry(FIRST_BAD + 30),
+    "bookmark": wire.bookmark(b"key"),
+    "start at bookmark": wire.start_bookmark(b"key"),
+    "range": wire.range_bookmark(b"key", b"key"),
+    "filtered read": filters.read(FIRST_BAD, 1),
+    "filtered stream": filters.start(FIRST_BAD, 1),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("open_server", [over_loopback, in_memory])
+async def test_who_asks_for_the_page_gets_none_of_it(
+    damaged: DataStream, request_: bytes, open_server: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_server(damaged) as rig:
+        for _ in range(3):  # also when the page is resident
+            async with rig.client() as peer:
+                await peer.send(request_)
+                got = await lost(peer)
+                assert got in (b"", OK), got[:60]
+        errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+        assert len(errors) == 1
+        words = f"{damaged.path}: at byte {FIRST + BAD * PAGE}: page {BAD} (entries {FIRST_BAD} to "
+        assert errors[0].startswith(f"{words}{FIRST_BAD + A_PAGE - 1}): the entries do not match")
+        assert rig.server.counts.errors["DamagedPage"] == 3
+        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [BAD]
+        assert rig.server.unready == ""
+        async with rig.client() as other:
+            number = FIRST_BAD + A_PAGE
+            answer = OK + b"\xfe" + good(damaged.path, number, number + 1)[1:]
+            await other.ask(wire.entry(number), answer)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+async def test_a_hash_of_the_page_is_refused(
+    damaged: DataStream, resident: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of a page that another process has read: damage must not be taken for an update."""
+    if resident:
+        Path(damaged.path).read_bytes()
+    query = encode_command(HashQuery(FIRST_BAD + 1, FIRST_BAD + 2), 1)
+    async with over_loopback(damaged) as rig, rig.client() as peer:
+        for _ in range(2):
+            await peer.send(query)
+            head = await peer.read(9)  # of a Result: its type, length, number
+            assert head[0] == PACKET_RESULT
+            assert int.from_bytes(head[5:], "big") == RESULT_DAMAGED
+            await peer.read(int.from_bytes(head[1:5], "big") - len(head))
+        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [BAD]
+        assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
+
+
+@pytest.mark.parametrize("open_server", [over_loopback, in_memory, "secured"])
+async def test_a_stream_ends_where_the_page_begins(
+    damaged: DataStream, open_server: Open | str, request: pytest.FixtureRequest
+) -> None:
+    made: Open = (
+        request.getfixturevalue(open_server) if isinstance(open_server, str) else open_server
+    )
+    async with made(damaged) as rig, rig.client() as peer:
+        await peer.ask(wire.start(0), OK)
+        got = await lost(peer)
+        assert good(damaged.path, 0, FIRST_BAD).startswith(got)
+
+
+async def test_the_others_are_undisturbed(path: Path) -> None:
+    written(path)
+    with DataStream.open(path, verify="never") as writer:
+        flip(path, BAD)
+        total = writer.total_entries
+        async with (
+            over_loopback(writer) as rig,
+            rig.client() as live,
+            rig.client() as later,
+            rig.client() as meets,
+        ):
+            await live.ask(wire.start(total), OK)
+            await meets.ask(wire.start(FIRST_BAD), OK)
+            await later.ask(wire.start(FIRST_BAD + A_PAGE), OK)
+            assert await lost(meets) == b""
+            append(writer, (1, b"new"))
+            await live.expect(good(writer.path, total, total + 1))
+            await later.expect(good(writer.path, FIRST_BAD + A_PAGE, total + 1))
+            assert rig.server.broadcast.cold.reads > 3
+
+
+async def test_what_is_resident_is_sent_as_it_is(path: Path) -> None:
+    """No thread reads: a catch-up from the page cache costs nothing."""
+    written(path)
+    whole = Model(path.read_bytes()).packed()
+    with DataStream.open(path, verify="never") as writer:
+        async with over_loopback(writer) as rig, rig.client() as peer:
+            await peer.ask(wire.start(0), OK + whole)
+            assert rig.server.broadcast.cold.reads == 0
+
+
+async def test_a_page_is_compared_once_until_entries_change(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(path)
+    with DataStream.open(path, verify="never") as writer:
+        evict(path)
+        async with over_loopback(writer) as rig:
+            checks = rig.server.broadcast.cold.checks
+            compared: list[int] = []
+            verify = checks._verifier.verify  # type: ignore[union-attr]
+            monkeypatch.setattr(
+                checks._verifier, "verify", lambda page, file: compared.append(page) or verify(page)
+            )
+            whole = Model(path.read_bytes()).packed()
+            for turn in range(3):
+                evict(path)
+                async with rig.client() as peer:
+                    await peer.ask(wire.start(0), OK + whole)
+                assert sorted(compared) == list(range(9)), turn
+            writer.update_entry(1, 1, bytes(20_000))
+            whole = Model(path.read_bytes()).packed()
+            evict(path)
+            async with rig.client() as peer:
+                await peer.ask(wire.start(0), OK + whole)
+            assert sorted(compared) == sorted([*range(9)] * 2)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+async def test_a_damaged_key_is_no_missing_bookmark(path: Path, indexed: bool) -> None:
+    written(path)
+    if not indexed:
+        shutil.rmtree(f"{path}.index")
+    with DataStream.open(path, follow=True, verify="never") as writer:
+        number = FIRST_BAD + 5
+        offset = writer.reader.cursor(number).offset + 17
+        flip(path, BAD, offset - FIRST - BAD * PAGE)
+        async with over_loopback(writer) as rig, rig.client() as peer:
+            await peer.send(wire.bookmark(b"key"))
+            assert await lost(peer) == b""
+            [error] = rig.server.broadcast.cold.checks.damaged
+            assert (error.page, error.first, error.end) == (BAD, FIRST_BAD, FIRST_BAD + A_PAGE)
+
+
+async def test_an_old_place_in_a_long_stream(
+    damaged: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found in a thread, which reads a part of the page."""
+    monkeypatch.setattr(sender_module, "_INLINE_PLACE", 0)
+    async with over_loopback(damaged) as rig, rig.client() as peer:
+        await peer.ask(wire.start(FIRST_BAD + A_PAGE - 1), OK)
+        assert await lost(peer) == b""
+
+
+@pytest.mark.parametrize("page", [6, 8, 9])
+async def test_damage_near_the_head_of_a_stream_that_is_cold_at_the_start(
+    path: Path, page: int
+) -> None:
+    """There the residency of pages is not examined later. Page 9 is the last one, not whole."""
+    written(path)
+    flip(path, page)
+    with DataStream.open(path, follow=True, verify="never") as follower:
+        async with over_loopback(follower) as rig, rig.client() as peer:
+            await peer.ask(wire.start(page * A_PAGE), OK)
+            assert await lost(peer) == b""
+            [error] = rig.server.broadcast.cold.checks.damaged
+            assert (error.page, error.first) == (page, page * A_PAGE)
+
+
+async def test_the_place_to_begin_a_repair(damaged: DataStream) -> None:
+    told: list[list[DamagedPage]] = []
+    async with over_loopback(damaged) as rig:
+        checks = rig.server.broadcast.cold.checks
+        checks.on_damage = lambda: told.append(checks.damaged)
+        for _ in range(2):
+            async with rig.client() as peer:
+                await peer.send(wire.entry(FIRST_BAD))
+                assert await lost(peer) == b""
+        [[error]] = told
+        assert (error.page, error.first, error.end) == (BAD, FIRST_BAD, FIRST_BAD + A_PAGE)
+        # Once it is whole again, it is served.
+        flip(Path(damaged.path), BAD)
+        async with rig.client() as peer:
+            await peer.ask(
+                wire.entry(FIRST_BAD),
+                OK + b"\xfe" + good(damaged.path, FIRST_BAD, FIRST_BAD + 1)[1:],
+            )
+        assert rig.server.broadcast.cold.checks.damaged == []
+
+
+async def test_without_checksums_all_is_served(damaged: DataStream) -> None:
+    Path(f"{damaged.path}.sums").unlink()
+    whole = Model(Path(damaged.path).read_bytes()).packed()
+    evict(Path(damaged.path))
+    async with over_loopback(damaged) as rig, rig.client() as peer:
+        await peer.ask(wire.start(0), OK + whole)
+        assert rig.server.broadcast.cold.checks.damaged == []

@@ -1,0 +1,496 @@
+"""Pages that servers restore: which answers are accepted, and what a kill at any step leaves."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.errors import ConnectFailed, DamagedPage
+from datastreamer.format import Header
+from datastreamer.storage.maintain.check import verify
+from datastreamer.storage.maintain.heal import HealedPages
+from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
+from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, make, scan_file, trace_of
+
+Change = Callable[[bytearray], object]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three whole pages and one that is not."""
+    path = tmp_path_factory.mktemp("heal") / "s.bin"
+    source = random.Random(11)
+    with DataStream.create(path, system_id=9, version=3, sync="os") as stream:
+        while stream.header.total_length < FIRST + 3 * PAGE + PAGE // 3:
+            with stream.atomic_op() as op:
+                op.add_bookmark(stream.total_entries.to_bytes(8, "big"))
+                for _ in range(9):
+                    op.add_entry(source.randrange(5), source.randbytes(source.randrange(20_000)))
+    return path
+
+
+def copied(whole: Path, folder: Path, change: Change = lambda content: None) -> Path:
+    """The file, its checksums and its index, changed."""
+    shutil.copytree(whole.parent, folder)
+    path = folder / "s.bin"
+    content = bytearray(path.read_bytes())
+    change(content)
+    path.write_bytes(content)
+    return path
+
+
+class FilePeer:
+    """Answers as a server of a file does."""
+
+    def __init__(self, path: Path, name: str = "peer:6900", *, has_id: bool = True) -> None:
+        self.name = name
+        self.asked: list[tuple[int, int]] = []
+        with DataStream.open(path, read_only=True, verify="never", index="memory") as stream:
+            self._header, self._id = stream.header, stream.stream_id if has_id else bytes(16)
+        content = path.read_bytes()
+        self._packed = {
+            it.number: content[it.offset : it.offset + 17 + len(it.data)] for it in scan_file(path)
+        }
+
+    def header(self) -> Header:
+        return self._header
+
+    def stream_id(self) -> bytes:
+        return self._id
+
+    def entries(self, first: int, stop: int) -> bytes:
+        self.asked.append((first, stop))
+        return b"".join(self._packed[number] for number in range(first, stop))
+
+    def close(self) -> None:
+        pass
+
+    def change(self, number: int) -> FilePeer:
+        """Change a byte of an entry's data."""
+        packed = bytearray(self._packed[number])
+        packed[-1] ^= 1
+        self._packed[number] = bytes(packed)
+        return self
+
+
+class GonePeer(FilePeer):
+    def header(self) -> Header:
+        raise ConnectFailed(f"{self.name}: connection refused")
+
+
+def span(page: int) -> slice:
+    return slice(FIRST + page * PAGE, FIRST + (page + 1) * PAGE)
+
+
+def zero(page: int) -> Change:
+    return lambda content: content.__setitem__(span(page), bytes(PAGE))
+
+
+def flip(offset: int) -> Change:
+    return lambda content: content.__setitem__(offset, content[offset] ^ 4)
+
+
+def bounds(whole: Path, page: int) -> tuple[int, int]:
+    """The entries of a page."""
+    place = span(page)
+    numbers = [it.number for it in scan_file(whole) if place.start <= it.offset < place.stop]
+    return numbers[0], numbers[-1] + 1
+
+
+def without_sums(path: Path) -> Path:
+    path.with_name("s.bin.sums").unlink()
+    return path
+
+
+def healed(path: Path, *peers: FilePeer, trust_peer: bool = False) -> Repaired:
+    return repair(path, sources=Sources(peers, trust_peer))
+
+
+def swap(content: bytearray) -> None:
+    content[span(0)], content[span(1)] = content[span(1)], content[span(0)]
+
+
+def torn(content: bytearray) -> None:
+    start = span(1).start + 300 * 512
+    content[start : start + 512 * 200] = b"\xaa" * (512 * 200)
+
+
+def wrong_length(content: bytearray) -> None:
+    start = span(2).start
+    content[start + 1 : start + 5] = (1 << 30).to_bytes(4, "big")
+
+
+def two_pages(content: bytearray) -> None:
+    zero(1)(content)
+    zero(2)(content)
+
+
+def short(content: bytearray) -> None:
+    del content[span(2).start + 999 :]
+
+
+def shorter(content: bytearray) -> None:
+    del content[span(1).start :]
+
+
+def header_too(content: bytearray) -> None:
+    zero(2)(content)
+    content[38:54] = b"\xff" * 16
+
+
+DAMAGES: dict[str, Change] = {
+    "zeros": zero(1),
+    "the first page": zero(0),
+    "the last page": zero(3),
+    "ones": lambda content: content.__setitem__(span(2), b"\xff" * PAGE),
+    "a bit": flip(span(1).start + 70_000),
+    "a bit of the last page": flip(span(3).start + 70_000),
+    "the first byte of a page": flip(span(2).start),
+    "a torn page": torn,
+    "a length": wrong_length,
+    "two pages": two_pages,
+    "swapped pages": swap,
+    "a stale page": lambda content: content.__setitem__(span(2), content[span(1)]),
+    "the end of the file": short,
+    "most of the file": shorter,
+    "a page and the header": header_too,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_every_kind_of_damage(whole: Path, tmp_path: Path, name: str) -> None:
+    path = copied(whole, tmp_path / "damaged", DAMAGES[name])
+    before = path.read_bytes()
+    total = header_of(whole)[-1]
+    peer = FilePeer(whole)
+    planned = plan(path, sources=Sources([peer]))
+    assert path.read_bytes() == before
+    assert planned.lost == []
+    done = healed(path, peer)
+    assert (done.report.ok, done.report.entries, done.plan.lost) == (True, total, [])
+    assert all(it.source == peer.name and Path(it.kept).exists() for it in done.plan.healed)
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+    assert verify(path).ok
+    trace = trace_of(path.parent)
+    assert healed(path, peer).plan.healthy
+    assert trace_of(path.parent) == trace
+    with DataStream.open(path, verify="always") as stream:
+        assert sum(len(batch) for batch in stream.batches()) == total
+        assert stream.bookmark((0).to_bytes(8, "big")) == 0
+
+
+def test_a_healthy_file_is_not_touched_and_no_server_asked(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "copy")
+    before, peer = trace_of(path.parent), FilePeer(whole)
+    assert healed(path, peer).plan.healthy
+    assert trace_of(path.parent) == before
+    assert peer.asked == []
+
+
+def test_without_servers_the_lost_entries_are_exact(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", flip(span(1).start + 70_000))
+    before = trace_of(path.parent)
+    done = repair(path)
+    assert trace_of(path.parent) == before
+    assert done.plan.lost == [bounds(whole, 1)]
+    assert done.plan.entries_lost == bounds(whole, 1)[1] - bounds(whole, 1)[0]
+    assert not verify(path).ok
+
+
+def test_only_the_entries_that_are_needed_are_requested(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", zero(1))
+    peer = FilePeer(whole)
+    healed(path, peer)
+    first, stop = bounds(whole, 1)
+    assert peer.asked == [(first - 1, stop + 1)]
+
+
+def test_the_copy_undoes_it(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", zero(1))
+    before = path.read_bytes()
+    (result,) = healed(path, FilePeer(whole)).plan.healed
+    kept = Path(result.kept).read_bytes()
+    assert kept == before[:FIRST] + before[span(1)]
+
+
+def test_padding_needs_no_server(whole: Path, tmp_path: Path) -> None:
+    last = max(
+        (it for it in scan_file(whole) if it.offset < span(1).stop), key=lambda it: it.number
+    )
+    end = last.offset + 17 + len(last.data)
+    assert end + 5 < span(1).stop
+    for offset in (end, end + 5):
+        path = copied(whole, tmp_path / str(offset), flip(offset))
+        assert not verify(path).ok
+        done = repair(path)
+        assert done.plan.steps == ["clear the padding after the entries of page 1"]
+        assert done.report.ok
+        assert path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("page", [0, 1, 3])
+def test_sectors_that_cannot_be_read(
+    whole: Path, tmp_path: Path, page: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a server the others are kept; writing the page makes the disk use other sectors."""
+    path, disk = copied(whole, tmp_path / "damaged"), FaultyDisk()
+    bad = span(page).start + 70_000 // 512 * 512
+    disk.bad_sectors = {bad, bad + 512}
+    done = repair(path, disk=disk)
+    assert done.plan.lost == [bounds(whole, page)]
+    assert disk.bad_sectors == {bad, bad + 512}
+    assert f"the disk cannot read bytes {bad // 4096 * 4096} to " in caplog.text
+    done = repair(path, sources=Sources([FilePeer(whole)]), disk=disk)
+    assert (done.report.ok, done.plan.lost, disk.bad_sectors) == (True, [], set())
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
+def test_a_sector_of_an_open_stream_that_cannot_be_read(
+    whole: Path, tmp_path: Path, page: int
+) -> None:
+    path, disk = copied(whole, tmp_path / "open"), FaultyDisk()
+    with DataStream.open(path, disk=disk) as stream:
+        disk.bad_sectors = {span(page).start + 512 * 90}
+        result = stream._internals.heal_page(page, [FilePeer(whole)])
+        assert result is not None
+        assert result.source
+        assert not disk.bad_sectors
+        assert stream.entry(bounds(whole, page)[0]).number == bounds(whole, page)[0]
+    assert path.read_bytes()[span(page)] == whole.read_bytes()[span(page)]
+
+
+# Which answers are accepted.
+
+
+def refused(done: Repaired, whole: Path, path: Path, page: int = 1) -> str:
+    """Check that nothing was restored; returns why."""
+    assert done.plan.lost == [bounds(whole, page)]
+    assert not done.report.ok
+    (result,) = done.plan.healed
+    assert (result.source, result.kept) == ("", "")
+    assert not list(path.parent.glob("*.repair"))
+    return result.why
+
+
+def test_a_peer_that_is_damaged_there(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", zero(1))
+    first, _ = bounds(whole, 1)
+    why = refused(healed(path, FilePeer(whole).change(first + 3)), whole, path)
+    assert why == "peer:6900: its entries of page 1 do not match the checksum"
+    done = healed(path, FilePeer(whole, "bad:1").change(first + 3), FilePeer(whole, "good:2"))
+    (result,) = done.plan.healed
+    assert (result.source, done.report.ok) == ("good:2", True)
+    assert result.why.startswith("bad:1: ")
+
+
+def test_a_peer_of_another_stream(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", zero(1))
+    other = tmp_path / "other.bin"
+    make(other, [(1, b"x")], system_id=8, version=3)
+    why = refused(healed(path, FilePeer(other)), whole, path)
+    assert why == "peer:6900: it serves another stream: system id 8, not 9"
+
+
+def test_a_peer_with_other_neighbours(whole: Path, tmp_path: Path) -> None:
+    path = without_sums(copied(whole, tmp_path / "damaged", zero(1)))
+    first, stop = bounds(whole, 1)
+    for number in (first - 1, stop):
+        peers = [FilePeer(whole, f"{n}:1", has_id=False).change(number) for n in range(2)]
+        why = refused(healed(path, *peers), whole, path)
+        assert f"0:1: it serves another stream: its entry {number} differs" in why
+
+
+def test_a_peer_that_is_gone(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", zero(1))
+    why = refused(healed(path, GonePeer(whole)), whole, path)
+    assert why == "peer:6900: connection refused"
+    assert healed(path, GonePeer(whole), FilePeer(whole)).report.ok
+
+
+def test_a_peer_with_fewer_entries(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", zero(1))
+    shorter = copied(whole, tmp_path / "shorter")
+    _, stop = bounds(whole, 1)
+    with DataStream.open(shorter) as stream:
+        stream.truncate(stop - 1)
+    why = refused(healed(path, FilePeer(shorter)), whole, path)
+    assert why == f"peer:6900: it has {stop - 1:,} entries, and entry {stop - 1} is needed"
+
+
+def test_without_a_checksum(whole: Path, tmp_path: Path) -> None:
+    """Two servers have to send the same bytes, or the operator trusts one."""
+    path = without_sums(copied(whole, tmp_path / "damaged", zero(1)))
+    first, _ = bounds(whole, 1)
+    one, two = FilePeer(whole, "one:1"), FilePeer(whole, "two:2")
+    wrong = FilePeer(whole, "wrong:3").change(first + 3)
+    why = refused(healed(path, one), whole, path)
+    assert why.startswith("only one:1 sends these entries")
+    assert "--trust-peer" in why
+    for trust in (False, True):
+        why = refused(healed(path, one, wrong, trust_peer=trust), whole, path)
+        assert "one:1 and wrong:3 send different bytes" in why
+    why = refused(healed(path, one, two, wrong), whole, path)
+    assert "send different bytes" in why
+    content = path.read_bytes()
+    (result,) = healed(path, one, two).plan.healed
+    assert result.source == "one:1 and two:2"
+    assert path.read_bytes()[: 3 * PAGE] == whole.read_bytes()[: 3 * PAGE]
+    path.write_bytes(content)
+    (result,) = healed(path, one, trust_peer=True).plan.healed
+    assert result.source == "one:1"
+    assert verify(path).ok
+
+
+def test_several_pages_without_checksums(whole: Path, tmp_path: Path) -> None:
+    path = without_sums(copied(whole, tmp_path / "damaged", two_pages))
+    done = healed(path, FilePeer(whole, "one:1"), FilePeer(whole, "two:2"))
+    (result,) = done.plan.healed
+    assert (result.page, result.end_page) == (1, 3)
+    assert done.report.ok
+    assert path.read_bytes()[FIRST : span(3).start] == whole.read_bytes()[FIRST : span(3).start]
+
+
+# Interruptions.
+
+
+class Stop(BaseException):
+    """The process is killed here."""
+
+
+class KilledDisk(FaultyDisk):
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def meet(self, what: str, size: int = 0) -> None:
+        if self.left == 0:
+            raise Stop
+        self.left -= 1
+
+
+@pytest.mark.parametrize("name", ["zeros", "the last page", "two pages", "the end of the file"])
+def test_killed_at_any_write(whole: Path, tmp_path: Path, name: str) -> None:
+    damaged = copied(whole, tmp_path / "damaged", DAMAGES[name])
+    for left in range(60):
+        folder = tmp_path / f"run {left}"
+        path = copied(damaged, folder)
+        try:
+            repair(path, sources=Sources([FilePeer(whole)]), disk=KilledDisk(left))
+        except Stop:
+            done = healed(path, FilePeer(whole))
+            assert done.report.ok
+        else:
+            assert left > 4
+            break
+        end = header_of(whole)[-2]
+        assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+        assert verify(path).ok
+        assert not list(folder.glob("*.new"))
+        shutil.rmtree(folder)
+    else:
+        raise AssertionError("it never ends")
+
+
+# A stream that is open for writing.
+
+
+@pytest.fixture(params=[1, 3])
+def page(request: pytest.FixtureRequest) -> int:
+    """A whole page, and the last one."""
+    return int(request.param)
+
+
+def test_an_open_stream(whole: Path, tmp_path: Path, page: int) -> None:
+    path, peer = copied(whole, tmp_path / "open"), FilePeer(whole)
+    first, stop = bounds(whole, page)
+    with DataStream.open(path, verify="always") as stream:
+        assert stream._internals.heal_page(page, [peer]) is None
+        with path.open("r+b") as file:
+            file.seek(span(page).start + 70_000)
+            file.write(b"\xff" * 999)
+        with DataStream.open(path, follow=True, verify="always") as follower:
+            with pytest.raises(DamagedPage):
+                follower.entry(first)
+            assert follower.entry(0).number == 0
+            # It was whole when this stream was opened: a new process, or a cold page, shows it.
+            epoch = stream.epoch
+            result = stream._internals.heal_page(
+                page, [FilePeer(whole, "bad:1").change(first), peer]
+            )
+            assert isinstance(result, HealedPages)
+            assert (result.page, result.first, result.stop) == (page, first, stop)
+            assert result.source == peer.name
+            assert stream.epoch == epoch
+            assert follower.entry(first).number == first
+            assert not follower.refresh()
+            assert [it.number for it in follower.entries(first, stop)] == [*range(first, stop)]
+        assert stream._internals.heal_page(page, [peer]) is None
+        with stream.atomic_op() as op:
+            op.add_entry(1, b"appended")
+    assert verify(path).ok
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
+def test_an_open_stream_that_grows_meanwhile(whole: Path, tmp_path: Path) -> None:
+    path, peer = copied(whole, tmp_path / "open"), FilePeer(whole)
+    total = header_of(whole)[-1]
+    with DataStream.open(path) as stream:
+        with path.open("r+b") as file:
+            file.seek(span(3).start + 70_000)
+            file.write(b"\xff" * 999)
+        answer = peer.entries
+
+        def slow(first: int, stop: int) -> bytes:
+            with stream.atomic_op() as op:
+                op.add_entry(1, b"meanwhile")
+            return answer(first, stop)
+
+        peer.entries = slow  # type: ignore[method-assign]
+        result = stream._internals.heal_page(3, [peer])
+        assert result is not None
+        assert result.source == peer.name
+        assert stream.entry(total).data == b"meanwhile"
+    assert verify(path).ok
+
+
+def test_an_open_stream_that_is_truncated_meanwhile(whole: Path, tmp_path: Path) -> None:
+    path, peer = copied(whole, tmp_path / "open"), FilePeer(whole)
+    first, _ = bounds(whole, 1)
+    with DataStream.open(path) as stream:
+        with path.open("r+b") as file:
+            file.seek(span(1).start + 70_000)
+            file.write(b"\xff" * 999)
+        answer = peer.entries
+
+        def slow(start: int, stop: int) -> bytes:
+            stream.truncate(first)
+            return answer(start, stop)
+
+        peer.entries = slow  # type: ignore[method-assign]
+        result = stream._internals.heal_page(1, [peer])
+        assert result is not None
+        assert result.source == ""
+        assert "meanwhile" in result.why
+        assert stream.total_entries == first
+    assert verify(path).ok
+
+
+def test_bookmarks_of_a_page_that_is_restored(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "open", zero(1))
+    shutil.rmtree(path.with_name("s.bin.index"))
+    inside = [it for it in scan_file(whole) if it.offset in range(span(1).start, span(1).stop)]
+    mark = next(it for it in inside if it.type == 0xB0)
+    with DataStream.open(path) as stream:
+        stream.bookmarks.wait()
+        assert stream.find_bookmark(mark.data) is None
+        assert stream.bookmark((0).to_bytes(8, "big")) == 0
+        assert stream._internals.heal_page(1, [FilePeer(whole)]) is not None
+        assert stream.bookmark(mark.data) == mark.number
