@@ -173,9 +173,9 @@ class PageChecks:
         with self._guard:
             if changes != self._changes:
                 return
-            if page < self.whole:
-                self._extend(page + 1)
-                self._states[page] = _VERIFIED if known else _UNKNOWN
+            self._extend(page + 1)
+            # The last page, also if it was whole when it was doubted, has no checksum.
+            self._states[page] = _VERIFIED if known else _UNKNOWN
         if known and page not in self._on_disk:
             self._damaged.pop(page, None)
 

@@ -141,6 +141,18 @@ async def test_what_is_resident_is_sent_as_it_is(path: Path) -> None:
             assert rig.server.broadcast.cold.reads == 0
 
 
+async def test_a_doubted_page_that_a_truncation_makes_the_last_one_is_sent(path: Path) -> None:
+    written(path)
+    with DataStream.open(path, verify="never") as writer:
+        async with over_loopback(writer) as rig:
+            rig.server.broadcast.cold.doubt(range(BAD + 1))
+            writer.truncate(FIRST_BAD + 3)
+            async with rig.client() as peer:
+                await peer.ask(
+                    wire.start(FIRST_BAD), OK + good(writer.path, FIRST_BAD, FIRST_BAD + 3)
+                )
+
+
 async def test_a_page_is_compared_once_until_entries_change(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
