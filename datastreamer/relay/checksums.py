@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Final, Protocol
 
 import trio
@@ -39,8 +39,9 @@ _IDLE_SECONDS: Final = 5.0
 _MOMENT_SECONDS: Final = 0.01
 # Time after which checksums that the upstream did not have are requested again.
 _AGAIN_SECONDS: Final = 1.0
-# The same after a request that failed: a commit may have waited for the answer.
+# The same after requests that failed: a commit may have waited for the answer.
 _REFUSED_SECONDS: Final = 30.0
+_ATTEMPTS: Final = 3
 
 
 class OpenOperation(Protocol):
@@ -201,7 +202,7 @@ class ReceivedCheck:
         """The upstream's answer; None if there is none."""
         agreement = self._change_applier.agreement
         try:
-            found = await self.client.ask(number)
+            found = await self._ask(number)
             if agreement is None or found.stream_id != agreement.stream_id:
                 raise PeerError(f"{self.client.peer} serves another stream on this connection")
         except BadFromEntry:
@@ -214,6 +215,14 @@ class ReceivedCheck:
             return None
         self._logged = ""
         return found
+
+    async def _ask(self, number: int) -> SumsFound:
+        """As `SumsClient.ask`; a lost connection and a late answer are no reason to store what
+        was not compared, unless they are the rule."""
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(ConnectionLost, NoAnswer):
+                return await self.client.ask(number)
+        return await self.client.ask(number)
 
     def _extend(self, found: SumsFound | None, *, with_tail: bool) -> None:
         """The checksums of `found` replace those that are known."""

@@ -12,7 +12,9 @@ import pytest
 import trio
 
 from datastreamer.client.upstream import Upstream
+from datastreamer.errors import NoAnswer
 from datastreamer.format import FEATURE_PAGE_SUMS
+from datastreamer.protocol.following import SumsFound
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.relay import checksums
 from datastreamer.relay import compare as comparing
@@ -326,6 +328,38 @@ async def test_an_upstream_whose_checksums_are_missing(
         assert rig.stream.total_entries == total
         flip(source, bad)
         await same(rig, source)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_answers_that_are_lost(
+    tmp_path: Path,
+    source: DataStream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    lost: int,
+) -> None:
+    """Checksums are requested again; only if no answer ever arrives, nothing is compared."""
+    grow(source, 1.4)
+    flip(source, data_of(source, 5))
+    ask, left = checksums.SumsClient.ask, [lost]
+
+    async def unlucky(client: checksums.SumsClient, number: int) -> SumsFound:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise NoAnswer("too late")
+        return await ask(client, number)
+
+    monkeypatch.setattr(checksums.SumsClient, "ask", unlucky)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source)
+        rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
+        [state] = rig.download.states
+        if lost < 3:
+            await rig.relay.until(lambda: state.damaged > 0)
+            assert rig.stream.total_entries == 0
+        else:
+            await same(rig, source)
+            assert "is not compared with checksums: too late" in caplog.text
 
 
 # Damage is taken for nothing else.
