@@ -29,5 +29,7 @@ def follow(host: str, port: int, cursor: str, stop: int | None) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     host, port, cursor, *rest = sys.argv[1:]
     follow(host, int(port), cursor, int(rest[0]) if rest else None)

@@ -57,5 +57,7 @@ def follow(host: str, port: int, path: str, stop: int | None) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     host, port, path, *rest = sys.argv[1:]
     follow(host, int(port), path, int(rest[0]) if rest else None)
