@@ -60,6 +60,8 @@ class IndexBuilder:
         self.failing = False
         # The first damage that the index was built around.
         self.damage: DamagedEntry | None = None
+        self.lacking: Cursor | None = None
+        """Where it was met."""
         # The current thread, and a reader's earlier ones that have not noticed yet that their index
         # was dropped.
         self.thread: threading.Thread | None = None
@@ -92,7 +94,7 @@ class IndexBuilder:
         """Empty the index and build it again from the file."""
         with self._trusted.urgently():
             self._trusted.reset()
-            self.damage = None
+            self.damage = self.lacking = None
         self._catch_up()
 
     # The thread.
@@ -233,7 +235,8 @@ class IndexBuilder:
         found, following = run_or_skip(trusted.reader, cursor, pace)
         if not isinstance(found, DamagedEntry):
             return found, following
-        self.damage = self.damage or found
+        if self.damage is None:
+            self.damage, self.lacking = found, cursor
         _log.error(
             "%s: entries %d to %d cannot be read; bookmarks among them are not in the index",
             *(trusted.path, cursor.number, following.number - 1),

@@ -90,14 +90,19 @@ class BookmarkKeeper:
         if at_hand:
             if not self.trusted.unfinished:
                 with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
-                    return self._look_up(key)
+                    found = self._look_up(key)
+                    if found is not None or self.builder.damage is None:
+                        return found
             raise NotAtHandError
         for _ in range(_TRIES):
             changes = self._reader.changes
             if self.trusted.unfinished:
                 self._settle()
             try:
-                return self._look_up(key)
+                found = self._look_up(key)
+                if found is None:
+                    self._ensure_complete()
+                return found
             except MovedError:
                 continue
             except DamagedEntry:
@@ -109,6 +114,23 @@ class BookmarkKeeper:
             except IndexFailed as error:
                 self._repair(lambda: True, str(error))
         return bookmarks_of(self._reader.batches(0)).get(key)
+
+    def _ensure_complete(self) -> None:
+        """Raises `DamagedEntry` if bookmarks that cannot be read are not in the index, and
+        `MovedError` if they can be read again."""
+        builder = self.builder
+        damage, lacking = builder.damage, builder.lacking
+        if damage is None or lacking is None:
+            return
+        if lacking.number < self._reader.head.entries:
+            self._reader.run(lacking)
+            with self.trusted.urgently():
+                self.trusted.reset()
+                builder.damage = builder.lacking = None
+            with self.trusted.guard:
+                self.trusted.changed.notify()
+            raise MovedError
+        builder.damage = builder.lacking = None
 
     def _look_up(self, key: bytes) -> int | None:
         trusted, recent = self.trusted, self._recent
@@ -410,6 +432,7 @@ class BookmarkKeeper:
             if not self._lacks(bookmarks):
                 return
             trusted.reset()
+            self.builder.damage = self.builder.lacking = None
         with trusted.guard:
             trusted.changed.notify()
 

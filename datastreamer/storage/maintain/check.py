@@ -172,7 +172,9 @@ class _Examiner:
             self._audit = IndexAudit(
                 self._file, self._path, *page.identity, done.claimed, live=live
             )
-        self._sums = SumsAudit(OsDisk(), journal.path_of(self._path), self._file, page)
+        proven = done.claimed is not None and done.claimed == self._proven
+        place = journal.path_of(self._path)
+        self._sums = SumsAudit(OsDisk(), place, self._file, page, proven=proven)
         try:
             walk = self._walk(limit)
             self._judge_end(walk)
@@ -238,19 +240,44 @@ class _Examiner:
             if seen is not None and record is not None:
                 return self._held_still(self._shown_by_writer(seen[0], record))
         _, _, _, length, entries = self._done.page.raw
+        proven = self._proven
         if not HEADER_PAGE_SIZE <= length < 1 << 63:
             what = f"the header's total length {length} is not possible"
             self._done.problem(_TOTAL_LENGTH_OFFSET, what, Help.TOTALS)
-            return None
+            return proven
         room = length - HEADER_PAGE_SIZE
         if entries > room // ENTRY_HEAD_SIZE or (entries == 0 and room):
             what = f"the header counts {entries} entries in {room} bytes"
             self._done.problem(_TOTAL_ENTRIES_OFFSET, what, Help.TOTALS)
-            return None
+            return proven
+        if proven is not None and self._is_disproved(Head(length, entries), proven):
+            what = (
+                f"the header says that the stream ends with {entries} entries at byte {length}, "
+                f"and it does not; the commit record proves that it ended with {proven.entries} "
+                f"entries at byte {proven.length}"
+            )
+            self._done.problem(_TOTAL_LENGTH_OFFSET, what, Help.TOTALS)
+            return proven
         if length > self._size:
             what = f"the file ends here, but its data ends at byte {length}"
             self._done.problem(self._size, what, Help.CUT)
         return Head(length, entries)
+
+    @property
+    def _proven(self) -> Head | None:
+        """The end in the header that the commit record was made with, if another one is stored."""
+        header = self.page.proven
+        return None if header is None else Head(*header[3:])
+
+    def _is_disproved(self, claimed: Head, proven: Head) -> bool:
+        """Whether the stored header, which the commit record does not fit, is damaged: no entry
+        ends there, and no other program has appended entries that are damaged now."""
+        if claimed.length <= self._size and not doubt(self._file, claimed):
+            return False
+        if claimed.length <= proven.length or claimed.entries <= proven.entries:
+            return True
+        whole = walk_file(self._file, self._size, to_first_damage=True).whole
+        return whole.entries <= proven.entries
 
     def _shown_by_writer(self, seen: Head, record: CommitRecord) -> Head:
         """Without the entries that the stream's writer may be about to truncate."""
@@ -326,6 +353,10 @@ class _Examiner:
         """Find where the stream ends; report a problem if the header differs."""
         done, record = self._done, self._done.page.known_record
         claimed = done.claimed
+        if claimed is not None and claimed == self._proven:
+            # What follows is kept when the header is written.
+            full = walk_file(self._file, self._size, to_first_damage=True).whole
+            done.reach = max(done.reach, full.length)
         if claimed is not None and walk.ends_at(claimed):
             done.end = claimed
             self._check_unsynced(claimed)
@@ -369,7 +400,7 @@ class _Examiner:
     def _check_unsynced(self, claimed: Head) -> None:
         """The entries that the record does not know to be on disk, by their hashes."""
         done, record = self._done, self._done.page.known_record
-        if done.live or done.page.record is None or record is None or record.base == record.after:
+        if done.live or record is None or record.after != claimed or record.base == claimed:
             return
         reached = longest_whole(self._file, record)
         if reached == claimed:
@@ -389,6 +420,8 @@ class _Examiner:
     def _named_end(self) -> Head | None:
         """The best end that a record names, for a header that cannot be believed."""
         page, file = self._done.page, self._file
+        if self._done.claimed is not None and self._done.claimed == self._proven:
+            return self._done.claimed
         full = walk_file(file, self._size, to_first_damage=True).whole
         self._whole = full
         self._done.reach = max(self._done.reach, full.length)
@@ -465,9 +498,15 @@ class _Examiner:
         done, notes = self._done, self._report.notes
         page, end = done.page, done.end
         if page.proven is not None and self._report.ok:
-            notes.append(
+            note = (
                 "a program that keeps no commit record wrote the header last; it fits the entries"
             )
+            if self._proven is not None and end is not None and end < self._proven:
+                note += (
+                    f"; before, the stream had {self._proven.entries} entries: if no program "
+                    f"truncated it to {end.entries}, the header is damaged"
+                )
+            notes.append(note)
         if self._odd_bookmarks:
             notes.append(
                 f"{self._odd_bookmarks} entries have the bookmarks' type, but their data is not 1 "

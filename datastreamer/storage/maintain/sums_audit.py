@@ -38,15 +38,19 @@ class DamagedRange(NamedTuple):
 class SumsAudit:
     """One pass over the pages of a file."""
 
-    def __init__(self, disk: Disk, path: str, file: File, page: HeaderPage) -> None:
-        """`path` is that of the stream, symbolic links resolved; `page` its header page."""
+    def __init__(
+        self, disk: Disk, path: str, file: File, page: HeaderPage, *, proven: bool = False
+    ) -> None:
+        """`path` is that of the stream, symbolic links resolved; `page` its header page. `proven`:
+        the stored header is damaged, and the one that the commit record was made with is right."""
         self._file = file
         self._page = page
         # The page that an update may have left half changed.
         undo = journal.find(disk, path, file.access())
         self._updating = None if undo is None else page_of(undo.offset)
         # If another program wrote the header, it may have changed pages too.
-        self._foreign = page.record is None
+        self._foreign = page.record is None and not proven
+        self._proven = proven
         self._records = SidecarRecords(disk, path, file, lambda: HeaderPage.of(file).identity)
         self._unknown: list[int] = []
         self.damaged: list[DamagedRange] = []
@@ -83,7 +87,7 @@ class SumsAudit:
         page = last_page(head.length)
         for _ in range(_TRIES):
             page_now = HeaderPage.of(self._file)
-            record = page_now.record
+            record = page_now.known_record if self._proven else page_now.record
             known = None if record is None else record.sum_at(head)
             if page_now.changing or page == self._updating or known is None:
                 return  # the record may have the hash from before an update or after it

@@ -179,7 +179,7 @@ def test_a_stream_without_an_id(tmp_path: Path, out: Path, golden: Any) -> None:
     path = tmp_path / "foreign.bin"
     path.write_bytes(content)
     snapshot(path, out)
-    assert verify(out).notes == []
+    assert not [note for note in verify(out).notes if "checksum" in note]
     flip(out, FIRST + 100)
     (problem,) = verify(out).problems
     assert "page 0 (entry 0)" in problem.what

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import ConnectFailed, DamagedPage
+from datastreamer.errors import ConnectFailed, DamagedEntry, DamagedPage
 from datastreamer.format import Header
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.heal import HealedPages
@@ -266,6 +266,43 @@ def test_a_sector_of_an_open_stream_that_cannot_be_read(
     assert path.read_bytes()[span(page)] == whole.read_bytes()[span(page)]
 
 
+TOTALS: dict[str, Callable[[int, int], tuple[int, int]]] = {
+    "others": lambda length, entries: (123_456_789, 42),
+    "too few entries": lambda length, entries: (length, 42),
+    "a bit of the count": lambda length, entries: (length, entries ^ 64),
+    "a low bit of the count": lambda length, entries: (length, entries ^ 1),
+    "a bit of the length": lambda length, entries: (length ^ 1 << 20, entries),
+    "a length within a page": lambda length, entries: (FIRST + PAGE + 777, entries),
+    "larger than the file": lambda length, entries: (length ^ 1 << 40, entries),
+    "impossible": lambda length, entries: (2**64 - 1, 2**64 - 1),
+    "zeros": lambda length, entries: (0, 0),
+}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+@pytest.mark.parametrize("page", [None, 0, 2, 3])
+def test_the_commit_record_proves_the_totals(
+    whole: Path, tmp_path: Path, name: str, page: int | None
+) -> None:
+    """Whatever the header says, with a damaged page or without one."""
+    length, total = header_of(whole)[-2:]
+
+    def change(content: bytearray) -> None:
+        content[38:54] = b"".join(n.to_bytes(8, "big") for n in TOTALS[name](length, total))
+        if page is not None:
+            flip(span(page).start + 70_000)(content)
+
+    path = copied(whole, tmp_path / "damaged", change)
+    assert not verify(path).ok
+    done = repair(copied(path, tmp_path / "alone"))
+    assert header_of(tmp_path / "alone" / "s.bin")[-2:] == (length, total)
+    assert done.plan.lost == ([] if page is None else [bounds(whole, page)])
+    done = healed(path, FilePeer(whole))
+    assert (done.report.ok, done.report.entries, done.plan.lost) == (True, total, [])
+    assert path.read_bytes()[:54] == whole.read_bytes()[:54]
+    assert path.read_bytes()[FIRST:length] == whole.read_bytes()[FIRST:length]
+
+
 # Which answers are accepted.
 
 
@@ -490,7 +527,32 @@ def test_bookmarks_of_a_page_that_is_restored(whole: Path, tmp_path: Path) -> No
     mark = next(it for it in inside if it.type == 0xB0)
     with DataStream.open(path) as stream:
         stream.bookmarks.wait()
-        assert stream.find_bookmark(mark.data) is None
+        # Whether it is there is not known.
+        for key in (mark.data, b"nowhere"):
+            with pytest.raises(DamagedEntry):
+                stream.find_bookmark(key)
         assert stream.bookmark((0).to_bytes(8, "big")) == 0
         assert stream._internals.heal_page(1, [FilePeer(whole)]) is not None
         assert stream.bookmark(mark.data) == mark.number
+        assert stream.find_bookmark(b"nowhere") is None
+
+
+@pytest.mark.parametrize("by", ["an operator", "a truncation"])
+def test_bookmarks_of_a_page_that_is_no_longer_damaged(
+    whole: Path, tmp_path: Path, by: str
+) -> None:
+    path = copied(whole, tmp_path / "open", zero(1))
+    shutil.rmtree(path.with_name("s.bin.index"))
+    with DataStream.open(path) as stream:
+        stream.bookmarks.wait()
+        with pytest.raises(DamagedEntry):
+            stream.find_bookmark(b"nowhere")
+        if by == "an operator":
+            with path.open("r+b") as file:
+                file.seek(span(1).start)
+                file.write(whole.read_bytes()[span(1)])
+        else:
+            stream.truncate(5)
+        assert stream.find_bookmark(b"nowhere") is None
+        last = max(it.number for it in scan_file(path) if it.type == 0xB0)
+        assert stream.bookmark(last.to_bytes(8, "big")) == last
