@@ -28,6 +28,7 @@ from datastreamer.server.limits import Limits
 from datastreamer.server.metrics_http import serve_metrics
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.server.server import Server
+from datastreamer.storage.disk.file_ops import Disk
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.durability import SyncPolicy
@@ -90,6 +91,7 @@ class Relay:
         metrics_port: int | None = None,
         metrics_host: Hosts = None,
         ready_lag: int = READY_LAG,
+        disk: Disk | None = None,
     ) -> None:
         if isinstance(upstreams, str):
             raise UsageError(f'upstreams is a list such as [("host", 6900)], not {upstreams!r}')
@@ -132,6 +134,7 @@ class Relay:
         self._limits = limits
         self._sync: SyncPolicy = sync
         self._index = index
+        self._disk = disk
         self._stream_type = stream_type
 
     @property
@@ -264,7 +267,11 @@ class Relay:
     async def _open(self) -> DataStream:
         def existing() -> DataStream:
             return DataStream.open(
-                self.path, stream_type=self._stream_type, sync=self._sync, index=self._index
+                self.path,
+                stream_type=self._stream_type,
+                sync=self._sync,
+                index=self._index,
+                disk=self._disk,
             )
 
         def new() -> DataStream:
@@ -275,6 +282,7 @@ class Relay:
                 stream_type=header.stream_type,
                 sync=self._sync,
                 index=self._index,
+                disk=self._disk,
             )
 
         try:

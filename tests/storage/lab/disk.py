@@ -243,6 +243,7 @@ class Process(Disk):
         self.placements = 0
         self.late: list[SimPlacement] = []
         self._files: list[SimFile] = []
+        self.opens = SimFile
 
     def end(self) -> None:
         """As `kill -9`: what the system was given it has, locks are free, and no more comes."""
@@ -309,7 +310,7 @@ class Process(Disk):
         self.disk.sync_folder()
 
     def _opened(self, inode: Inode, write: bool) -> SimFile:
-        file = SimFile(self, inode, write)
+        file = self.opens(self, inode, write)
         self._files.append(file)
         return file
 

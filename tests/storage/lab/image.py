@@ -103,6 +103,8 @@ class Inode:
     # them again.
     doubtful: dict[int, list[bytes]] = field(default_factory=dict)
     locker: SimFile | None = None
+    # Blocks that are not in the system's cache.
+    cold: set[int] = field(default_factory=set)
 
     @property
     def identity(self) -> tuple[int, int]:
