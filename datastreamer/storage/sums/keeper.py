@@ -220,9 +220,7 @@ class SumsKeeper:
         def invalidate() -> None:
             if self._file is None:
                 return
-            known = self._file.get(page, self._stream_id) if page < self.count else None
-            if known is not None:
-                self._file.put(page, [known._replace(known=False)], self._stream_id)
+            self._file.forget(page, self._stream_id)
             self._put_header(self._header._replace(next_epoch=epoch))
             self._file.file.sync()
 

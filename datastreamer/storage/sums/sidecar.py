@@ -170,6 +170,12 @@ class SumsFile(StoredSums):
         packed = b"".join(each.pack(page + at, stream_id) for at, each in enumerate(sums))
         self.file.write(packed, RECORDS_OFFSET + page * RECORD_SIZE)
 
+    def forget(self, page: int, stream_id: bytes) -> None:
+        """The record of a page, if there is one, says nothing of the page from now on."""
+        known = self.get(page, stream_id) if page < self.count() else None
+        if known is not None:
+            self.put(page, [known._replace(known=False)], stream_id)
+
     def truncate(self, pages: int) -> None:
         """Keep the records of that many pages at most."""
         size = RECORDS_OFFSET + pages * RECORD_SIZE

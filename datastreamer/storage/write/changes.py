@@ -35,6 +35,8 @@ from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import SealedTail, last_page
 from datastreamer.storage.sums.page_check import differs
+from datastreamer.storage.sums.sidecar import SUFFIX as SUMS_SUFFIX
+from datastreamer.storage.sums.sidecar import SumsFile
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
@@ -286,6 +288,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
             return False
         # Also if the old bytes are there: an earlier open may have restored them, and failed to
         # bring them to disk.
+        _forget_sums(disk, path, file, undo)
         file.write(undo.old, undo.offset)
         if page.updating is not None:
             # The page must not ask for a journal once that is removed.
@@ -305,6 +308,18 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
     if disk.exists(path + journal.SUFFIX):
         keep_journal(disk, path, shown)
     return False
+
+
+def _forget_sums(disk: Disk, path: str, file: File, undo: Undo) -> None:
+    """The checksum of the page may be that of the bytes that are about to be overwritten."""
+    with contextlib.suppress(UntrustedFile):
+        sums = SumsFile.open(disk, path + SUMS_SUFFIX, file.access(), write=True)
+        if sums is not None:
+            try:
+                sums.forget(page_of(undo.offset), undo.stream_id)
+                sums.file.sync()
+            finally:
+                sums.file.close()
 
 
 def keep_journal(disk: Disk, path: str, shown: str) -> None:

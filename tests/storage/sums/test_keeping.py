@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import DamagedEntry, WriteFailed
 from datastreamer.storage.maintain.check import verify
+from datastreamer.storage.maintain.repair import repair
 from datastreamer.storage.maintain.sums import MadeSums, make_sums
 from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, page_sums, scan_file
 
@@ -88,6 +90,38 @@ def test_an_update(tmp_path: Path, number: int) -> None:
         stream.update_entry(number % stream.total_entries, 1, b"new " * (SIZE // 4))
     page_sums(path)
     assert verify(path).ok
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_killed_at_any_step_of_an_update(tmp_path: Path, repaired: bool) -> None:
+    """Whether the old bytes are restored or the new ones are there: no page is called damaged."""
+    path, disk = made(tmp_path / "s.bin"), FaultyDisk()
+    states: list[Path] = []
+
+    def keep() -> None:
+        folder = tmp_path / f"state {len(states)}"
+        folder.mkdir()
+        for each in tmp_path.glob("s.bin*"):
+            shutil.copyfile(each, folder / each.name)
+        states.append(folder / "s.bin")
+
+    with DataStream.open(path, index="memory", disk=disk) as stream:
+        disk.before = {"write": keep, "sync": keep}
+        stream.update_entry(4, 1, b"new!" * (SIZE // 4))
+        disk.before = {}
+    assert len(states) > 8
+    found = set()
+    for state in states:
+        if repaired:
+            assert repair(state).report.ok
+        with DataStream.open(state, index="memory", verify="always") as stream:
+            found.add(stream.entry(4).data[:4])
+            while stream._ensure_writable().sums_completer.complete_page():
+                pass
+            assert len([*stream.entries()]) == stream.total_entries
+        report = verify(state)
+        assert report.ok, (state, report.problems)
+    assert len(found) == 2
 
 
 def test_a_missing_sidecar_is_made_in_the_background(tmp_path: Path) -> None:
