@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.upstream import Upstream
-from datastreamer.errors import DatastreamerError, NoAnswer
+from datastreamer.errors import DatastreamerError, NoAnswer, PeerError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 
 T = TypeVar("T")
@@ -58,11 +58,13 @@ class ServerPeer:
     def stream_id(self) -> bytes:
         return self._ask(lambda client: client.capabilities().stream_id)
 
-    def entries(self, first: int, stop: int) -> bytes:
-        return self._ask(lambda client: self._received(client, first, stop))
+    def entries(self, first: int, stop: int, most: int) -> bytes:
+        return self._ask(lambda client: self._received(client, first, stop, most))
 
-    def _received(self, client: BlockingClient, first: int, stop: int) -> bytes:
+    def _received(self, client: BlockingClient, first: int, stop: int, most: int) -> bytes:
         late = threading.Event()
+        parts: list[bytes] = []
+        size = 0
 
         def give_up() -> None:
             late.set()
@@ -73,7 +75,13 @@ class ServerPeer:
         timer.start()
         try:
             with client.batches(from_entry=first, stop=stop) as batches:
-                return b"".join([batch.packed() for batch in batches])
+                for batch in batches:
+                    parts.append(batch.packed())
+                    size += len(parts[-1])
+                    if size > most:
+                        what = f"entries {first} to {stop - 1} have more than {most} bytes"
+                        raise PeerError(f"{self.name}: {what}")
+            return b"".join(parts)
         except DatastreamerError as error:
             if not late.is_set():
                 raise

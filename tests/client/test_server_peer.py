@@ -10,7 +10,7 @@ import pytest
 
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
-from datastreamer.errors import ConnectFailed, NoAnswer
+from datastreamer.errors import ConnectFailed, NoAnswer, PeerError
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.network.stub import Stub, StubServer, handler, sample
@@ -30,8 +30,8 @@ def test_entries_as_a_file_has_them(tmp_path: Path) -> None:
         assert peer.header().system_id == 4
         assert peer.stream_id() == stream_id
         content = path.read_bytes()[FIRST + 20 : FIRST + 20 + 20 + 22]
-        assert peer.entries(1, 3) == content
-        assert peer.entries(1, 3) == content
+        assert peer.entries(1, 3, 1000) == content
+        assert peer.entries(1, 3, 1000) == content
 
 
 def test_a_server_that_has_fewer_entries_than_it_says() -> None:
@@ -41,7 +41,7 @@ def test_a_server_that_has_fewer_entries_than_it_says() -> None:
     ):
         began = time.monotonic()
         with pytest.raises(NoAnswer, match=r"entries 40 to 59 did not arrive in 0\.3 s"):
-            peer.entries(40, 60)
+            peer.entries(40, 60, 1000)
         with pytest.raises(NoAnswer):
             peer.header()
         assert time.monotonic() - began < 5
@@ -56,6 +56,17 @@ def test_a_server_that_is_gone_is_asked_once() -> None:
         with socket.create_server(("127.0.0.1", port)) as listener:
             listener.settimeout(0.1)
             with pytest.raises(ConnectFailed):
-                peer.entries(0, 1)
+                peer.entries(0, 1, 1000)
             with pytest.raises(TimeoutError):
                 listener.accept()
+
+
+def test_a_server_that_sends_more_than_fits() -> None:
+    """Entries that cannot have been in these pages are not collected in memory."""
+    with (
+        StubServer(handler(Stub(sample(50)))) as server,
+        ServerPeer(Upstream("127.0.0.1", server.port)) as peer,
+    ):
+        assert peer.entries(0, 50, 1 << 20)
+        with pytest.raises(PeerError, match="entries 0 to 49 have more than 99 bytes"):
+            peer.entries(0, 50, 99)

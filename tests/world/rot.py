@@ -45,7 +45,7 @@ class ServedStream:
     def stream_id(self) -> bytes:
         return self._stream.stream_id
 
-    def entries(self, first: int, stop: int) -> bytes:
+    def entries(self, first: int, stop: int, most: int) -> bytes:
         return b"".join(batch.packed() for batch in self._stream.batches(first, stop))
 
 

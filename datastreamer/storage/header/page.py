@@ -99,6 +99,12 @@ class HeaderPage(bytes):
         """The commit record if it fits the header as it is stored."""
         return records.get_record(self) if len(self) == HEADER_PAGE_SIZE else None
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether a record says that a program that keeps records wrote the header as it is stored:
+        the commit record, or if that is damaged a synced header."""
+        return self.record is not None or any(slot.header == self.raw for slot in self.synced)
+
     @cached_property
     def mark(self) -> VisibleMark | None:
         return records.get_mark(self._padded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import secrets
 import struct
 from typing import Final, NamedTuple
@@ -113,9 +114,13 @@ def find(disk: Disk, path: str, beside: Access) -> Undo | None:
     name = path + SUFFIX
     if not disk.exists(name):
         return None
-    if os.path.exists(name) and not os.path.isfile(name):
+    # (In one look: the update may end at any moment.)
+    mode = 0
+    with contextlib.suppress(OSError):
+        mode = os.stat(name).st_mode
+    if mode and not stat.S_ISREG(mode):
         # Opening a named pipe would wait for a process at its other end.
-        kind = "folder" if os.path.isdir(name) else "pipe or device"
+        kind = "folder" if stat.S_ISDIR(mode) else "pipe or device"
         raise StreamFileError(
             name, f"a {kind} is in the place of the journal of an update; move it elsewhere"
         )

@@ -45,8 +45,9 @@ class Peer(Protocol):
     def stream_id(self) -> bytes:
         """The id of its stream; zeros if it has none or does not report it."""
 
-    def entries(self, first: int, stop: int) -> bytes:
-        """The entries from `first` up to, not including, `stop`, as a file has them."""
+    def entries(self, first: int, stop: int, most: int) -> bytes:
+        """The entries from `first` up to, not including, `stop`, as a file has them. It is an error
+        if they have more than `most` bytes."""
 
     def close(self) -> None:
         """End the connection; a later question makes another one."""
@@ -160,7 +161,8 @@ def _entries_of(peer: Peer, lost: LostPages, stream: KnownStream) -> bytes:
     same_id = stream.stream_id not in (NO_ID, b"") and peer.stream_id() == stream.stream_id
     if (first, stop) == (lost.first, lost.stop) and not (same_id or lost.proven):
         raise RefusedError("nothing shows that it serves the same stream: no other page is whole")
-    content = peer.entries(first, stop)
+    # Those of the pages, and the two around them.
+    content = peer.entries(first, stop, (lost.end_page - lost.page + 2) * PAGE_SIZE)
     start, end = 0, len(content)
     if first < lost.first:
         own = stream.last_entry(lost.page - 1)
@@ -240,7 +242,11 @@ class FileHealer:
         record = found.page.known_record
         self._end = found.heal_end
         # Another program may have changed pages, but no checksums.
-        self._confirmed = record is not None and record.after == self._end
+        self._confirmed = (
+            found.page.confirmed and self._end == found.page.raw[3:]
+            if record is None
+            else record.after == self._end
+        )
         self._records: SidecarRecords | None = None
         self._header = found.header
         if self._confirmed:

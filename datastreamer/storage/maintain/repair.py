@@ -248,7 +248,7 @@ def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[i
     try:
         reader = Reader(file, path, end)
         known = _sum_at(found, end)
-        if known is not None:
+        if known is not None or found.page.confirmed:
             verifier = PageVerifier(file, path, records, lambda: end)
             verifier.verify_last_page(end, known)
             data = VerifiedFile(file, verifier)
@@ -451,7 +451,7 @@ def _take_over_sums(file: File, path: str, page: HeaderPage, made: Plan, disk: D
         last_page(made.header.total_length),
         recorded=page.identity[1],
         epoch=made.epoch,
-        foreign=page.known_record is None,
+        foreign=page.known_record is None and not page.confirmed,
         restarted=True,
     )
     return keeper

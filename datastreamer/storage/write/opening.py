@@ -204,7 +204,7 @@ def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept:
         last_page(head.length),
         recorded=judged.epoch,
         epoch=owned.epoch,
-        foreign=record is None,
+        foreign=not page.confirmed,
         restarted=record is not None and record.boot_id != owned.boot,
     )
     if sealed:

@@ -63,9 +63,11 @@ class FilePeer:
     def stream_id(self) -> bytes:
         return self._id
 
-    def entries(self, first: int, stop: int) -> bytes:
+    def entries(self, first: int, stop: int, most: int) -> bytes:
         self.asked.append((first, stop))
-        return b"".join(self._packed[number] for number in range(first, stop))
+        found = b"".join(self._packed[number] for number in range(first, stop))
+        assert len(found) <= most
+        return found
 
     def close(self) -> None:
         pass
@@ -303,6 +305,34 @@ def test_the_commit_record_proves_the_totals(
     assert path.read_bytes()[FIRST:length] == whole.read_bytes()[FIRST:length]
 
 
+@pytest.mark.parametrize("at", [70, 100, 150, 250])
+@pytest.mark.parametrize("page", [0, 2])
+def test_a_damaged_commit_record_hides_no_damage(
+    whole: Path, tmp_path: Path, at: int, page: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A synced header says that the checksums are about this stream."""
+
+    def change(content: bytearray) -> None:
+        flip(at)(content)
+        flip(span(page).start + 70_000)(content)
+
+    first, stop = bounds(whole, page)
+    path = copied(whole, tmp_path / "damaged", change)
+    assert any(f"page {page} (entries {first} to" in each.what for each in verify(path).problems)
+    alone = copied(path, tmp_path / "alone")
+    assert repair(alone).plan.lost == [(first, stop)]
+    written = copied(path, tmp_path / "written")
+    with DataStream.open(written, verify="always") as stream:
+        while stream._ensure_writable().sums_completer.complete_page():
+            pass
+        with pytest.raises(DamagedPage):
+            stream.entry(first)
+    done = healed(path, FilePeer(whole))
+    assert (done.report.ok, done.plan.lost) == (True, [])
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
 # Which answers are accepted.
 
 
@@ -485,10 +515,10 @@ def test_an_open_stream_that_grows_meanwhile(whole: Path, tmp_path: Path) -> Non
             file.write(b"\xff" * 999)
         answer = peer.entries
 
-        def slow(first: int, stop: int) -> bytes:
+        def slow(first: int, stop: int, most: int) -> bytes:
             with stream.atomic_op() as op:
                 op.add_entry(1, b"meanwhile")
-            return answer(first, stop)
+            return answer(first, stop, most)
 
         peer.entries = slow  # type: ignore[method-assign]
         result = stream._internals.heal_page(3, [peer])
@@ -507,9 +537,9 @@ def test_an_open_stream_that_is_truncated_meanwhile(whole: Path, tmp_path: Path)
             file.write(b"\xff" * 999)
         answer = peer.entries
 
-        def slow(start: int, stop: int) -> bytes:
+        def slow(start: int, stop: int, most: int) -> bytes:
             stream.truncate(first)
-            return answer(start, stop)
+            return answer(start, stop, most)
 
         peer.entries = slow  # type: ignore[method-assign]
         result = stream._internals.heal_page(1, [peer])
