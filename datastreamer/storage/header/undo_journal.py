@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import secrets
+import stat
 import struct
 from typing import Final, NamedTuple
 
