@@ -146,8 +146,14 @@ class Examination:
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
         by = "the next open for writing, or repair," if self.truncated_by_open else "repair"
+        cut = f"{by} truncates to {counted(end.entries)}"
+        if self.heal_end is not None and self.heal_end > end and not self.truncated_by_open:
+            cut = (
+                "repair --from HOST:PORT restores what is missing from a server of the same "
+                f"stream; without one, {cut}"
+            )
         advice = {
-            Help.CUT: f"{by} truncates to {counted(end.entries)}",
+            Help.CUT: cut,
             Help.TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
             Help.HEADER: "repair writes the previous header",
             Help.RECORDS: "repair writes the records again",
