@@ -91,7 +91,6 @@ class Relay:
         metrics_port: int | None = None,
         metrics_host: Hosts = None,
         ready_lag: int = READY_LAG,
-        disk: Disk | None = None,
     ) -> None:
         if isinstance(upstreams, str):
             raise UsageError(f'upstreams is a list such as [("host", 6900)], not {upstreams!r}')
@@ -134,7 +133,8 @@ class Relay:
         self._limits = limits
         self._sync: SyncPolicy = sync
         self._index = index
-        self._disk = disk
+        # Of the file: another one in tests.
+        self._disk: Disk | None = None
         self._stream_type = stream_type
 
     @property

@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar
 
 import trio
 
+from datastreamer._codec import Entry
 from datastreamer.errors import DamagedFile, UnknownBookmark, UnknownEntry
 from datastreamer.format import (
     PACKET_ANSWER,
@@ -262,12 +263,22 @@ class QueryAnswers:
     def _bookmark_at_hand(self, key: bytes) -> int | None:
         return self._stream.find_bookmark(key, is_resident=self._broadcast.is_resident)
 
+    async def _read_event(self, number: int) -> Entry | None:
+        first_event = self._stream.reader.first_event
+        return await self._read(first_event, number, lambda it: it.number if it else number)
+
     async def _first_event(self, key: bytes) -> bytes:
-        number = await self._bookmark(key)
-        event = None
-        if number is not None:
-            first_event = self._stream.reader.first_event
-            event = await self._read(first_event, number, lambda it: it.number if it else number)
+        event: Entry | None = None
+        while (number := await self._bookmark(key)) is not None:
+            try:
+                event = await self._read_event(number)
+            except UnknownEntry:
+                if number < self._stream.reader.head.entries:
+                    raise
+                # It was truncated since the look-up.
+                await trio.lowlevel.checkpoint()
+                continue
+            break
         if event is None:
             return messages.OK + messages.NOT_FOUND
         return messages.OK + messages.encode_answer(event.number, event.type, event.data)

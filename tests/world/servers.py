@@ -149,7 +149,6 @@ class RelayProgram:
         relay = Relay(
             [(name, 6900) for name in self.upstreams],
             PATH,
-            disk=program.disk,
             index="memory",
             sync=self.sync,
             limits=_LIMITS,
@@ -160,6 +159,7 @@ class RelayProgram:
             backoff=BACKOFF,
             look_seconds=5.0,
         )
+        relay._disk = program.disk
         self.relay = relay
 
         class Started:
