@@ -145,8 +145,7 @@ class LongAnswers:
                 self._counts.hash_seconds += time.perf_counter() - began
             else:
                 answer = await sums_of(self._broadcast, query)
-        except DamagedFile as found:
-            error = self._broadcast.cold.judged(found)
+        except DamagedFile as error:
             level = logging.ERROR
             if isinstance(error, DamagedPage):
                 level = logging.DEBUG  # it is logged once, not for each request

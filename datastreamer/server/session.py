@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from datastreamer.errors import DamagedFile, DamagedPage, DatastreamerError
+from datastreamer.errors import DamagedPage, DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.protocol import messages
@@ -255,8 +255,6 @@ class Session:
             _log.debug("%s: connection lost: %s", self.transport.peer, error)
             self._scope.cancel()
             return
-        if isinstance(error, DamagedFile):
-            error = self._broadcast.cold.judged(error)
         known = isinstance(error, DatastreamerError)
         level = logging.ERROR
         if isinstance(error, DamagedPage):

@@ -28,12 +28,11 @@ def written(path: Path) -> None:
         append(made, *entries)
 
 
-def flip(path: Path, page: int, at: int = 5_000, *, evicted: bool = True) -> None:
-    """Change a bit of a page, at byte `at` in it, on the disk; the page cache has it too."""
+def flip(path: Path, page: int, at: int = 5_000) -> None:
+    """Change a bit of a page, at byte `at` in it, on the disk."""
     with path.open("r+b", buffering=0) as file:
         file.seek(FIRST + page * PAGE + at)
         old = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([old[0] ^ 4]))
-    if evicted:
-        evict(path)
+    evict(path)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
+from datastreamer.errors import DamagedPage
 from datastreamer.format import PAGE_SIZE, page_of, page_start
 from datastreamer.server.streaming.page_checks import PageChecks
 
@@ -103,21 +103,6 @@ class ColdReads:
             self.warm.difference_update(map(page_start, pages))
         else:
             self.warm.difference_update([at for at in list(self.warm) if page_of(at) in pages])
-
-    def judged(self, error: DamagedFile) -> DamagedFile:
-        """What is wrong with entries that cannot be read: their page, if it does not match its
-        checksum. Reads the page, also if it was verified before."""
-        if isinstance(error, DamagedPage) or not isinstance(error, DamagedEntry):
-            return error
-        page = page_of(error.offset)
-        try:
-            # An error at the end of a page may be about the next one.
-            self.checks.verify_all([page, page + 1])
-        except DamagedPage as found:
-            return found
-        except OSError:
-            pass
-        return error
 
     def damaged(self, error: DamagedPage) -> bool:
         """A page was found damaged: compare it before its bytes are sent. False if that was known

@@ -153,32 +153,6 @@ async def test_a_doubted_page_that_a_truncation_makes_the_last_one_is_sent(path:
                 )
 
 
-async def test_entries_that_cannot_be_read_show_damage_of_a_verified_page(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is known from then on, and logged once."""
-    written(path)
-    evict(path)
-    answer = OK + b"\xfe" + good(str(path), FIRST_BAD, FIRST_BAD + 1)[1:]
-    with DataStream.open(path, verify="never") as writer:
-        async with over_loopback(writer) as rig:
-            async with rig.client() as peer:
-                await peer.ask(wire.entry(FIRST_BAD), answer)
-            # The length of its second entry, in the page cache.
-            flip(path, BAD, at=20_017 + 2, evicted=False)
-            for _ in range(3):
-                async with rig.client() as peer:
-                    await peer.send(wire.start(FIRST_BAD))
-                    await lost(peer)
-            [error] = rig.server.broadcast.cold.checks.damaged
-            assert error.page == BAD
-            assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
-            flip(path, BAD, at=20_017 + 2, evicted=False)
-            async with rig.client() as peer:
-                await peer.ask(wire.entry(FIRST_BAD), answer)
-            assert rig.server.broadcast.cold.checks.damaged == []
-
-
 async def test_a_page_is_compared_once_until_entries_change(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
