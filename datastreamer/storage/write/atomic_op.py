@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Protocol
 
@@ -103,6 +103,32 @@ class AtomicOp(EntryPacker):
             with raised_after(error):
                 self.rollback()
             return
+        self._finish()
+
+    def append(self, type: int, data: Buffer, bookmark: Buffer | None) -> int:
+        """As `DataStream.append`."""
+        self.start()
+        try:
+            if bookmark is not None:
+                self.add_bookmark(bookmark)
+            number = self.add_entry(type, data)
+        except BaseException:
+            self.close()  # nothing was spilled
+            raise
+        self._finish()
+        return number
+
+    def append_many(
+        self, type: int | Iterable[int], data: Iterable[Buffer], bookmark: Buffer | None
+    ) -> range:
+        """As `DataStream.append_many`."""
+        with self:
+            if bookmark is not None:
+                self.add_bookmark(bookmark)
+            return self.add_entries(type, data)
+
+    def _finish(self) -> None:
+        """Commit. A commit that fails is rolled back, with the error that says so."""
         try:
             self.commit()
         except EntriesLost:
