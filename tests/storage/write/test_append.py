@@ -47,7 +47,12 @@ def test_one_entry_an_operation(tmp_path: Path, sync: Sync, index: Any) -> None:
         assert stream.append(2**32 - 1, memoryview(b"")) == 31
         assert stream.bookmark((4).to_bytes(4, "big")) == 4
     assert verify(path).ok
-    assert items(path)[28:] == [(BOOKMARK, b"\0\0\0\x1c"), (7, b"data"), (8, b"x"), (2**32 - 1, b"")]
+    assert items(path)[28:] == [
+        (BOOKMARK, b"\0\0\0\x1c"),
+        (7, b"data"),
+        (8, b"x"),
+        (2**32 - 1, b""),
+    ]
 
 
 def test_many(tmp_path: Path) -> None:
