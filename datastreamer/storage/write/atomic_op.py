@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from datastreamer._codec import EntryBatch
 from datastreamer._packer import EntryPacker
@@ -127,7 +127,8 @@ class AtomicOp(EntryPacker):
             if writer.owned.interrupted:
                 self.close()
             self.committing = False
-            self._fail(error)
+            self._roll_back_after(error)
+            raise
         except BaseException:
             self.close()
             raise
@@ -164,15 +165,16 @@ class AtomicOp(EntryPacker):
         try:
             self.commit()
         except Exception as error:
-            self._fail(error)
+            self._roll_back_after(error)
+            raise
         except BaseException:
             self.close()
             raise
 
-    def _fail(self, error: Exception) -> NoReturn:
-        """Roll the operation back because of `error`, and raise what the caller needs to know."""
+    def _roll_back_after(self, error: Exception) -> None:
+        """Roll the operation back because of `error`. Raises what replaces that error."""
         if not self.is_open:
-            raise error
+            return
         if isinstance(error, CommitInDoubt) and not isinstance(error, EntriesLost):
             self.rollback()
             why = error.what.partition(";")[0]
@@ -182,7 +184,6 @@ class AtomicOp(EntryPacker):
             ) from error
         with raised_after(error):
             self.rollback()
-        raise error
 
     # From begin to end.
 

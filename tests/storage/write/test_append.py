@@ -104,9 +104,9 @@ def test_not_within_an_operation(tmp_path: Path) -> None:
                 stream.append_many(1, [b""])
             op.add_entry(1, b"of the operation, too")
         assert stream.total_entries == 2
-        with DataStream.open(tmp_path / "s.bin", read_only=True) as reader:
-            with pytest.raises(StreamReadOnly):
-                reader.append(1, b"")
+        reader = DataStream.open(tmp_path / "s.bin", read_only=True)
+        with reader, pytest.raises(StreamReadOnly):
+            reader.append(1, b"")
     with pytest.raises(StreamClosed):
         stream.append(1, b"")
 
