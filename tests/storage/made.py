@@ -342,5 +342,22 @@ class FaultyDisk(OsDisk):
         return FaultyFile(create_file(path, beside), self)
 
 
+class Stop(BaseException):
+    """The process is killed here."""
+
+
+class KilledDisk(FaultyDisk):
+    """Simulates a kill before one of the disk's operations."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def meet(self, what: str, size: int = 0) -> None:
+        if self.left == 0:
+            raise Stop
+        self.left -= 1
+
+
 def _is_file(file: FaultyFile) -> File:
     return file  # mypy says here where the double no longer fits the protocol

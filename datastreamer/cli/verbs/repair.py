@@ -77,10 +77,12 @@ def repair(
     facts = _facts(made, done)
     write_out(json_line(facts) if shape == "jsonl" else _table(file, made, done))
     if made.lost and not dry_run:
+        helps = "--from HOST:PORT restores them from a server of the same stream"
+        if from_:
+            helps = "no server named restored them, and the report says why"
         raise Failure(
-            f"{file}: {counted(made.entries_lost)} cannot be read: {_ranges(made)}; --from "
-            "HOST:PORT restores them from a server of the same stream, --cut truncates the stream "
-            "before the first one"
+            f"{file}: {counted(made.entries_lost)} cannot be read: {_ranges(made)}; {helps}; --cut "
+            "truncates the stream before the first one"
         )
 
 

@@ -15,7 +15,17 @@ from datastreamer.format import Header
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.heal import HealedPages
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
-from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, make, scan_file, trace_of
+from tests.storage.made import (
+    FIRST,
+    PAGE,
+    FaultyDisk,
+    KilledDisk,
+    Stop,
+    header_of,
+    make,
+    scan_file,
+    trace_of,
+)
 
 Change = Callable[[bytearray], object]
 
@@ -425,21 +435,6 @@ def test_several_pages_without_checksums(whole: Path, tmp_path: Path) -> None:
 
 
 # Interruptions.
-
-
-class Stop(BaseException):
-    """The process is killed here."""
-
-
-class KilledDisk(FaultyDisk):
-    def __init__(self, left: int) -> None:
-        super().__init__()
-        self.left = left
-
-    def meet(self, what: str, size: int = 0) -> None:
-        if self.left == 0:
-            raise Stop
-        self.left -= 1
 
 
 @pytest.mark.parametrize("name", ["zeros", "the last page", "two pages", "the end of the file"])

@@ -22,8 +22,10 @@ from tests.storage.made import (
     BOOKMARK,
     FIRST,
     PAGE,
-    FaultyDisk,
     Item,
+    FaultyDisk,
+    KilledDisk,
+    Stop,
     add,
     bookmarks_of,
     copied,
@@ -194,23 +196,6 @@ def test_half_an_update_of_a_damaged_file(damaged: Path) -> None:
 
 
 # Interrupted repairs.
-
-
-class Stop(BaseException):
-    """The process is killed here."""
-
-
-class KilledDisk(FaultyDisk):
-    """Simulates a kill before one of the disk's operations."""
-
-    def __init__(self, left: int) -> None:
-        super().__init__()
-        self.left = left
-
-    def meet(self, what: str, size: int = 0) -> None:
-        if self.left == 0:
-            raise Stop
-        self.left -= 1
 
 
 def test_killed_at_any_write(damaged: Path) -> None:
