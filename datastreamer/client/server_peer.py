@@ -14,11 +14,32 @@ from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError, NoAnswer, PeerError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.following import SumsQuery
+from datastreamer.storage.read.range_sums import Sum
 
 T = TypeVar("T")
 
 # A server that sends nothing for this time is probed, and given up if it does not answer.
 _PROBE_SECONDS = 10.0
+
+
+class _SumsClient(BlockingClient):
+    """Also requests checksums of pages."""
+
+    def page_sums(self, pages: int) -> list[Sum]:
+        """The checksums of the server's first whole pages, at most that many and up to the first
+        that has none. Raises `PeerError` if the server does not send checksums."""
+        if not self.capabilities().page_sums:
+            raise PeerError(f"{self.peer} has no checksums on this connection")
+        sums: list[Sum] = []
+        while len(sums) < pages:
+            query = SumsQuery(sums[-1][1] if sums else 0, pages - len(sums))
+            found = self._driver.run(self._engine.ask(exchanges.page_sums, query)).pages
+            if not found:
+                break
+            sums += found
+        return sums
 
 
 class ServerPeer:
@@ -36,7 +57,7 @@ class ServerPeer:
         self._server = server
         self._stream_type = stream_type
         self._answer_within = answer_within
-        self._client: BlockingClient | None = None
+        self._client: _SumsClient | None = None
         self._failure: DatastreamerError | None = None
 
     def __enter__(self) -> ServerPeer:
@@ -57,6 +78,11 @@ class ServerPeer:
 
     def stream_id(self) -> bytes:
         return self._ask(lambda client: client.capabilities().stream_id)
+
+    def page_sums(self, pages: int) -> list[Sum]:
+        """The checksums of its first whole pages, at most that many and up to the first that has
+        none."""
+        return self._ask(lambda client: client.page_sums(pages))
 
     def entries(self, first: int, stop: int, most: int) -> bytes:
         return self._ask(lambda client: self._received(client, first, stop, most))
@@ -90,12 +116,12 @@ class ServerPeer:
         finally:
             timer.cancel()
 
-    def _ask(self, question: Callable[[BlockingClient], T]) -> T:
+    def _ask(self, question: Callable[[_SumsClient], T]) -> T:
         if self._failure is not None:
             raise self._failure
         try:
             if self._client is None:
-                self._client = BlockingClient(
+                self._client = _SumsClient(
                     self._server.host,
                     self._server.port,
                     stream_type=self._stream_type,

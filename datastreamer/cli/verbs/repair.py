@@ -84,6 +84,9 @@ def repair(
             f"{file}: {counted(made.entries_lost)} cannot be read: {_ranges(made)}; {helps}; --cut "
             "truncates the stream before the first one"
         )
+    if done is not None and not done.report.ok:
+        problem = done.report.problems[0]
+        raise Failure(f"{file}: {problem.what}: {problem.repair}")
 
 
 @contextlib.contextmanager

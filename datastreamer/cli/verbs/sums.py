@@ -38,6 +38,11 @@ def sums(file: FileArgument, *, accept: AcceptOption = False, output: ReportOutp
         write_out(
             text_lines([f"{file}: {count(made.pages, 'whole page')}, {made.made:,} new checksums"])
         )
+    if made.refuted:
+        raise Failure(
+            f"{file}: {made.refuted}: `datastreamer repair --from HOST:PORT` asks a server of the "
+            "same stream; --accept takes the pages as they are"
+        )
     if made.damaged:
         raise Failure(
             f"{file}: {count(made.damaged, 'page')} cannot be read as entries, so there is no "

@@ -9,10 +9,9 @@ compared.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from datastreamer.errors import DamagedPage, FileMissing, StreamFileError
 from datastreamer.format import page_start
@@ -21,9 +20,10 @@ from datastreamer.storage.disk.file_ops import OsDisk, OsFile, Readable
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import NO_ID, Head
 from datastreamer.storage.header.recovery import last_page_matches
+from datastreamer.storage.sums.chain import KnownChain, contradicts
 from datastreamer.storage.sums.hashes import EndSum, last_page
 from datastreamer.storage.sums.page_check import differs
-from datastreamer.storage.sums.records_reader import SidecarRecords, is_about, relied_on
+from datastreamer.storage.sums.records_reader import RecordReader, SidecarRecords, is_about
 from datastreamer.storage.sums.sidecar import SUFFIX, PageSum, StoredSums, SumsHeader
 
 _log = logging.getLogger(__name__)
@@ -41,31 +41,23 @@ class SumsState(NamedTuple):
     head: Head
     end_sum: EndSum | None
 
-
-class PageRecords(Protocol):
-    """The records of whole pages; a `RecordSource`."""
-
-    def get(self, page: int) -> PageSum | None:
-        """The record of a page, if it is known and can be relied on."""
-
-    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
-        """The same for the pages from `first` up to, not including, `stop`."""
-
-    def first_number(self, page: int) -> int:
-        """The first entry of a page, as far as records say; else 0."""
-
-    def close(self) -> None: ...
+    @property
+    def chains(self) -> list[KnownChain]:
+        """The chain that the pages have to lead to."""
+        known = KnownChain.of(self.head, self.end_sum)
+        return [] if known is None else [known]
 
 
-def open_records(location: FileLocation, file: Readable, state: SumsState) -> PageRecords:
+def open_records(location: FileLocation, file: Readable, state: SumsState) -> RecordReader:
     """The records beside the stream file that is open as `file`."""
     if location.uri is None and isinstance(file, OsFile):
         path = journal.path_of(location.path)
-        return SidecarRecords(OsDisk(), path, file, lambda: (state.stream_id, state.epoch))
+        known = state.stream_id, state.epoch
+        return SidecarRecords(OsDisk(), path, file, lambda: known, lambda: state.chains)
     return RemoteRecords(location, state)
 
 
-class RemoteRecords:
+class RemoteRecords(RecordReader):
     """The records beside a remote file. A file of a stream without an id cannot be identified."""
 
     def __init__(self, location: FileLocation, state: SumsState) -> None:
@@ -77,27 +69,21 @@ class RemoteRecords:
         try:
             self._file = StoredSums(beside.open_remote())
             header = self._file.header()
+            if header is None or not is_about(header, state.stream_id, state.epoch):
+                return
+            if not contradicts(self._file, state.stream_id, state.chains):
+                self._header = header
         except FileMissing:
             return
         except StreamFileError as error:
             _log.warning("%s; the pages of the stream are not verified", error)
-            return
-        if header is not None and is_about(header, state.stream_id, state.epoch):
-            self._header = header
 
-    def get(self, page: int) -> PageSum | None:
-        return self.get_many(page, page + 1)[0]
-
-    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+    def _usable(self) -> tuple[StoredSums, SumsHeader] | None:
         file, header = self._file, self._header
-        if file is not None and header is not None:
-            with contextlib.suppress(StreamFileError):
-                return relied_on(file.get_many(first, stop, header.stream_id), first, header)
-        return [None] * (stop - first)
+        return None if file is None or header is None else (file, header)
 
-    def first_number(self, page: int) -> int:
-        before = self.get(page - 1) if page else None
-        return 0 if before is None else before.next_number
+    def renew(self) -> None:
+        """A plan is about one state of the stream."""
 
     def close(self) -> None:
         file, self._file = self._file, None
@@ -108,7 +94,7 @@ class RemoteRecords:
 class PageComparison:
     """Compares the pages of a part, in order."""
 
-    def __init__(self, path: str, records: PageRecords, state: SumsState, stop: int) -> None:
+    def __init__(self, path: str, records: RecordReader, state: SumsState, stop: int) -> None:
         """`path` is for messages; no page from `stop` on is asked for."""
         self._path = path
         self._records = records

@@ -174,7 +174,7 @@ class _Examiner:
             )
         proven = done.claimed is not None and done.claimed == self._proven
         place = journal.path_of(self._path)
-        self._sums = SumsAudit(OsDisk(), place, self._file, page, proven=proven)
+        self._sums = SumsAudit(OsDisk(), place, self._file, page, done.claimed, proven=proven)
         try:
             walk = self._walk(limit)
             self._judge_end(walk)
@@ -491,6 +491,8 @@ class _Examiner:
             if page not in reported:
                 entries = f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
                 done.problem(page_start(page), f"page {page} ({entries}): {what}", Help.PAGE)
+        if sums.refuted is not None:
+            done.problem(page_start(sums.refuted.first), sums.refuted.refuted(), Help.CHAIN)
         self._report.notes += sums.notes
 
     def _look_around(self) -> None:

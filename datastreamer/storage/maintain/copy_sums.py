@@ -15,10 +15,12 @@ from xxhash import xxh3_64_intdigest
 from datastreamer.errors import DamagedEntry, DamagedPage
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
 from datastreamer.storage.read.change_watch import ChangedError, Changes, ChangeWatch
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.sums.chain import KnownChain, known_chains
 from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, chained, last_page
 from datastreamer.storage.sums.keeper import ALL_TRUSTED
 from datastreamer.storage.sums.page_check import differs, hash_page
@@ -59,7 +61,13 @@ class CopySums:
         place = source.place()
         # At another file's path is another file's sidecar.
         if place is not None and not source.replaced:
-            self._known = SidecarRecords(*place, source.file, self._state, again_seconds=0)
+            self._known = SidecarRecords(
+                *place,
+                source.file,
+                self._state,
+                lambda: known_chains(HeaderPage(source.page).record),
+                again_seconds=0,
+            )
         self._chain = NO_CHAIN
         self._complete = True
         # The first entry of the next page; 0 if it is not known.
@@ -82,6 +90,9 @@ class CopySums:
             if self._known is not None:
                 self._known.close()
         tail = self._tail(copied, pages)
+        known = KnownChain.of(copied.head, copied.end_sum) if self._verify else None
+        if known is not None and known.first == 0 and self._complete and known.chain != self._chain:
+            raise DamagedEntry(self._source.path, page_start(0), known.refuted())
         if self._complete:
             return EndSum(self._chain, 0, tail)
         return EndSum(NO_CHAIN, pages, tail)

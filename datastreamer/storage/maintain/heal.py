@@ -23,21 +23,20 @@ from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.storage.maintain.lost_pages import LostPages, Survey, find_lost_pages
+from datastreamer.storage.maintain.peer_sums import SumsPeer, proven_sums
 from datastreamer.storage.maintain.report import Examination
+from datastreamer.storage.sums.chain import KnownChain, known_chains
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.sums.keeper import SumsKeeper
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.sidecar import PageSum
+from datastreamer.storage.sums.verifier import RecordSource
 
 _log = logging.getLogger(__name__)
 
 
-class Peer(Protocol):
+class Peer(SumsPeer, Protocol):
     """A server that may have the same stream. Its methods raise `DatastreamerError`."""
-
-    @property
-    def name(self) -> str:
-        """Its address, for messages."""
 
     def header(self) -> Header:
         """The header of its stream."""
@@ -247,19 +246,29 @@ class FileHealer:
             if record is None
             else record.after == self._end
         )
-        self._records: SidecarRecords | None = None
+        self._sidecar: SidecarRecords | None = None
         self._header = found.header
+        self._progress = progress
         if self._confirmed:
-            place = journal.path_of(path)
-            self._records = SidecarRecords(disk, place, file, lambda: found.page.identity)
-        end_sum = record.after_sum if record is not None and self._confirmed else None
-        self._survey = Survey([], [])
-        if self._end is not None:
-            self._survey = find_lost_pages(file, self._end, end_sum, self._records, progress)
+            self._sidecar = SidecarRecords(
+                disk,
+                journal.path_of(path),
+                file,
+                lambda: found.page.identity,
+                lambda: known_chains(record),
+            )
+        self._records: RecordSource | None = self._sidecar
+        self._end_sum = record.after_sum if record is not None and self._confirmed else None
+        self._survey = self._examine()
+
+    def _examine(self) -> Survey:
+        if self._end is None:
+            return Survey([], [])
+        return find_lost_pages(self._file, self._end, self._end_sum, self._records, self._progress)
 
     def close(self) -> None:
-        if self._records is not None:
-            self._records.close()
+        if self._sidecar is not None:
+            self._sidecar.close()
 
     @property
     def padding(self) -> list[int]:
@@ -273,6 +282,8 @@ class FileHealer:
         """
         results = []
         stream = None
+        if self._survey.refuted is not None:
+            results += self._locate(self._survey.refuted, peers)
         for lost in self._survey.lost:
             if not lost.first < lost.stop:
                 answer = Answer(
@@ -292,6 +303,20 @@ class FileHealer:
             span = lost.page, lost.end_page, lost.first, lost.stop
             results.append(HealedPages(*span, answer.source, answer.why, kept))
         return results
+
+    def _locate(self, chain: KnownChain, peers: Sequence[Peer]) -> list[HealedPages]:
+        """Find out from `peers` which of the pages that `chain` covers are damaged; the pages as
+        they are if that fails."""
+        records, why = proven_sums(self._file, chain, peers)
+        if records is not None:
+            self._records = records
+            self._survey = self._examine()
+            return []
+        first, stop = (
+            int(ENTRY_HEAD_STRUCT.unpack(self._file.read(ENTRY_HEAD_SIZE, page_start(page)))[3])
+            for page in (chain.first, chain.stop)
+        )
+        return [HealedPages(chain.first, chain.stop, first, stop, "", why or chain.refuted())]
 
     def mend_padding(self) -> None:
         """Clear padding that does not match its checksum, after whole entries."""
@@ -347,7 +372,10 @@ class FileHealer:
         try:
             if self._confirmed and self._end is not None:
                 pages = last_page(self._end.length)
-                sums.take_over(pages, recorded=epoch, epoch=epoch, foreign=False, restarted=False)
+                known = KnownChain.of(self._end, self._end_sum)
+                sums.take_over(
+                    pages, recorded=epoch, epoch=epoch, known=known, foreign=False, restarted=False
+                )
             yield sums
             while sums.walking and sums.next_to_hash(0) is None:
                 pass  # the chain over a page that had no checksum is made again

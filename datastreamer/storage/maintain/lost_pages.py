@@ -16,7 +16,8 @@ from datastreamer.format import ENTRY_HEAD_STRUCT, PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
-from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, last_page
+from datastreamer.storage.sums.chain import ChainWalk, KnownChain
+from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, PageHash, last_page
 from datastreamer.storage.sums.page_check import differs, hash_page
 from datastreamer.storage.sums.sidecar import PageSum
 from datastreamer.storage.sums.verifier import RecordSource
@@ -50,10 +51,12 @@ class LostPages(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The damaged pages of a file, and the pages of which only the padding is."""
+    """The damaged pages of a file, and the pages of which only the padding is. `refuted`: the pages
+    together do not match the commit record, and their checksums do not show why."""
 
     lost: list[LostPages]
     padding: list[int]
+    refuted: KnownChain | None = None
 
 
 class _Page(NamedTuple):
@@ -78,22 +81,31 @@ def find_lost_pages(
     """
     pages: list[_Page] = []
     padding: list[int] = []
+    chain = KnownChain.of(end, end_sum)
+    actual, expected = ChainWalk(chain), ChainWalk(chain)
     if end.entries:
         last = last_page(end.length)
         for page in range(last):
             known = None if records is None else records.get(page)
             content = file.read(PAGE_SIZE, page_start(page))
-            pages.append(_look_at(content, page, known))
+            found = hash_page(content, page)
+            digest = None if found is None else found.digest
+            actual.add(page, digest)
+            expected.add(page, digest if known is None else known.digest)
+            pages.append(_look_at(content, found, known))
             if pages[-1].first is not None and known is not None and differs(content, known):
                 padding.append(page)
             progress(page + 1, last + 1)
         pages.append(_look_at_last(file, end, end_sum))
+        if expected.fits is False and actual.fits:
+            # The checksums are wrong.
+            return find_lost_pages(file, end, end_sum, None, progress)
         _compare_neighbours(pages)
-    return Survey(list(_runs_of_damage(pages, end)), padding)
+    refuted = chain if expected.fits is False else None
+    return Survey(list(_runs_of_damage(pages, end)), padding, refuted)
 
 
-def _look_at(content: bytes, page: int, known: PageSum | None) -> _Page:
-    found = hash_page(content, page)
+def _look_at(content: bytes, found: PageHash | None, known: PageSum | None) -> _Page:
     if known is None or known.digest == NO_CHAIN:
         if found is None:
             return _Page(None, None, None)

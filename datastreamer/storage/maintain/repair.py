@@ -54,6 +54,7 @@ from datastreamer.storage.maintain.heal import FileHealer, HealedPages, Peer
 from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
+from datastreamer.storage.sums.chain import KnownChain, known_chains
 from datastreamer.storage.sums.hashes import EndSum, last_page
 from datastreamer.storage.sums.keeper import SumsKeeper
 from datastreamer.storage.sums.records_reader import SidecarRecords
@@ -196,8 +197,9 @@ def repair(
             _rebuild_index(file, name)
         after = examine(file, name, progress)
         left = _plan(file, name, after, disk, cut=cut)
-        if left.steps or (cut and not after.report.ok):
-            problem = after.report.problems[0]
+        problems = after.report.problems
+        if left.steps or (cut and len(problems) > after.refuted):
+            problem = problems[0]
             raise StreamFileError(
                 name, f"is not whole after the repair: at {problem.where}: {problem.what}"
             )
@@ -225,7 +227,7 @@ def _heal(
     file: File, path: str, found: Examination, disk: Disk, sources: Sources, *, write: bool
 ) -> Healed:
     shorter = bool(sources.peers) and found.heal_end != found.kept_end
-    if not (found.damaged or shorter) or found.unread or found.live:
+    if not (found.damaged or found.refuted or shorter) or found.unread or found.live:
         return NOTHING
     steps = []
     with contextlib.closing(FileHealer(file, path, found, disk)) as healer:
@@ -244,7 +246,13 @@ def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[i
     end = found.kept_end
     if end is None or not found.damaged:
         return []
-    records = SidecarRecords(disk, journal.path_of(path), file, lambda: found.page.identity)
+    records = SidecarRecords(
+        disk,
+        journal.path_of(path),
+        file,
+        lambda: found.page.identity,
+        lambda: known_chains(found.page.known_record),
+    )
     try:
         reader = Reader(file, path, end)
         known = _sum_at(found, end)
@@ -391,11 +399,11 @@ def _write(
             file.resize(made.size)
         # What the new header covers may still be on its way to the disk.
         file.sync()
-        keeper = _take_over_sums(file, path, page, made, disk)
         known = None
         if not undone and found.unproven is None:
             # If the last page is damaged, the record keeps the hash that it had.
             known = _sum_at(found, end)
+        keeper = _take_over_sums(file, path, page, made, disk, KnownChain.of(end, known))
         if known is None:
             sums = hash_last_page(file, end)
             if sums is None:
@@ -443,7 +451,9 @@ def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> byt
     return fresh
 
 
-def _take_over_sums(file: File, path: str, page: HeaderPage, made: Plan, disk: Disk) -> SumsKeeper:
+def _take_over_sums(
+    file: File, path: str, page: HeaderPage, made: Plan, disk: Disk, known: KnownChain | None
+) -> SumsKeeper:
     """Remove the checksums of what is removed; those of other pages remain."""
     assert made.header is not None
     keeper = SumsKeeper(disk, journal.path_of(path), file, made.stream_id)
@@ -451,6 +461,7 @@ def _take_over_sums(file: File, path: str, page: HeaderPage, made: Plan, disk: D
         last_page(made.header.total_length),
         recorded=page.identity[1],
         epoch=made.epoch,
+        known=known,
         foreign=page.known_record is None and not page.confirmed,
         restarted=True,
     )

@@ -34,6 +34,7 @@ class Help(Enum):
     JOURNAL = auto()
     REINDEX = auto()
     PAGE = auto()
+    CHAIN = auto()
     NOTHING = auto()
 
 
@@ -77,6 +78,7 @@ class Examination:
     writing truncates to `end` without a repair. `half_updated`: an update has to be undone;
     `damaged` says that entries cannot be read; `damaged_pages` do not match their checksums: page,
     first entry, end of its entries. `unproven` is an entry whose update cannot be undone.
+    `refuted`: the pages together do not match the commit record, and nothing shows which differ.
     `bad_journal`: an update's journal is unusable; `touch`: the stream file itself has a problem,
     apart from damaged pages; `reindex`: its index has one.
     """
@@ -99,6 +101,7 @@ class Examination:
     touch: bool = False
     reindex: bool = False
     damaged: bool = False
+    refuted: bool = False
     damaged_pages: list[tuple[int, int, int]] = field(default_factory=list)
     _found: list[tuple[str, str, Help]] = field(default_factory=list)
     # The number of problems that are not listed.
@@ -115,6 +118,8 @@ class Examination:
             self.reindex = True
         elif helps in (Help.DAMAGE, Help.PAGE):
             self.damaged = True
+        elif helps == Help.CHAIN:
+            self.refuted = True
         elif helps not in (Help.UNDO, Help.JOURNAL):
             self.touch = True
 
@@ -161,6 +166,8 @@ class Examination:
             Help.UNDO: "repair, or the next open for writing, restores the old bytes",
             Help.UNPROVEN: "restore the journal, or repair keeps the entry as it is",
             Help.PAGE: "repair --from HOST:PORT restores the page from a server of the same stream",
+            Help.CHAIN: "repair --from HOST:PORT finds and restores it with a server of the same "
+            "stream; `datastreamer sums --accept` takes the pages as they are",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
 

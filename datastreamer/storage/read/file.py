@@ -46,6 +46,7 @@ from datastreamer.storage.header.recovery import (
     undone_by,
 )
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums.chain import known_chains
 from datastreamer.storage.sums.hashes import EndSum
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
@@ -181,7 +182,12 @@ class StreamFile:
             place = self.place()
             if place is None:
                 return None
-            self._records = SidecarRecords(*place, self.file, self._recorded_state)
+            self._records = SidecarRecords(
+                *place,
+                self.file,
+                lambda: (self.stream_id, self.recorded_epoch),
+                lambda: known_chains(HeaderPage(self.page).record),
+            )
         return self._records
 
     def place(self) -> tuple[Disk, str] | None:
@@ -190,9 +196,6 @@ class StreamFile:
         if self._named is None and self.opened_by is not None:
             return self.opened_by.disk, journal.path_of(self.opened_by.absolute)
         return self._named
-
-    def _recorded_state(self) -> tuple[bytes, int | None]:
-        return self.stream_id, self.recorded_epoch
 
     def verify_reads(self, verify: Verify) -> None:
         """From now on `reader` compares pages with their checksums when it first reads them."""

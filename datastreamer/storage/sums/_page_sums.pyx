@@ -12,7 +12,7 @@ from datastreamer._entry cimport HEAD_SIZE, HEADER_PAGE_SIZE, PAGE_SIZE, get_u64
 
 from xxhash import xxh3_128
 
-from datastreamer.storage.sums.hashes import EndSum, PageHash, chained
+from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, PageHash, chained
 
 
 @cython.final
@@ -70,7 +70,10 @@ cdef class PageSums:
         """Replace the chain: `chain`, over the pages from `chained_from` on, ends before the pages
         in `finished`."""
         for page in self._finished:
-            chain = chained(chain, page.digest)
+            if page.digest == NO_CHAIN:
+                chain, chained_from = NO_CHAIN, page.page + 1
+            else:
+                chain = chained(chain, page.digest)
         self._chain = chain
         self._chained_from = chained_from
 
@@ -98,7 +101,10 @@ cdef class PageSums:
         digest = self._tail.digest()
         end = self._end - (self._page_end - PAGE_SIZE)
         self._finished.append(PageHash(self._page, end, next_number, digest))
-        self._chain = chained(self._chain, digest)
+        if digest == NO_CHAIN:  # of a damaged page whose hash is not known
+            self._chain, self._chained_from = NO_CHAIN, self._page + 1
+        else:
+            self._chain = chained(self._chain, digest)
         self._page += 1
         self._page_end += PAGE_SIZE
         self._tail = xxh3_128()

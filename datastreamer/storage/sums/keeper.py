@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 from datastreamer.errors import UntrustedFile
 from datastreamer.format import PAGE_SIZE, U64_MAX, page_start
 from datastreamer.storage.disk.file_ops import Disk, File
+from datastreamer.storage.sums.chain import ChainWalk, KnownChain, contradicts
 from datastreamer.storage.sums.hashes import NO_CHAIN, PageHash, chained
 from datastreamer.storage.sums.page_check import hash_page
 from datastreamer.storage.sums.sidecar import (
@@ -52,11 +53,17 @@ class SumsKeeper:
         self._header = SumsHeader(stream_id, identity_of(file, stream_id), 0, 0, ALL_TRUSTED)
         self.count = 0
         self.chain = NO_CHAIN
+        # The first page that the chain covers: the page before it has no hash.
+        self._chained_from = 0
         # The number of records that were made in the background, and of those among them whose
         # pages cannot be read as entries.
         self.made = self.damaged = 0
         # Called if records have to be checked again.
         self.on_doubt: Callable[[], None] = lambda: None
+        # Whether the chain over all records was compared with that of the commit record, as far as
+        # it has one; and whether they differed: then the records prove nothing.
+        self._compared = True
+        self.refuted = False
         # The records before this one were checked against each other since it was opened; None if
         # there is no need.
         self._walked: int | None = None
@@ -65,15 +72,23 @@ class SumsKeeper:
     # Begin and end.
 
     def take_over(
-        self, pages: int, *, recorded: int, epoch: int, foreign: bool, restarted: bool
+        self,
+        pages: int,
+        *,
+        recorded: int,
+        epoch: int,
+        known: KnownChain | None,
+        foreign: bool,
+        restarted: bool,
     ) -> None:
         """Begin to keep the sidecar: durable on return, before the stream is written.
 
-        The stream has that many whole pages. Its epoch is `recorded` in the file, and will be
-        `epoch`. `foreign`: a program that keeps no checksums wrote it last. `restarted`: the
-        machine restarted since it was written. Raises `OSError`.
+        The stream has that many whole pages, and its commit record `known`. Its epoch is `recorded`
+        in the file, and will be `epoch`. `foreign`: a program that keeps no checksums wrote it
+        last. `restarted`: the machine restarted since it was written. Raises `OSError`.
         """
         self._header = self._header._replace(epoch=epoch, next_epoch=epoch)
+        self._compared = pages == 0
         try:
             self._file = SumsFile.open(self._disk, self._path, self._stream.access(), write=True)
             found = None if self._file is None else self._file.header()
@@ -94,8 +109,18 @@ class SumsKeeper:
             more = file.count() > pages
             file.truncate(pages)
             trusted = 0 if foreign else found.trusted
-            if restarted or trusted < pages or found.epoch != found.next_epoch:
-                self._walked = 0
+            if known is not None and contradicts(file, self._stream_id, [known]):
+                _log.warning(
+                    "%s: the commit record of the stream contradicts these checksums, which are "
+                    "those of another copy or state; they are made again",
+                    self._path,
+                )
+                trusted = 0
+            self._compared = known is not None and known.first == 0
+            doubtful = restarted or not self._compared or found.epoch != found.next_epoch
+            if pages and (doubtful or trusted < pages):
+                self._walk_from_start()
+                self._compared = False
             header = found._replace(epoch=recorded, next_epoch=epoch, trusted=trusted)
             if more or header != found:
                 self._put_header(header)
@@ -136,19 +161,42 @@ class SumsKeeper:
         """Pages became whole, by a commit."""
         if not self.usable:
             return
+        if self._file is not None and not self._disk.exists(self._path):
+            self._begin_anew()
         with self._failing_softly("written"):
             new: list[PageSum] = []
             chain = self.chain
             for page in pages:
                 if page.page == self.count + len(new):
-                    chain = chained(chain, page.digest)
-                    new.append(self._record(page, chain))
+                    new.append(self._chained(self._record(page), chain, page.page))
+                    chain = new[-1].chain
             self._append(new)
 
-    def _record(self, page: PageHash, chain: bytes) -> PageSum:
+    def _begin_anew(self) -> None:
+        """The sidecar was removed while the stream is open."""
+        _log.warning("%s was removed; the checksums are made again", self._path)
+        file, self._file = self._file, None
+        self.count, self.chain, self._chained_from = 0, NO_CHAIN, 0
+        self._walked, self._compared = None, False
+        if file is not None:
+            file.close()
+        self.on_doubt()
+
+    def _record(self, page: PageHash | None) -> PageSum:
+        """The record of a page with this hash (None: it has none), without a chain."""
+        if page is None or page.digest == NO_CHAIN:
+            return PageSum(NO_CHAIN, NO_CHAIN, 0, 0, 0, known=False)
         start = page_start(page.page) + page.end
         padding = xxh3_64_intdigest(self._stream.read(PAGE_SIZE - page.end, start))
-        return PageSum(chain, page.digest, page.next_number, page.end, padding)
+        return PageSum(NO_CHAIN, page.digest, page.next_number, page.end, padding)
+
+    def _chained(self, record: PageSum, chain: bytes, page: int) -> PageSum:
+        """The record with the chain that continues `chain`; after a page without a hash another
+        chain begins."""
+        if record.known:
+            return record._replace(chain=chained(chain, record.digest))
+        self._chained_from = page + 1
+        return record._replace(chain=NO_CHAIN, digest=NO_CHAIN)
 
     def _append(self, new: list[PageSum]) -> None:
         if new:
@@ -162,6 +210,9 @@ class SumsKeeper:
             self._file = SumsFile(self._disk.create(self._path, access), self._path)
             self._put_header(self._header)
         return self._file
+
+    def renew(self) -> None:
+        """Nobody else writes the records."""
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it can be relied on."""
@@ -187,14 +238,16 @@ class SumsKeeper:
         return 0 if before is None else before.next_number
 
     def _trusts(self, page: int) -> bool:
-        return page < self._header.trusted
+        return page < self._header.trusted and not self.refuted
 
     def chain_before(self, page: int) -> tuple[bytes, int]:
         """The chain over the pages before one, and the first page that it covers."""
         if page == 0:
             return NO_CHAIN, 0
-        before = self.get(page - 1) if self._walked is None else None
-        return (NO_CHAIN, page) if before is None else (before.chain, 0)
+        before = self.get(page - 1) if self._walked is None and self._compared else None
+        if before is None or page <= self._chained_from:
+            return NO_CHAIN, page
+        return before.chain, self._chained_from
 
     # Changes of what is committed.
 
@@ -251,28 +304,49 @@ class SumsKeeper:
         """Replace the record of a page, and the chains from there on: later, if they are many."""
         assert self._file is not None
         before = self._file.get(page - 1, self._stream_id) if page else None
-        if self._walked is None and (before is not None or page == 0):
-            self._walked = page
-            self._walked_chain = NO_CHAIN if before is None else before.chain
+        if self._walked is None and before is not None and page > self._chained_from:
+            self._walked, self._walked_chain = page, before.chain
         elif self._walked is None or page < self._walked:
-            self._walked, self._walked_chain = 0, NO_CHAIN
+            self._walk_from_start()
         self._file.put(page, [self._hashed(page)], self._stream_id)
         self._next_doubtful()
         if self._walked is not None:
             self.on_doubt()
 
+    def _walk_from_start(self) -> None:
+        self._walked, self._walked_chain, self._chained_from = 0, NO_CHAIN, 0
+
     def _hashed(self, page: int) -> PageSum:
         """The record of a page as it is in the file now, without a chain."""
-        found = hash_page(self._stream.read(PAGE_SIZE, page_start(page)), page)
-        if found is not None:
-            return self._record(found, NO_CHAIN)
-        return PageSum(NO_CHAIN, NO_CHAIN, 0, 0, 0, known=False)
+        return self._record(hash_page(self._stream.read(PAGE_SIZE, page_start(page)), page))
 
     # Completion: records that are missing or doubtful are made again, a page at a time.
 
     def incomplete(self, pages: int) -> bool:
         """Whether a record of the first `pages` pages is missing or was not checked."""
-        return self.count < pages or self._walked is not None
+        return self.count < pages or self._walked is not None or not self._compared
+
+    def compare_chain(self, page: int, known: KnownChain | None) -> None:
+        """All records of the pages before `page` are made: compare them with the chain that the
+        commit record has. If they differ, nothing shows which pages are those that were
+        committed."""
+        if not self.usable or self._compared or self.count < page:
+            return
+        self._compared = True
+        if known is not None and self._differs(known):
+            self.refuted = True
+            _log.error("%s: %s; its pages are not verified", self._path, known.refuted())
+
+    def _differs(self, known: KnownChain) -> bool:
+        if known.first == self._chained_from:
+            return self.chain != known.chain
+        walk = ChainWalk(known)
+        with self._failing_softly("read"):
+            assert self._file is not None
+            for page in range(known.first, known.stop):
+                record = self._file.get(page, self._stream_id)
+                walk.add(page, record.digest if record is not None and record.known else None)
+        return walk.fits is False
 
     def next_to_hash(self, pages: int) -> int | None:
         """The next page whose record has to be made; None if there is none among the first
@@ -306,10 +380,10 @@ class SumsKeeper:
 
     def _walk_on(self, page: int, record: PageSum) -> None:
         assert self._file is not None
-        chain = chained(self._walked_chain, record.digest)
-        if record.chain != chain:
-            self._file.put(page, [record._replace(chain=chain)], self._stream_id)
-        self._walked, self._walked_chain = page + 1, chain
+        now = self._chained(record, self._walked_chain, page)
+        if record != now:
+            self._file.put(page, [now], self._stream_id)
+        self._walked, self._walked_chain = page + 1, now.chain
 
     def hashed(self, page: int, found: PageHash | None) -> None:
         """The page that `next_to_hash` returned has this hash; None: it is damaged."""
@@ -318,12 +392,10 @@ class SumsKeeper:
                 self.damaged += 1
                 what = "page %d (from byte %d on) is damaged; it has no checksum"
                 _log.error("%s: " + what, self._path, page, page_start(page))
-                record = PageSum(NO_CHAIN, NO_CHAIN, 0, 0, 0, known=False)
-            else:
-                record = self._record(found, NO_CHAIN)
+            record = self._record(found)
             self.made += 1
             if page == self.count and self._walked is None:
-                self._append([record._replace(chain=chained(self.chain, record.digest))])
+                self._append([self._chained(record, self.chain, page)])
             elif page == self._walked:
                 self._replace(page, record)
 
@@ -337,12 +409,9 @@ class SumsKeeper:
                 "them, or they are damaged",
                 *(self._path, page, page_start(page), old.next_number - 1),
             )
-        if not record.known:
-            # Nothing helps; the walk must end.
-            record = record._replace(digest=NO_CHAIN)
-        chain = chained(self._walked_chain, record.digest)
-        file.put(page, [record._replace(chain=chain)], self._stream_id)
-        self._walked, self._walked_chain = page + 1, chain
+        record = self._chained(record, self._walked_chain, page)
+        file.put(page, [record], self._stream_id)
+        self._walked, self._walked_chain = page + 1, record.chain
 
     # The system.
 

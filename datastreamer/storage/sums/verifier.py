@@ -53,6 +53,9 @@ class RecordSource(Protocol):
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
 
+    def renew(self) -> None:
+        """A page differs from its record: make sure that the record is not an outdated one."""
+
 
 def compare(
     file: Readable, records: RecordSource, page: int, content: bytes | None = None
@@ -72,6 +75,8 @@ def compare(
         why = differs(content, known)
         if not why:
             break
+        if attempt == 1:
+            records.renew()
         before, known = known, records.get(page)
         if attempt > 1 and known == before:
             break

@@ -43,6 +43,7 @@ from datastreamer.storage.header.records import CommitRecord, Head, Writer
 from datastreamer.storage.header.recovery import Judgement, judge, sums_up_to
 from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.chain import KnownChain
 from datastreamer.storage.sums.hashes import EMPTY, NO_CHAIN, EndSum, SealedTail, last_page
 from datastreamer.storage.write.changes import undo_update
 from datastreamer.storage.write.durability import SyncPolicy, write_again
@@ -204,6 +205,7 @@ def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept:
         last_page(head.length),
         recorded=judged.epoch,
         epoch=owned.epoch,
+        known=None if accept else KnownChain.of(head, judged.end_sum),
         foreign=not page.confirmed,
         restarted=record is not None and record.boot_id != owned.boot,
     )

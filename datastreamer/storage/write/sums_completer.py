@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.sums.chain import KnownChain
 from datastreamer.storage.sums.page_check import hash_page
 from datastreamer.storage.write.owned_file import OwnedFile
 from datastreamer.storage.write.syncer import Syncer
@@ -25,11 +26,13 @@ _PAUSE_SECONDS = 0.08
 
 class MadeSums(NamedTuple):
     """The number of whole pages, the number of checksums that were made now, and the number of
-    pages that cannot be read as entries."""
+    pages that cannot be read as entries. `refuted` says that the pages together do not match the
+    commit record; empty if they do, or it has nothing to compare with."""
 
     pages: int
     made: int
     damaged: int
+    refuted: str
 
 
 class SumsCompleter:
@@ -66,7 +69,9 @@ class SumsCompleter:
         made, damaged = self._owned.sums.made, self._owned.sums.damaged
         if self._owned.sums.incomplete(pages):
             raise WriteFailed(self._owned.path, "the checksums cannot be written; see the log")
-        return MadeSums(pages, made, damaged)
+        known = KnownChain.of(self._owned.written, self._owned.end.sums.sum())
+        refuted = known.refuted() if known is not None and self._owned.sums.refuted else ""
+        return MadeSums(pages, made, damaged, refuted)
 
     def complete_page(self) -> bool:
         """Make the next missing record; False if there is none."""
@@ -79,6 +84,8 @@ class SumsCompleter:
             if page is None:
                 if owned.sums.walking:
                     return True
+                known = KnownChain.of(end.written, end.sums.sum())
+                owned.sums.compare_chain(end.sums.page, known)
                 self._rechain()
                 return False
         try:
@@ -93,10 +100,11 @@ class SumsCompleter:
         return True
 
     def _rechain(self) -> None:
-        """The chain over all pages is known: continue it. Requires the lock."""
+        """If a chain over more pages than the commit record's is known, continue that. Requires the
+        lock."""
         end = self._owned.end
         chain, chained_from = self._owned.sums.chain_before(end.sums.page)
-        if chained_from == 0 and end.sums.chained_from and end.base == end.written:
+        if chained_from < end.sums.chained_from and end.base == end.written:
             end.sums.rechain(chain, chained_from)
             end.all_on_disk(end.written)
             # (The next commit writes it.)

@@ -145,7 +145,7 @@ def test_a_sidecar_that_is_cut_off_is_completed(tmp_path: Path, left: int) -> No
     os.truncate(sidecar(path), left)
     assert verify(path).ok
     records = (left - 512) // 64 if left >= 512 else 0
-    assert make_sums(path) == MadeSums(4, 4 - records, 0)
+    assert make_sums(path) == MadeSums(4, 4 - records, 0, "")
     page_sums(path)
 
 
@@ -166,7 +166,7 @@ def test_a_sidecar_of_another_stream_is_replaced(tmp_path: Path) -> None:
     path, other = made(tmp_path / "s.bin"), made(tmp_path / "o.bin")
     sidecar(path).write_bytes(sidecar(other).read_bytes())
     assert verify(path).ok
-    assert make_sums(path) == MadeSums(4, 4, 0)
+    assert make_sums(path) == MadeSums(4, 4, 0, "")
     page_sums(path)
 
 
@@ -234,7 +234,7 @@ def test_a_foreign_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     with DataStream.open(path, read_only=True, verify="always") as stream:
         assert len([*stream.entries()]) == number + 1
     with caplog.at_level(logging.WARNING):
-        assert make_sums(path) == MadeSums(4, 4, 0)
+        assert make_sums(path) == MadeSums(4, 4, 0, "")
     assert any("before another program wrote the stream" in it for it in caplog.messages)
     page_sums(path)
     assert verify(path).ok
@@ -248,7 +248,7 @@ def test_bytes_are_accepted_as_they_are(tmp_path: Path) -> None:
         content[at] ^= 1
     path.write_bytes(content)
     assert len(verify(path).problems) == 2
-    assert make_sums(path, accept=True) == MadeSums(4, 4, 0)
+    assert make_sums(path, accept=True) == MadeSums(4, 4, 0, "")
     assert verify(path).ok
     page_sums(path)
 
@@ -295,5 +295,5 @@ def test_a_full_disk(tmp_path: Path) -> None:
         fill(stream, 4)
         disk.faults.clear()
     assert verify(path).ok
-    assert make_sums(path) == MadeSums(4, 2, 0)
+    assert make_sums(path) == MadeSums(4, 2, 0, "")
     page_sums(path)
