@@ -100,7 +100,16 @@ class SumsKeeper:
         file = self._file
 
         def adopt() -> None:
-            if found is None or not self._is_ours(found, recorded):
+            chains = [] if known is None else [known]
+            ours = found is not None and self._is_ours(found, recorded)
+            if ours and contradicts(file, self._stream_id, chains):
+                _log.warning(
+                    "%s: the commit record of the stream contradicts these checksums, which are "
+                    "those of another copy or state; they are made again",
+                    self._path,
+                )
+                ours = False
+            if found is None or not ours:
                 _log.info("%s: checksums of another stream or state; begun anew", self._path)
                 file.truncate(0)
                 file.file.sync()
@@ -109,23 +118,15 @@ class SumsKeeper:
             more = file.count() > pages
             file.truncate(pages)
             trusted = 0 if foreign else found.trusted
-            if known is not None and contradicts(file, self._stream_id, [known]):
-                _log.warning(
-                    "%s: the commit record of the stream contradicts these checksums, which are "
-                    "those of another copy or state; they are made again",
-                    self._path,
-                )
-                trusted = 0
-            self._compared = known is not None and known.first == 0
-            doubtful = restarted or not self._compared or found.epoch != found.next_epoch
-            if pages and (doubtful or trusted < pages):
+            covered = known is not None and known.first == 0
+            if restarted or not covered or trusted < pages or found.epoch != found.next_epoch:
                 self._walk_from_start()
-                self._compared = False
             header = found._replace(epoch=recorded, next_epoch=epoch, trusted=trusted)
             if more or header != found:
                 self._put_header(header)
                 file.file.sync()
             self._count_records()
+            self._compared = self.count == pages and (self._walked is None or pages == 0)
 
         self._surely(adopt)
 

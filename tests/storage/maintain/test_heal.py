@@ -15,6 +15,7 @@ from datastreamer.format import Header
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.heal import HealedPages
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
+from datastreamer.storage.read.range_sums import Sum
 from tests.storage.made import (
     FIRST,
     PAGE,
@@ -60,6 +61,7 @@ class FilePeer:
     def __init__(self, path: Path, name: str = "peer:6900", *, has_id: bool = True) -> None:
         self.name = name
         self.asked: list[tuple[int, int]] = []
+        self._path = path
         with DataStream.open(path, read_only=True, verify="never", index="memory") as stream:
             self._header, self._id = stream.header, stream.stream_id if has_id else bytes(16)
         content = path.read_bytes()
@@ -72,6 +74,10 @@ class FilePeer:
 
     def stream_id(self) -> bytes:
         return self._id
+
+    def page_sums(self, pages: int) -> list[Sum]:
+        with DataStream.open(self._path, read_only=True, verify="never", index="memory") as stream:
+            return stream._internals.page_sums(0, pages)[0]
 
     def entries(self, first: int, stop: int, most: int) -> bytes:
         self.asked.append((first, stop))
