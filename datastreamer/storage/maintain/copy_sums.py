@@ -114,10 +114,9 @@ class CopySums:
             sums.put(first, records, stream_id)
             if self._verify:
                 advance(page_start(stop), copied.head.length)
-        # A change that seems to be under way makes the next writer complete what is unknown.
-        next_epoch = epoch if self._complete else epoch + 1
+        # (The next writer makes the records that are unknown.)
         identity = identity_of(copied.file, stream_id)
-        sums.write_header(SumsHeader(stream_id, identity, epoch, next_epoch, ALL_TRUSTED))
+        sums.write_header(SumsHeader(stream_id, identity, epoch, epoch, ALL_TRUSTED))
 
     def _record(self, copied: Copied, page: int, known: PageSum | None) -> PageSum:
         if self._verify:
