@@ -1,8 +1,8 @@
 """Finds the damaged pages that only the checksums of another copy of the stream show.
 
 If the checksums beside a file were lost or exchanged, the commit record's chain still tells whether
-all pages are those that were committed, and not which are not. A server of the same stream has
-checksums that lead to the same chain, which proves them, whoever sent them.
+all pages are those that were committed, but not which page differs. A server of the same stream has
+checksums that lead to the same chain, which proves them, even if the server is not trusted.
 """
 
 from __future__ import annotations
