@@ -1,6 +1,6 @@
 """Finds the damaged pages that only the checksums of another copy of the stream show.
 
-If the checksums beside a file were lost or exchanged, the commit record's chain still tells whether
+If the checksums beside a file were lost or exchanged, the commit record's chain still shows whether
 all pages are those that were committed, but not which page differs. A server of the same stream has
 checksums that lead to the same chain, which proves them, even if the server is not trusted.
 """

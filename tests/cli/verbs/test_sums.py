@@ -24,6 +24,7 @@ def test_missing_checksums_are_made(invoke: Invoke, tmp_path: Path) -> None:
         "pages": 3,
         "made": 0,
         "damaged": 0,
+        "refuted": "",
     }
     sidecar = Path(f"{path}.sums")
     before = sidecar.read_bytes()
@@ -58,7 +59,7 @@ def test_a_page_that_cannot_be_read(invoke: Invoke, tmp_path: Path) -> None:
     Path(f"{path}.sums").unlink()
     failed = invoke("sums", path, "--json")
     assert failed.code == 1
-    assert json.loads(failed.out) == {"pages": 3, "made": 3, "damaged": 1}
+    assert json.loads(failed.out) == {"pages": 3, "made": 3, "damaged": 1, "refuted": ""}
     assert "1 page cannot be read as entries" in failed.err.splitlines()[-1]
 
 
