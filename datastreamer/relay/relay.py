@@ -255,8 +255,10 @@ class Relay:
         try:
             await trio.to_thread.run_sync(self.stream.sync)
         except DatastreamerError as error:
-            _log.error("%s", error)
-        return await self.server.finish(grace)
+            if not self.stream.closed:
+                _log.error("%s", error)
+        # An earlier call may have ended it.
+        return self.stream.closed or await self.server.finish(grace)
 
     async def _snapshot(self, *, limit: int) -> MetricsSnapshot:
         return await gather(self.download, self.server, self._numbers, limit)
