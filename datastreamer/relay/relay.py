@@ -231,6 +231,7 @@ class Relay:
             kind = stream.header.stream_type
             peers = [ServerPeer(each, stream_type=kind) for each in self._upstreams]
             self.server = Server(stream, limits=self._limits, tls=self.tls, heal_from=peers)
+            self.download.counts = self.server.counts
             async with trio.open_nursery() as nursery:
                 self._addresses = await nursery.start(self.server.run, listeners)
                 task_status.started(self._addresses)
