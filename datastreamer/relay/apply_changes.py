@@ -11,12 +11,13 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from datastreamer._codec import Entry
-from datastreamer.errors import ConnectionLost, UpstreamRewritten
+from datastreamer.errors import ConnectionLost, DatastreamerError, UpstreamRewritten
 from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.protocol.following import ChangeReceived
 from datastreamer.storage.header.records import Agreement
@@ -158,6 +159,7 @@ class ChangeApplier:
         operation may be open.
 
         Raises what an update raises, and `UpstreamRewritten` for one that does not fit its entry.
+        The change that raises waits, and so do those after it.
         """
         until = time.monotonic() + seconds
         while self._waiting and time.monotonic() < until:
@@ -191,10 +193,12 @@ class ChangeApplier:
             return  # not received yet: the upstream will send the new version
         if number >= stream.total_entries:
             stream.sync()
-        ours = stream.entry(number)
+        with reading(stream, number, number + 1):
+            ours = stream.entry(number)
         if ours.data == entry.data and ours.type == entry.type:
             return
         if not is_update_of(ours, entry):
+            ensure_whole(stream, number, number + 1)
             raise UpstreamRewritten(
                 f"{self._peer} updated its entry {number} (type {entry.type}, {len(entry.data)} "
                 f"bytes), but this relay's entry has type {ours.type} and {len(ours.data)} bytes",
@@ -221,6 +225,25 @@ class ChangeApplier:
         self.agreement = agreement
 
 
+def ensure_whole(stream: DataStream, first: int, stop: int) -> None:
+    """Raises `DamagedEntry` if a page of the file that holds these entries is damaged: then nothing
+    follows from a difference."""
+    damaged = stream._internals.damaged_pages(first, stop)
+    if damaged:
+        raise damaged[0]
+
+
+@contextmanager
+def reading(stream: DataStream, first: int, stop: int) -> Iterator[None]:
+    """The block reads these entries of the file. Raises as `ensure_whole` if the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, DatastreamerError):
+            ensure_whole(stream, first, stop)
+        raise
+
+
 def known_agreement(stream: DataStream) -> Agreement | None:
     """The agreement in the file, if its entries were not changed since."""
     agreement = stream._internals.agreement
@@ -229,8 +252,11 @@ def known_agreement(stream: DataStream) -> Agreement | None:
     return agreement
 
 
-def keep_over_truncation(stream: DataStream, before: Agreement | None) -> None:
-    """After a truncation of the file: the remaining entries agree as before."""
+@contextmanager
+def keeping_agreement(stream: DataStream) -> Iterator[None]:
+    """The block truncates or changes the file; what remains agrees as before."""
+    before = known_agreement(stream)
+    yield
     if before is not None:
         high = min(before.high, stream.total_entries)
         low = min(before.low, high)

@@ -24,7 +24,7 @@ from datastreamer.errors import (
     UpstreamDamaged,
 )
 from datastreamer.protocol.following import RangeSum, SumsFound
-from datastreamer.relay.apply_changes import ChangeApplier
+from datastreamer.relay.apply_changes import ChangeApplier, ensure_whole, reading
 from datastreamer.relay.client import RelayClient
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.read.reader import Reader
@@ -165,7 +165,8 @@ class ReceivedCheck:
             # (Where pages do not begin with the same entries, the entries are read again.)
             if finished.get(known.end) != known.digest:
                 preview = preview or op.preview()
-                _, digest = hash_range(preview, known.first, known.end, 1 << 62)
+                with reading(self._stream, known.first, self._stored(known)):
+                    _, digest = hash_range(preview, known.first, known.end, 1 << 62)
                 if digest != known.digest and not self._is_explained(known, digest):
                     self._ranges.clear()
                     self._known_to = self._next
@@ -174,6 +175,10 @@ class ReceivedCheck:
             self._ranges.popleft()
             self._next = known.end
         return True
+
+    def _stored(self, known: RangeSum) -> int:
+        """The end of those entries of a range that were stored by an earlier commit."""
+        return min(self._stream._internals.next_entry, known.end)
 
     def _learn(self, finished: int, stop: int) -> bool:
         """Request checksums if those of the pages up to entry `finished` are not known, or others
@@ -235,7 +240,8 @@ class ReceivedCheck:
 
     def _is_explained(self, known: RangeSum, digest: bytes) -> bool:
         """Whether entries with another checksum than the upstream's are the upstream's entries
-        nevertheless; False if that is not known yet. Raises `UpstreamDamaged` if they are not."""
+        nevertheless; False if that is not known yet. Raises `UpstreamDamaged` if they are not, and
+        `DamagedEntry` if those of the file are damaged."""
         found = trio.from_thread.run(self._request, known.first)
         if found is None:
             raise ConnectionLost(
@@ -255,11 +261,12 @@ class ReceivedCheck:
         if agreement is not None and applier.uncompared and known.first < agreement.high:
             # These may have missed an update: they are compared by hashes.
             return True
+        stored = self._stored(known)
+        ensure_whole(self._stream, known.first, stored)
         what = (
             f"entries {known.first} to {known.end - 1} received from {self.client.peer} do not "
             "match its checksum: they are damaged in its file, or were damaged on their way here"
         )
-        stored = min(self._stream._internals.next_entry, known.end)
         if known.first < stored:
             what += f"; entries {known.first} to {stored - 1} had been stored before"
         raise UpstreamDamaged(what)

@@ -16,7 +16,7 @@ import trio
 
 from datastreamer._codec import Entry
 from datastreamer.errors import DamagedFile, EntriesDamaged, NotFound, PeerError, UpstreamRewritten
-from datastreamer.relay.apply_changes import ChangeApplier, Compared
+from datastreamer.relay.apply_changes import ChangeApplier, Compared, ensure_whole, reading
 from datastreamer.relay.client import RelayClient
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.read.range_hash import hash_range
@@ -154,9 +154,10 @@ class Comparison:
             theirs = await client.range_hash(first, end, size)
             changes = reader.changes
             try:
-                _, digest = await trio.to_thread.run_sync(
-                    hash_range, reader, first, theirs.end, 1 << 62
-                )
+                with reading(self._stream, first, theirs.end):
+                    _, digest = await trio.to_thread.run_sync(
+                        hash_range, reader, first, theirs.end, 1 << 62
+                    )
                 break
             except (DamagedFile, NotFound):
                 if reader.changes == changes:
@@ -177,6 +178,8 @@ class Comparison:
             first, end = ranges.pop()
             if end - first <= _FEW:
                 differing = await self._fetch(client, range(first, end))
+                if differing:
+                    await trio.to_thread.run_sync(ensure_whole, self._stream, first, end)
                 others = len(self._found) + len(found)
                 found.extend(entry.number for entry in differing)
                 if differing and not self._change_applier.can_be_updates(differing, others):

@@ -21,25 +21,25 @@ import trio
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     ConnectionLost,
+    DamagedEntry,
     DatastreamerError,
     NoAnswer,
     PeerError,
+    StreamFileError,
     UpstreamDamaged,
     UpstreamMismatch,
     UpstreamRewritten,
     UpstreamShorter,
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.metrics.counters import Counts
 from datastreamer.protocol.retry import Backoff
-from datastreamer.relay.apply_changes import (
-    ChangeApplier,
-    keep_over_truncation,
-    known_agreement,
-)
+from datastreamer.relay.apply_changes import ChangeApplier
 from datastreamer.relay.checksums import ReceivedCheck, SumsClient
 from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
-from datastreamer.relay.truncation_point import truncation_point
+from datastreamer.relay.damaged_pages import restore_pages
+from datastreamer.relay.truncation_point import truncate_file
 from datastreamer.relay.upstream import Joined, common_entries, ensure_undamaged, join
 from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.relay.writer import RelayWriter
@@ -90,6 +90,8 @@ class Download:
         """The relay's own listeners, which are no upstreams."""
         self.scope = trio.CancelScope()
         """Cancel it to end the download."""
+        self.counts = Counts()
+        """Those of the relay's server, once it runs."""
         # The last upstream that entries were appended from.
         self._source: UpstreamState | None = None
         self._stream_type = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
@@ -106,8 +108,10 @@ class Download:
         self._change_applier: ChangeApplier | None = None
         # Updates of earlier upstreams.
         self._updates = 0
-        # Entries in the file when the current upstream was joined.
-        self._joined_at = 0
+        # Entries in the file when the current upstream was joined, and when that was.
+        self._joined_at, self._joined_time = 0, math.inf
+        # Damage of the file, to be restored from the next upstream.
+        self._damage: DamagedEntry | None = None
         self._changed = trio.Event()
 
     @property
@@ -194,46 +198,73 @@ class Download:
             )
 
     async def _relay_from(self, state: UpstreamState, stream: DataStream) -> bool:
-        """Download from one upstream until it is lost; whether anything was downloaded."""
-        joined_at, before, steady = math.inf, stream.total_entries, False
-        try:
-            async with self._connect(state, self._heartbeat) as client:
-                try:
-                    await trio.to_thread.run_sync(stream.sync)
-                    joined = await join(client, stream, self._timeout)
-                    self._check_capabilities(state, client)
-                    self._joined(state, stream, joined.header)
-                    joined_at = trio.current_time()
-                    try:
-                        check = self._check_of(state, stream, client, joined)
-                        if await self._receive(state, stream, joined, check):
-                            return True
-                    finally:
-                        self.current, self.caught_up = None, False
-                        self._updates, self._change_applier = self.updates, None
-                        self._notify()
-                except (UpstreamShorter, UpstreamRewritten) as error:
-                    if isinstance(error, UpstreamRewritten):
-                        async with self._connect(state) as other:
-                            await ensure_undamaged(other, stream, error)
-                    if not self._is_followed(state, error):
-                        return False
-                    await self._truncate_to_common(state, stream, error)
-                    return True
-        except UpstreamMismatch as error:
-            self._set_aside(state, error)
-        except UpstreamDamaged as error:
-            self._avoid(state, error)
-            return False
-        except DatastreamerError as error:
-            # The connection or the disk failed: both may recover.
-            self._lost(state, error)
-            if isinstance(error, NoAnswer):
-                # Another attempt would take as long and fail again.
+        """Download from one upstream until it is lost; whether anything was downloaded, or another
+        attempt is to be made at once, with the first upstream."""
+        before = stream.total_entries
+        while True:
+            restores, self._joined_time = self._damage is not None, math.inf
+            try:
+                return await self._copy_or_follow(state, stream)
+            except UpstreamMismatch as error:
+                self._set_aside(state, error)
+            except UpstreamDamaged as error:
+                self._avoid(state, error)
                 return False
-            lasted = trio.current_time() - joined_at >= _STEADY_SECONDS
-            steady = lasted and isinstance(error, PeerError)
-        return steady or stream.total_entries > before
+            except DamagedEntry as damage:  # of the file: an upstream's is a `PeerError`
+                self._damage = damage
+                if not restores or self._lasted:
+                    continue
+            except DatastreamerError as error:
+                # The connection or the disk failed: both may recover.
+                self._lost(state, error)
+                if isinstance(error, NoAnswer):
+                    # Another attempt would take as long and fail again.
+                    return False
+                if self._lasted and isinstance(error, PeerError):
+                    return True
+            except OSError as error:
+                self._lost(state, StreamFileError(stream.path, error.strerror or str(error)))
+            return stream.total_entries > before
+
+    @property
+    def _lasted(self) -> bool:
+        """Whether the upstream was used for a while."""
+        return trio.current_time() - self._joined_time >= _STEADY_SECONDS
+
+    async def _copy_or_follow(self, state: UpstreamState, stream: DataStream) -> bool:
+        """As `_copy`; True also if the file was truncated to what the upstream holds, False if this
+        one differs and is not used."""
+        try:
+            return await self._copy(state, stream)
+        except (UpstreamShorter, UpstreamRewritten) as error:
+            if isinstance(error, UpstreamRewritten):
+                async with self._connect(state) as client:
+                    await ensure_undamaged(client, stream, error)
+            if not self._is_followed(state, error):
+                return False
+            await self._truncate_to_common(state, stream, error)
+            return True
+
+    async def _copy(self, state: UpstreamState, stream: DataStream) -> bool:
+        """Restore damaged pages, join the upstream, and append what arrives. True if an earlier
+        upstream is to be used; else it raises."""
+        damage, self._damage = self._damage, None
+        if damage is not None:
+            connect = partial(self._connect, state)
+            restored = await restore_pages(connect, stream, damage, self._timeout)
+            self.counts.healed_pages += restored
+        async with self._connect(state, self._heartbeat) as client:
+            await trio.to_thread.run_sync(stream.sync)
+            joined = await join(client, stream, self._timeout)
+            self._check_capabilities(state, client)
+            self._joined(state, stream, joined.header)
+            try:
+                check = self._check_of(state, stream, client, joined)
+                return await self._receive(state, stream, joined, check)
+            finally:
+                self.current, self.caught_up = None, False
+                self._updates, self._change_applier = self.updates, None
+                self._notify()
 
     def _check_capabilities(self, state: UpstreamState, client: RelayClient) -> None:
         """Only several connections in a row that were lost on a query for capabilities show that
@@ -264,7 +295,7 @@ class Download:
     ) -> bool:
         """Append what arrives. True if an earlier upstream is to be used; else it raises."""
         back = False
-        failure: DatastreamerError | None = None
+        failure: Exception | None = None
 
         async with trio.open_nursery() as nursery:
 
@@ -286,7 +317,7 @@ class Download:
                 connect = partial(self._connect, state)
                 try:
                     await Comparison(connect, stream, writer, change_applier, self._notify).run()
-                except DatastreamerError as error:
+                except (DatastreamerError, OSError) as error:
                     failure = error
                     nursery.cancel_scope.cancel()
 
@@ -304,7 +335,7 @@ class Download:
                     batch = await joined.batches.__anext__()
             except StopAsyncIteration:
                 failure = ConnectionLost(f"{state.upstream.name} ended the stream")
-            except DatastreamerError as error:
+            except (DatastreamerError, OSError) as error:
                 failure = error
             finally:
                 writer.drop()
@@ -335,20 +366,7 @@ class Download:
                     _log.warning("%s is reachable again, returning to it", state.upstream.name)
                     return
                 if earlier:
-                    self._log_shorter(state, header.total_entries, stream.total_entries)
-
-    def _log_shorter(self, state: UpstreamState, total: int, ours: int) -> None:
-        """Log once that an earlier upstream is reachable again and holds fewer entries."""
-        if not state.reported_shorter:
-            state.reported_shorter = True
-            _log.warning(
-                "%s is reachable again and holds only %d entries: entries %d to %d are in doubt; "
-                "returning to it once it holds as many",
-                state.upstream.name,
-                total,
-                total,
-                ours - 1,
-            )
+                    state.log_shorter(header.total_entries, stream.total_entries)
 
     # Upstreams that differ from the file.
 
@@ -358,14 +376,8 @@ class Download:
         """Whether to truncate the file to what this upstream holds, which differs from the file."""
         now = trio.current_time()
         if isinstance(error, UpstreamShorter):
-            state.entries = error.total
-            since = state.shorter_since
-            if since is None:
-                _log.warning("%s", error)
-            if since is None or error.total > state.shorter_total:
-                since = state.shorter_since = now
-                state.shorter_total = error.total
-                self._notify()
+            since = state.found_shorter(error, now)
+            self._notify()
             # An upstream that did not send these entries may still get them.
             is_certain = len(self.states) == 1 or self._source is state
             if not is_certain and not (self._follow and now - since >= self._patience):
@@ -400,22 +412,15 @@ class Download:
         if common is None:
             async with self._connect(state) as client:
                 common = await common_entries(client, stream, total)
-        while self._commits and self._commits[-1] > common:
-            self._commits.pop()
-        if isinstance(error, UpstreamRewritten):
-            common = await trio.to_thread.run_sync(truncation_point, stream, common, self._commits)
-        if common < total:
+        left = await trio.to_thread.run_sync(
+            partial(truncate_file, boundary=isinstance(error, UpstreamShorter)),
+            *(stream, common, self._commits),
+        )
+        if left < total:
             _log.warning(
-                "following %s back to %d entries: truncating entries %d to %d (%s)",
-                state.upstream.name,
-                common,
-                common,
-                total - 1,
-                error,
+                "following %s back to %d entries: truncated entries %d to %d (%s)",
+                *(state.upstream.name, left, left, total - 1, error),
             )
-            agreement = known_agreement(stream)
-            await trio.to_thread.run_sync(stream.truncate, common)
-            await trio.to_thread.run_sync(keep_over_truncation, stream, agreement)
         state.shorter_since = None
         self._notify()
 
@@ -451,19 +456,11 @@ class Download:
         for each in self.states:
             # Shorter upstreams get their full `patience` again if this one is lost.
             each.shorter_since = None
-        self._joined_at = stream.total_entries
+        self._joined_at, self._joined_time = stream.total_entries, trio.current_time()
         if not state.lost:
-            self._log_relaying(state)
+            state.log_relaying(self._joined_at)
         self._logged_at = trio.current_time()
         self._progress(state, stream.total_entries)
-
-    def _log_relaying(self, state: UpstreamState) -> None:
-        _log.info(
-            "relaying from %s: next entry %d, the upstream holds %d",
-            state.upstream.name,
-            self._joined_at,
-            state.entries,
-        )
 
     def _progress(self, state: UpstreamState, next_number: int) -> None:
         self._notify()
@@ -472,7 +469,7 @@ class Download:
         if state.lost and (here > self._joined_at or next_number >= (state.entries or 0)):
             # Only now, so that a failure after each join is logged once.
             state.lost = ""
-            self._log_relaying(state)
+            state.log_relaying(self._joined_at)
         if next_number >= (state.entries or 0):
             state.entries = next_number
             if not self.caught_up:

@@ -231,6 +231,7 @@ class Relay:
             kind = stream.header.stream_type
             peers = [ServerPeer(each, stream_type=kind) for each in self._upstreams]
             self.server = Server(stream, limits=self._limits, tls=self.tls, heal_from=peers)
+            self.download.counts = self.server.counts
             async with trio.open_nursery() as nursery:
                 self._addresses = await nursery.start(self.server.run, listeners)
                 task_status.started(self._addresses)
@@ -255,8 +256,10 @@ class Relay:
         try:
             await trio.to_thread.run_sync(self.stream.sync)
         except DatastreamerError as error:
-            _log.error("%s", error)
-        return await self.server.finish(grace)
+            if not self.stream.closed:
+                _log.error("%s", error)
+        # An earlier call may have ended it.
+        return self.stream.closed or await self.server.finish(grace)
 
     async def _snapshot(self, *, limit: int) -> MetricsSnapshot:
         return await gather(self.download, self.server, self._numbers, limit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +17,7 @@ import trio
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import (
+    DamagedEntry,
     EntriesDamaged,
     NoAnswer,
     ProtocolViolation,
@@ -35,7 +37,12 @@ from datastreamer.protocol.following import (
     KnownHistory,
     Reports,
 )
-from datastreamer.relay.apply_changes import ChangeApplier, known_agreement
+from datastreamer.relay.apply_changes import (
+    ChangeApplier,
+    ensure_whole,
+    known_agreement,
+    reading,
+)
 from datastreamer.relay.client import RelayBatches, RelayClient
 from datastreamer.storage.header.records import Agreement
 from datastreamer.storage.stream import DataStream
@@ -62,16 +69,13 @@ async def join(client: RelayClient, stream: DataStream, timeout: float) -> Joine
     Changes since the file last agreed with the upstream are applied first, if it reports them.
     Then its last entries before the file's head are compared: 256 of them, and more if the last
     two operations are longer (see `_first_compared`). `timeout` bounds the time without any
-    answer. Raises `UpstreamDiffers` and `PeerError`.
+    answer. Raises `UpstreamDiffers` and `PeerError`, and `DamagedEntry` if a page of the file that
+    a change or the comparison concerns is damaged.
     """
     with trio.move_on_after(timeout) as patience:
-        header = await client.header()
-        ours, theirs = Identity.of(stream.header), Identity.of(header)
-        if ours != theirs:
-            raise UpstreamMismatch(
-                f"{client.peer} serves another stream: {theirs}, but {stream.path} holds {ours}"
-            )
+        header = await header_of_same(client, stream)
         total = stream.total_entries
+        await trio.to_thread.run_sync(ensure_whole, stream, total - 1, total)
         common = min(total, header.total_entries)
         first = await trio.to_thread.run_sync(_first_compared, stream, common)
         known = known_agreement(stream)
@@ -92,14 +96,31 @@ async def join(client: RelayClient, stream: DataStream, timeout: float) -> Joine
                 await trio.to_thread.run_sync(joining.compare, batch)
             patience.deadline = trio.current_time() + timeout
         if common < total:
-            raise UpstreamShorter(
-                f"{client.peer} holds only {common} entries; entries {common} to {total - 1} of "
-                "this relay are in doubt",
-                common,
-            )
+            raise shorter(client.peer, common, total)
         await trio.to_thread.run_sync(joining.finish)
         return Joined(header, batches, rest, joining.change_applier)
     raise NoAnswer(f"no answer from {client.peer} within {timeout:g} s")
+
+
+async def header_of_same(client: RelayClient, stream: DataStream) -> Header:
+    """The header of the upstream's stream. Raises `UpstreamMismatch` if it is another stream than
+    the file's, and `PeerError`."""
+    header = await client.header()
+    ours, theirs = Identity.of(stream.header), Identity.of(header)
+    if ours != theirs:
+        raise UpstreamMismatch(
+            f"{client.peer} serves another stream: {theirs}, but {stream.path} holds {ours}"
+        )
+    return header
+
+
+def shorter(peer: str, common: int, total: int) -> UpstreamShorter:
+    """The error for an upstream that holds `common` of the file's `total` entries."""
+    return UpstreamShorter(
+        f"{peer} holds only {common} entries; entries {common} to {total - 1} of this relay are in "
+        "doubt",
+        common,
+    )
 
 
 class _Joining:
@@ -177,17 +198,19 @@ class _Joining:
 
         Raises `UpstreamRewritten` if those that differ cannot be updates, or if the upstream is
         not the one that the file agreed with: then only equal last entries prove that the history
-        is the same.
+        is the same. Raises `DamagedEntry` if the file's entries are damaged.
         """
         if batch.first_number != self.at or self.lacks_reports:
             raise ProtocolViolation(
                 f"{self._peer} sent entry {batch.first_number} at the wrong time"
             )
         due = batch.before(self._common)
-        differing = _differing(self._stream, due)
+        with reading(self._stream, due.first_number, due.next_number):
+            differing = _differing(self._stream, due)
         self.at = batch.next_number
         if not differing:
             return
+        ensure_whole(self._stream, due.first_number, due.next_number)
         if self._differs_from is None:
             self._differs_from = differing[0].number
         number = self._differs_from
@@ -217,11 +240,12 @@ def _first_compared(stream: DataStream, end: int) -> int:
     while True:
         marks: list[int] = []
         size = 0
-        for batch in stream.batches(first, end):
-            marks += [number for _, number in batch.bookmarks()]
-            size += batch.nbytes
-            if size > _MOST_COMPARED:
-                return reached
+        with reading(stream, first, end):
+            for batch in stream.batches(first, end):
+                marks += [number for _, number in batch.bookmarks()]
+                size += batch.nbytes
+                if size > _MOST_COMPARED:
+                    return reached
         reached = first
         if len(marks) >= _MARKS:
             return min(marks[-_MARKS], max(0, end - KEPT))
@@ -260,7 +284,7 @@ async def common_entries(client: RelayClient, stream: DataStream, most: int) -> 
     """How many of the file's first `most` entries the upstream also holds, by bisection.
 
     Each step compares a run of 256 entries, the last one first: different blocks may end in equal
-    entries. Raises `PeerError`.
+    entries. A damaged entry of the file is one that differs. Raises `PeerError`.
     """
     same, end = 0, most
     while same < end:
@@ -281,8 +305,10 @@ async def _differs_at(client: RelayClient, stream: DataStream, numbers: range) -
     try:
         async with client.entries_by_number(numbers, window=exchanges.WINDOW) as entries:
             async for entry in entries:
-                if entry != stream.entry(entry.number):
-                    return entry.number
+                with suppress(DamagedEntry, OSError):
+                    if entry == stream.entry(entry.number):
+                        continue
+                return entry.number
     except UnknownEntry as error:
         return error.number
     return None

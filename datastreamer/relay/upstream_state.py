@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from datastreamer.client.upstream import Upstream
-from datastreamer.errors import DatastreamerError
+from datastreamer.errors import DatastreamerError, UpstreamShorter
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,3 +52,31 @@ class UpstreamState:
 
     distrusted: bool = False
     """Whether the relay followed an upstream that differs and precedes it: not followed again."""
+
+    def found_shorter(self, error: UpstreamShorter, now: float) -> float:
+        """It holds fewer entries than the relay; since when it has gained none."""
+        self.entries = error.total
+        since = self.shorter_since
+        if since is None:
+            _log.warning("%s", error)
+        if since is None or error.total > self.shorter_total:
+            since = self.shorter_since = now
+            self.shorter_total = error.total
+        return since
+
+    def log_relaying(self, next_number: int) -> None:
+        """Log that the relay has joined it."""
+        _log.info(
+            "relaying from %s: next entry %d, the upstream holds %d",
+            *(self.upstream.name, next_number, self.entries),
+        )
+
+    def log_shorter(self, total: int, ours: int) -> None:
+        """Log once that it is reachable again and holds `total` entries, fewer than the relay's."""
+        if not self.reported_shorter:
+            self.reported_shorter = True
+            _log.warning(
+                "%s is reachable again and holds only %d entries: entries %d to %d are in doubt; "
+                "returning to it once it holds as many",
+                *(self.upstream.name, total, total, ours - 1),
+            )

@@ -10,15 +10,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from datastreamer._codec import scan
+from datastreamer.errors import DamagedPage
+from datastreamer.format import page_of
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.header.records import Agreement, PublisherRecord
+from datastreamer.storage.header.records import Agreement, Head, PublisherRecord
 from datastreamer.storage.maintain.heal import HealedPages, Peer
 from datastreamer.storage.maintain.heal_open import heal_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.range_sums import Sum, sums_from
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.write.atomic_op import AtomicOp
+from datastreamer.storage.write.changes import ChangeWriter
+from datastreamer.storage.write.owned_file import OwnedFile
+from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
 from datastreamer.storage.write.writer import StreamWriter
 
 ChangeCallback = Callable[[int, int | None, bool], None]
@@ -35,6 +41,7 @@ class InternalsOwner(Protocol):
     def bookmarks(self) -> BookmarkKeeper: ...
     def _ensure_open(self) -> None: ...
     def _ensure_writable(self) -> StreamWriter: ...
+    def _ensure_changeable(self, what: str) -> ChangeWriter: ...
     def _repaired(self) -> StreamWriter: ...
 
 
@@ -146,6 +153,36 @@ class StreamInternals:
         self._stream._ensure_open()
         return heal_page(self._stream._ensure_writable().owned, self._stream.bookmarks, page, peers)
 
+    def damaged_pages(self, first: int, stop: int) -> list[DamagedPage]:
+        """The pages that hold the entries from `first` up to, not including, `stop`, and do not
+        match their checksums. Raises `DamagedEntry` if the entries' pages cannot be found."""
+        if not 0 <= first < stop:
+            return []
+        owned = self._stream._ensure_writable().owned
+        low, high = page_of_entry(owned, first), page_of_entry(owned, stop - 1)
+        return _damaged(owned, range(low, high + 1))
+
+    def damaged_around(self, offset: int) -> list[DamagedPage]:
+        """The same for the page at a file offset and the two beside it: a reader that meets damage
+        at this offset may have been misled by one of these."""
+        owned, page = self._stream._ensure_writable().owned, page_of(offset)
+        return _damaged(owned, range(max(0, page - 1), min(page + 1, owned.end.sums.page) + 1))
+
+    def replace_page(self, page: int, entries: bytes) -> str:
+        """As `ChangeWriter.replace_page`. Raises as `DataStream.update_entry`, too."""
+        changes = self._stream._ensure_changeable("replacement of a page")
+        # The places of entries near the page may not be known.
+        with self.change(0, self.next_entry):
+            kept = changes.replace_page(page, entries)
+            self._stream.bookmarks.changed()
+            self._stream.bookmarks.restored(scan(entries, None).bookmarks())
+        return kept
+
+    def end_before(self, page: int) -> Head:
+        """The end of the pages before a page; of fewer if the number of the entry after them is not
+        known."""
+        return end_before(self._stream._ensure_writable().owned, page)
+
     # Notification of commits and changes.
 
     def add_waker(self, fd: int, *, inside: bool = False) -> None:
@@ -206,3 +243,8 @@ class StreamInternals:
             self._stream._writer.end.count_in(None)
             self._numbers.close()
             self._numbers = None
+
+
+def _damaged(owned: OwnedFile, pages: range) -> list[DamagedPage]:
+    found = (damage_of(owned, page) for page in pages)
+    return [damage for damage in found if damage is not None]

@@ -26,15 +26,13 @@ from datastreamer.format import ENTRY_HEAD_SIZE, Header
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
 from datastreamer.storage.disk.mounts import ensure_local
-from datastreamer.storage.header.records import Head
 from datastreamer.storage.internals import StreamInternals
 from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums.verifier import Verify, check_verify
 from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
-from datastreamer.storage.write.changes import updatable
+from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import PendingCommit, SyncPolicy, check_policy
 from datastreamer.storage.write.opening import create_stream, open_to_write
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
@@ -295,33 +293,34 @@ class DataStream(StreamView):
         """Replace a committed event's data with the same number of bytes; durable on return.
 
         Raises `UnknownEntry`, `BadEntryType` and `UpdateRefused` (another type or length,
-        a bookmark), `OperationOpen`, `FileReplaced`.
+        a bookmark), `OperationOpen`, `FileReplaced`, and `DamagedPage` if the entry's page does
+        not match its checksum.
         """
-        reader = self._ensure_changeable("update")
+        changes = self._ensure_changeable("update")
         new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
-        old = updatable(reader, number, type, new).data
+        old = changes.updatable(number, type, new).data
         with self._internals.change(number, number + 1):
-            offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
-            self._ensure_writable().changes.update(number, offset, old, new)
+            offset = self._file.reader.cursor(number).offset + ENTRY_HEAD_SIZE
+            changes.update(number, offset, old, new)
             self.bookmarks.changed()
 
     def truncate(self, number: int) -> None:
         """Truncate the stream to `number` entries (0 up to, not including, the total); durable.
 
-        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`.
+        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`, and `DamagedEntry` if the page
+        that is to keep a part of its entries is damaged.
         """
-        reader = self._ensure_changeable("truncation")
+        changes = self._ensure_changeable("truncation")
         if not 0 <= number < self.total_entries:
             raise UnknownEntry(number, self.total_entries)
-        offset = reader.cursor(number).offset
-        keeper = self.bookmarks
-        writer, head = self._ensure_writable(), Head(offset, number)
+        head, keeper = changes.end_at(number), self.bookmarks
+        writer = self._ensure_writable()
         with self._internals.change(number, None), writer.owned.exclusive():
             writer.durability.sync()
             with keeper.truncation(head):
-                writer.changes.truncate(number, offset)
+                changes.truncate(head)
 
-    def _ensure_changeable(self, what: str) -> Reader:
+    def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()
         writer = self._ensure_writable()
         if self._op.lease is not None:
@@ -330,7 +329,7 @@ class DataStream(StreamView):
             raise OperationOpen(f"no {what} while an atomic operation is open")
         writer.uncommitted.release()
         self._repaired().durability.sync()
-        return writer.owned.reader
+        return writer.changes
 
     # A copy.
 

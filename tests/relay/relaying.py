@@ -18,6 +18,7 @@ from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.download import Download
 from datastreamer.relay.relay import Relay
 from datastreamer.server.server import Server
+from datastreamer.storage.disk.file_ops import Disk
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
 from tests.network.fixtures import PATIENCE
@@ -125,7 +126,11 @@ class Rig:
 
 
 async def relaying(
-    nursery: trio.Nursery, path: Path, *ports: int | Upstream, **options: Any
+    nursery: trio.Nursery,
+    path: Path,
+    *ports: int | Upstream,
+    disk: Disk | None = None,
+    **options: Any,
 ) -> Rig:
     upstreams = [port if isinstance(port, Upstream) else ("127.0.0.1", port) for port in ports]
     relay = Relay(
@@ -141,6 +146,7 @@ async def relaying(
             **options,
         },
     )
+    relay._disk = disk
     rig = Rig(relay, 0)
 
     async def run(task_status: trio.TaskStatus[list[tuple[str, int]]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,23 @@ def download_from(*ports: int) -> Download:
         backoff=QUICK,
         look_seconds=1000.0,
     )
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[str], trio.Event]]:
+    """Makes an event that is set when the event loop logs these words."""
+    logger, handlers = logging.getLogger("datastreamer"), list[logging.Handler]()
+
+    def event(words: str) -> trio.Event:
+        found, handler = trio.Event(), logging.Handler()
+        handler.emit = lambda record: found.set() if words in record.getMessage() else None  # type: ignore[method-assign]
+        logger.addHandler(handler)
+        handlers.append(handler)
+        return found
+
+    yield event
+    for handler in handlers:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture
@@ -228,9 +245,12 @@ async def test_updates_meanwhile_are_no_damage(tmp_path: Path, source: DataStrea
                 if turn % 4 == 0:
                     pages += 0.1
                     grow(source, pages, seed=100 * attempt + turn)
-                await trio.sleep(0.001 * chosen.randrange(3))
-            while contents(rig.stream) != contents(source):
-                await trio.sleep(0.01)
+                    if chosen.randrange(2):
+                        await rig.relay.until(
+                            lambda rig=rig: rig.stream.total_entries == source.total_entries
+                        )
+                await trio.lowlevel.checkpoint()
+            await rig.relay.until(lambda rig=rig: contents(rig.stream) == contents(source))
             assert state.damaged == 0
             await rig.stop()
 
@@ -306,7 +326,7 @@ async def test_an_upstream_whose_checksums_are_missing(
     tmp_path: Path, source: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pages without are not compared; those after them are."""
-    monkeypatch.setattr(checksums, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(checksums, "_AGAIN_SECONDS", 0.0)
     grow(source, 3.4)
     sums = source._ensure_writable().owned.sums
     count, sums.count = sums.count, 0
@@ -320,7 +340,6 @@ async def test_an_upstream_whose_checksums_are_missing(
         sums.count = count
         while source._ensure_writable().owned.sums.count < 4:
             source._ensure_writable().sums_completer.complete_page()
-        await trio.sleep(0.06)
         total = source.total_entries
         grow(source, 5.4, seed=9)
         flip(source, bad := data_of(source, total + 5))
@@ -370,6 +389,7 @@ async def test_damage_is_no_missed_update(
     source: DataStream,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    logged: Callable[[str], trio.Event],
 ) -> None:
     """Older entries are compared by hashes after a failover; as many may differ as the relay's
     own stream was updated."""
@@ -388,15 +408,12 @@ async def test_damage_is_no_missed_update(
             before = contents(source)
             flip(second, bad := data_of(second, 1000))
             other = await serving(nursery, second)
+            uncompared = logged("are left uncompared")
             rig = await relaying(nursery, tmp_path / "relay.bin", other.port)
             await rig.relay.until(lambda: rig.relay.caught_up)
-
-            def reported() -> list[str]:
-                return [it for it in messages(caplog, logging.ERROR) if "uncompared" in it]
-
-            while not reported():
-                await trio.sleep(0.01)
-            assert "error 27" in reported()[0]
+            await uncompared.wait()
+            [line] = [it for it in messages(caplog, logging.ERROR) if "uncompared" in it]
+            assert "error 27" in line
             assert contents(rig.stream) == before
             assert rig.download.uncompared > 1000
             flip(second, bad)

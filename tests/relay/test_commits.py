@@ -306,20 +306,20 @@ def test_where_a_file_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with new(tmp_path / "stream.bin") as stream:
         with stream.atomic_op() as op:
             op.add_entries(1, [b"no bookmark"] * 1000)
-        assert truncation_point(stream, 700, []) == 700
-        assert truncation_point(stream, 700, [1, 600]) == 600
+        assert truncation_point(stream.reader, 700, []) == 700
+        assert truncation_point(stream.reader, 700, [1, 600]) == 600
         with stream.atomic_op() as op:
             op.add_bookmark(b"block")
             op.add_entries(1, [bytes(1000)] * 2000)
         for common in (1000, 1001, 1300, 3000):
-            assert truncation_point(stream, common, []) == 1000
-            assert truncation_point(stream, common, [20]) == 20
-        assert truncation_point(stream, 999, []) == 999
-        assert truncation_point(stream, 0, []) == 0
+            assert truncation_point(stream.reader, common, []) == 1000
+            assert truncation_point(stream.reader, common, [20]) == 20
+        assert truncation_point(stream.reader, 999, []) == 999
+        assert truncation_point(stream.reader, 0, []) == 0
         monkeypatch.setattr(truncation_module, "MAX_EXTRA_BYTES", MIB)
-        assert truncation_point(stream, 1300, [20]) == 20
-        assert truncation_point(stream, 2020, [20]) == 1000
-        assert truncation_point(stream, 3000, [20]) == 3000
+        assert truncation_point(stream.reader, 1300, [20]) == 20
+        assert truncation_point(stream.reader, 2020, [20]) == 1000
+        assert truncation_point(stream.reader, 3000, [20]) == 3000
 
 
 # A long backlog, which clients are not to wait for.
@@ -424,7 +424,7 @@ async def test_what_fails_after_each_join_is_said_once(
         await rig.has(10)
         await relay.until(lambda: relay.caught_up)
     assert relay.seen == [5, 10]
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("download")]
+    said = [record.getMessage() for record in caplog.records if ".relay." in record.name]
     name = f"127.0.0.1:{server.port}"
     assert said == [
         f"relaying from {name}: next entry 0, the upstream holds 5",

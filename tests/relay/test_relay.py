@@ -252,6 +252,7 @@ async def test_ends_in_good_order(tmp_path: Path, upstream: DataStream) -> None:
         assert await relay.relay.finish(1)
         await relay.ended.wait()
         assert relay.stream._file.closed
+        assert await relay.relay.finish(1)
 
 
 async def test_one_that_was_ended_before_it_began_does_not_begin(

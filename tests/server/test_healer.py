@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,11 @@ import trio
 
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
+from datastreamer.errors import DamagedPage
 from datastreamer.server import healer
+from datastreamer.server.healer import Healer
 from datastreamer.server.metrics import collect
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.stream import DataStream
@@ -42,15 +45,48 @@ def peer(whole: Path) -> Iterator[ServerPeer]:
         yield ServerPeer(Upstream("127.0.0.1", server.port))
 
 
-async def until_healed(rig: Rig, pages: int) -> None:
-    with trio.fail_after(20):
-        while rig.server.counts.healed_pages < pages:
-            await trio.sleep(0.01)
+class Attempts:
+    """The healer's attempts at a page, each of which is over when its result is known."""
+
+    def __init__(self) -> None:
+        self.over = 0
+        self._ended = trio.Event()
+
+    def end(self) -> None:
+        self.over += 1
+        self._ended.set()
+        self._ended = trio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with trio.fail_after(20):
+            while not condition():
+                await self._ended.wait()
+
+    async def heal(self, rig: Rig, pages: int) -> None:
+        """Returns when that many pages are restored."""
+        await self.until(lambda: rig.server.counts.healed_pages >= pages)
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    noted, heal = Attempts(), Healer._heal
+
+    async def attempt(self: Healer, broadcast: Broadcast, error: DamagedPage) -> None:
+        await heal(self, broadcast, error)
+        noted.end()
+
+    monkeypatch.setattr(Healer, "_heal", attempt)
+    return noted
 
 
 @pytest.mark.parametrize("page", [0, BAD, PAGES])
 async def test_a_page_that_a_client_meets(
-    path: Path, whole: Path, peer: ServerPeer, page: int, caplog: pytest.LogCaptureFixture
+    path: Path,
+    whole: Path,
+    peer: ServerPeer,
+    attempts: Attempts,
+    page: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
     flip(path, page)
@@ -62,7 +98,7 @@ async def test_a_page_that_a_client_meets(
                 await meets.send(wire.start(page * A_PAGE))
                 with pytest.raises((AssertionError, trio.BrokenResourceError)):
                     await meets.expect(OK + content.packed(page * A_PAGE))
-            await until_healed(rig, 1)
+            await attempts.heal(rig, 1)
             append(stream, (1, b"after"))
             async with rig.client() as again:
                 await again.ask(wire.start(0), OK + content.packed())
@@ -80,17 +116,21 @@ async def test_a_page_that_a_client_meets(
     assert str(kept) in line
 
 
-async def test_what_the_scrub_finds(path: Path, peer: ServerPeer) -> None:
+async def test_what_the_scrub_finds(path: Path, peer: ServerPeer, attempts: Attempts) -> None:
     for page in (1, 4, 7):
         flip(path, page)
     with DataStream.open(path, verify="never") as stream:
         async with over_loopback(stream, heal_from=[peer], scrub_rate=1e9) as rig:
-            await until_healed(rig, 3)
+            await attempts.heal(rig, 3)
     assert verify(path).ok
 
 
 async def test_no_server_has_the_page(
-    path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    whole: Path,
+    attempts: Attempts,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each reason is logged once; the servers are asked again after a while."""
     monkeypatch.setattr(healer, "_AGAIN_SECONDS", 0.05)
@@ -105,7 +145,7 @@ async def test_no_server_has_the_page(
                 async with rig.client() as meets:
                     await meets.send(wire.entry(FIRST_BAD))
                     assert await lost(meets) == b""
-                await trio.sleep(0.5)
+                await attempts.until(lambda: attempts.over >= 3)
                 lines = [
                     each.getMessage()
                     for each in caplog.records
@@ -119,14 +159,14 @@ async def test_no_server_has_the_page(
                 with StreamServer(
                     whole, host="127.0.0.1", port=port, create=False, in_process=True
                 ):
-                    await until_healed(rig, 1)
+                    await attempts.heal(rig, 1)
                 answer = Model(whole.read_bytes()).packed(FIRST_BAD, FIRST_BAD + 1)
                 async with rig.client() as again:
                     await again.ask(wire.entry(FIRST_BAD), OK + b"\xfe" + answer[1:])
     assert verify(path).ok
 
 
-async def test_a_page_that_is_whole_again(path: Path, peer: ServerPeer) -> None:
+async def test_a_page_that_is_whole_again(path: Path, peer: ServerPeer, attempts: Attempts) -> None:
     """An operator was quicker."""
     flip(path, BAD)
     with DataStream.open(path, verify="never") as stream:
@@ -142,12 +182,10 @@ async def test_a_page_that_is_whole_again(path: Path, peer: ServerPeer) -> None:
             async with rig.client() as meets:
                 await meets.send(wire.entry(FIRST_BAD))
                 assert await lost(meets) == b""
-            await trio.sleep(0.3)
+            await attempts.until(lambda: attempts.over >= 1)
             peer.header = answers  # type: ignore[method-assign]
             rig.server._healer.wake()
-            with trio.fail_after(10):
-                while rig.server.broadcast.cold.checks.damaged:
-                    await trio.sleep(0.01)
+            await attempts.until(lambda: not rig.server.broadcast.cold.checks.damaged)
             assert rig.server.counts.healed_pages == 0
     assert not list(path.parent.glob("stream.bin.*.repair"))
 

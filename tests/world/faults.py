@@ -30,6 +30,7 @@ TRUNCATE = "truncate the stream"
 UPDATE = "update an entry"
 TAKE_OVER = "another publisher takes over"
 ROT = "change a bit of a page on a disk"
+ROT_RELAY = "change a bit of a page on a relay's disk"
 REST = "nothing"
 
 KINDS = (
@@ -39,6 +40,12 @@ KINDS = (
 ROTTING = (ROT, ROT, ROT, LOSE, PARTITION, ONE_WAY, SLOW, KILL, KILL, STOP, TAKE_OVER, REST)
 """Where bits change, nothing else removes or changes what was written: a page without a checksum
 has no protection."""
+RELAYS_ROT = (
+    *(ROT_RELAY, ROT_RELAY, ROT_RELAY, ROT_RELAY, UPDATE, UPDATE, UPDATE, TRUNCATE),
+    *(LOSE, PARTITION, KILL, STOP, REST),
+)
+"""Where only relays' disks change bits, the upstream may have changed the page when the relay finds
+that."""
 QUIET = frozenset({LOSE, PARTITION, ONE_WAY, SLOW, KILL, REST})
 """What neither a disk nor an operator nor another publisher has a part in."""
 ERRORS = (errno.EIO, errno.ENOSPC)
@@ -95,7 +102,9 @@ def plan_of(seed: int, seconds: float) -> Plan:
     """A plan of about this many seconds."""
     chance = random.Random(seed)
     rots = seed % 4 == 3
-    kinds = ROTTING if rots else KINDS
+    kinds = KINDS
+    if rots:
+        kinds = ROTTING if seed % 8 == 3 else RELAYS_ROT
     events: list[Event] = []
     until = 0.0
     while until < seconds:
@@ -134,4 +143,6 @@ def _plans(
 
 plans = _plans(KINDS, [0.0, 0.01, 0.3, 2.0, 10.0], SIZES, 0)
 # A page is full after some half a minute.
-rotting_plans = _plans(ROTTING, [0.01, 2.0, 10.0, 20.0], SIZES[-1:], 1)
+rotting_plans = st.one_of(
+    _plans(kinds, [0.01, 2.0, 10.0, 20.0], SIZES[-1:], 1) for kinds in (ROTTING, RELAYS_ROT)
+)

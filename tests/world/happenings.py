@@ -187,14 +187,20 @@ class Happenings:
         return changed
 
     def change_bit(self, event: Event) -> None:
-        flip = self.rot.choose(self._servers(), event.pick, event.more)
+        self._change_bit(event, self._servers())
+
+    def change_relay_bit(self, event: Event) -> None:
+        self._change_bit(event, [self.machines[name] for name in self.relays])
+
+    def _change_bit(self, event: Event, machines: list[Machine]) -> None:
+        flip = self.rot.choose(machines, self._servers(), event.pick, event.more)
         if flip is None:
             return
         machine = self.machines[flip.name]
 
         def change() -> None:
-            self.trace.note("flip", flip)
-            self.rot.flip(machine, flip)
+            if self.rot.flip(machine, flip):
+                self.trace.note("flip", flip)
 
         self._in_background(machine.kill, event.seconds, change)
 
@@ -232,5 +238,6 @@ _ACTIONS: dict[str, Callable[[Happenings, Event], None]] = {
     faults.UPDATE: Happenings.update,
     faults.TAKE_OVER: Happenings.take_over,
     faults.ROT: Happenings.change_bit,
+    faults.ROT_RELAY: Happenings.change_relay_bit,
     faults.REST: Happenings.rest,
 }

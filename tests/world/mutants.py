@@ -18,7 +18,7 @@ from datastreamer.protocol.history import Trail
 from datastreamer.protocol.publisher import SourceConnection
 from datastreamer.protocol.publishing import Receipt, encode_receipt
 from datastreamer.protocol.resume import Resumable
-from datastreamer.relay import download, upstream
+from datastreamer.relay import truncation_point, upstream
 from datastreamer.relay.apply_changes import ChangeApplier
 from datastreamer.relay.download import Download
 from datastreamer.relay.upstream import _Joining
@@ -43,6 +43,7 @@ from tests.world.faults import (
     POWER,
     REFUSE,
     ROT,
+    ROT_RELAY,
     SLOW,
     TAKE_OVER,
     TRUNCATE,
@@ -258,8 +259,8 @@ def _takes_for_whole(self: PageChecks, pages: Iterable[int]) -> None:
 
 
 def _keep_one_more(truncate: Any) -> Any:
-    def mutant(stream: Any, common: int, commits: Any) -> int:
-        return min(int(truncate(stream, common, commits)) + 1, stream.total_entries)
+    def mutant(reader: Any, common: int, commits: Any) -> int:
+        return min(int(truncate(reader, common, commits)) + 1, reader.head.entries)
 
     return mutant
 
@@ -362,27 +363,28 @@ MUTANTS = [
         "a relay misses the end of a commit",
         changed(RelayWriter, "_advance", _commits_late),
         (LOSE,),
+        seed=10,
     ),
     Mutant(
         "a relay does not compare an upstream's entries",
         replaced(_Joining, "compare", lambda self, batch: setattr(self, "at", batch.next_number)),
         (TRUNCATE, PARTITION, KILL, TRUNCATE),
         relays=2,
-        seed=2,
+        seed=6,
     ),
     Mutant(
         "a relay compares nothing before its end",
         replaced(upstream, "_first_compared", lambda stream, end: end),
         (TRUNCATE, PARTITION, KILL, TRUNCATE),
         relays=2,
-        seed=1,
+        seed=6,
     ),
     Mutant(
         "a relay keeps one entry too much",
-        changed(download, "truncation_point", _keep_one_more),
+        changed(truncation_point, "truncation_point", _keep_one_more),
         (TRUNCATE, PARTITION, KILL, TRUNCATE),
         relays=2,
-        seed=1,
+        seed=4,
     ),
     Mutant(
         "a relay ignores a shorter upstream",
@@ -442,5 +444,14 @@ MUTANTS = [
         (ROT, KILL, LOSE),
         largest=60_000,
         pace=14.0,
+    ),
+    Mutant(
+        "a relay restores no page that its upstream has updated",
+        replaced(StreamInternals, "replace_page", lambda self, page, entries: ""),
+        (ROT_RELAY, UPDATE, UPDATE),
+        largest=60_000,
+        clients=1,
+        pace=10.0,
+        seed=1,
     ),
 ]

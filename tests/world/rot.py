@@ -1,7 +1,8 @@
 """Bits that change on disks, and the operator who restores their pages.
 
 A bit changes while no program has the file open: in a page that has a checksum, whose entries
-another machine has, too, and no other bit of which is changed anywhere.
+another machine has, too, and no other bit of which is changed anywhere. (An upstream may update or
+remove these entries later.)
 The model reads the origin's file as if no bit had changed. Knows machines, their streams and their
 disks, and no network.
 """
@@ -12,8 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from datastreamer.format import Header
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.maintain.heal import HealedPages
 from datastreamer.storage.stream import DataStream
+from datastreamer.storage.sums.page_check import differs
+from datastreamer.storage.sums.sidecar import (
+    HEADER_SIZE,
+    RECORD_SIZE,
+    RECORDS_OFFSET,
+    SUFFIX,
+    PageSum,
+    SumsHeader,
+)
 from tests.storage.lab.image import BLOCK, SECTOR, Image, Wrote
 from tests.storage.made import FIRST, PAGE
 from tests.world.machines import Machine
@@ -60,12 +71,15 @@ class Rot:
     flipped: int = 0
     healed: int = 0
 
-    def choose(self, machines: list[Machine], pick: int, more: int) -> Flip | None:
-        """A bit of one of their disks to change; None if no page is fit for that."""
+    def choose(
+        self, machines: list[Machine], holders: list[Machine], pick: int, more: int
+    ) -> Flip | None:
+        """A bit of one of their disks to change; None if no page is fit for that, with its entries
+        on one of the other `holders`."""
         found = [
             (machine, page)
             for machine in machines
-            for page in self._fit(machine, [each for each in machines if each is not machine])
+            for page in self._fit(machine, [each for each in holders if each is not machine])
         ]
         if not found:
             return None
@@ -74,13 +88,31 @@ class Rot:
         (good,) = machine.disk.find(self.path).seen.read(1, offset)
         return Flip(machine.name, page, offset, good, good ^ 1 << more % 8)
 
-    def flip(self, machine: Machine, flip: Flip) -> None:
-        """Change the bit."""
+    def flip(self, machine: Machine, flip: Flip) -> bool:
+        """Change the bit; False if the page has no checksum any more."""
+        if not self._is_known(machine, flip.page):
+            return False
         inode = machine.disk.find(self.path)
         for image in (inode.seen, inode.durable):
             image.write(bytes([flip.bad]), flip.offset)
         self.flips.append(flip)
         self.flipped += 1
+        return True
+
+    def _is_known(self, machine: Machine, page: int) -> bool:
+        """Whether the page is on the disk and matches a checksum that the next open relies on."""
+        image = machine.disk.find(self.path).seen
+        header, stop = HeaderPage(image.read(FIRST, 0)), FIRST + (page + 1) * PAGE
+        record, sums = header.record, machine.disk.find(self.path + SUFFIX).seen
+        if record is None or header.changing or stop > record.base.length:
+            return False
+        known = PageSum.unpack(
+            sums.read(RECORD_SIZE, RECORDS_OFFSET + page * RECORD_SIZE), page, record.stream_id
+        )
+        about = SumsHeader.unpack(sums.read(HEADER_SIZE, 0))
+        if known is None or about is None or record.epoch not in (about.epoch, about.next_epoch):
+            return False
+        return known.known and not differs(image.read(PAGE, stop - PAGE), known)
 
     def evict(self, machine: Machine) -> None:
         """Before a program of this machine starts: the server promises to notice what it reads from

@@ -39,12 +39,18 @@ def test_any_plan(plan: Plan) -> None:
     run(plan)
 
 
-@pytest.mark.parametrize("seed", [7, 15, 23])
-def test_changed_bits(seed: int) -> None:
+def test_changed_bits() -> None:
     """The wrong bytes reach nobody, and everybody has the right ones after a repair."""
-    found = run(plan_of(seed, 120))
+    found = run(plan_of(19, 120))
     assert found.flipped
     assert found.damage
+
+
+def test_changed_bits_of_relays() -> None:
+    """The same if the origin changes and removes entries of the pages."""
+    found = run(plan_of(55, 120))
+    assert found.damage
+    assert found.replaced
 
 
 def test_a_seed_repeats_a_run() -> None:

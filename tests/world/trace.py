@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
+_DAMAGE = ("do not match their checksum", "the damaged bytes are kept")
+
 
 class Trace:
     """A digest of all that happened, and the last of it as text."""
@@ -19,7 +21,9 @@ class Trace:
         self.lines: deque[str] = deque(maxlen=kept)
         self.events = 0
         self.damage = 0
-        """How often a program logged a page that does not match its checksum."""
+        """How often a program logged a damaged page, or that it has restored one."""
+        self.replaced = 0
+        """How often a relay logged that it has replaced one by entries that were updated."""
 
     def note(self, what: str, *details: object) -> None:
         shown = [_shown(each) for each in details]
@@ -47,7 +51,8 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         self._trace.note("log", self._name.get(""), record.levelname, message)
-        self._trace.damage += "do not match their checksum" in message
+        self._trace.damage += any(words in message for words in _DAMAGE)
+        self._trace.replaced += "replaced by these entries" in message
         if record.exc_info:
             self._trace.note("log", logging.Formatter().formatException(record.exc_info))
 

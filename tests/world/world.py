@@ -68,7 +68,9 @@ class Outcome:
     flipped: int = 0
     """Bits that were changed on disks."""
     damage: int = 0
-    """How often a program logged a page that does not match its checksum."""
+    """How often a program logged a damaged page, or that it has restored one."""
+    replaced: int = 0
+    """How often a relay has put updated entries in the place of those of a damaged page."""
 
     @property
     def cpu_per_hour(self) -> float:
@@ -331,6 +333,7 @@ def run(plan: Plan, *, trace_file: str | None = None) -> Outcome:
         sum(client.seen.rollbacks for client in world.clients),
         world.rot.flipped,
         world.trace.damage,
+        world.trace.replaced,
     )
 
 

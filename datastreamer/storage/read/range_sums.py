@@ -26,7 +26,7 @@ def sums_from(file: StreamFile, number: int, most: int) -> tuple[list[Sum], Sum 
     if records is None or not head.entries:
         return [], None
     last = last_page(head.length)
-    page = last if number >= head.entries else _page_with(file, records, number, last)
+    page = last if number >= head.entries else page_with(file, records, number, last)
     first = records.first_number(page) or (file.reader.first_number(page) if page else 0)
     found: list[Sum] = []
     for record in records.get_many(page, min(page + most, last)):
@@ -39,7 +39,7 @@ def sums_from(file: StreamFile, number: int, most: int) -> tuple[list[Sum], Sum 
     return found, (first, head.entries, end_sum.tail)
 
 
-def _page_with(file: StreamFile, records: RecordSource, number: int, last: int) -> int:
+def page_with(file: StreamFile, records: RecordSource, number: int, last: int) -> int:
     """The page that holds a committed entry: by the records alone if all that are needed are
     there, since damage in the stream does not hide them."""
     low, high = 0, last

@@ -148,6 +148,8 @@ class Reader:
     def _cursor(self, state: _ReaderState, number: int) -> Cursor:
         if number == state.head.entries:
             return Cursor(state.head.length, number)
+        if not number:
+            return Cursor(HEADER_PAGE_SIZE, 0)
         offset, number_there, limit = state.pages.near(state.head, number)
         if number_there != number:
             near = self._file.read(limit - offset, offset)

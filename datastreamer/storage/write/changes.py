@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
-from datastreamer._codec import Entry
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+from datastreamer._codec import Entry, scan
 from datastreamer.errors import (
     BadEntryType,
     CommitInDoubt,
@@ -22,7 +25,15 @@ from datastreamer.errors import (
     UpdateRefused,
     WriteFailed,
 )
-from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK, page_of, page_start
+from datastreamer.format import (
+    HEADER_PAGE_SIZE,
+    PAGE_SIZE,
+    TYPE_BOOKMARK,
+    page_of,
+    page_start,
+)
+from datastreamer.storage.disk.atomic_file import keep_beside
+from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
@@ -31,14 +42,13 @@ from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.header.recovery import hash_last_page, sums_up_to, undone_by
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.read.file import cannot_undo
-from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import SealedTail, last_page
-from datastreamer.storage.sums.page_check import differs
 from datastreamer.storage.sums.sidecar import SUFFIX as SUMS_SUFFIX
-from datastreamer.storage.sums.sidecar import SumsFile
+from datastreamer.storage.sums.sidecar import PageSum, SumsFile
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
 
 _log = logging.getLogger(__name__)
 
@@ -50,17 +60,16 @@ class ChangeWriter:
         self._owned = owned
         self._durability = durability
 
-    def truncate(self, number: int, offset: int) -> None:
-        """Truncate to `number` entries, which end at `offset`; durable on return."""
+    def truncate(self, head: Head) -> None:
+        """Truncate to an end that `end_at` gave; durable on return."""
         owned = self._owned
         with owned.exclusive():
             owned.ensure_writable()
             self._durability.sync()
             before = owned.written.length
-            head = Head(offset, number)
             sums = self._sums_up_to(head)
             self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
-            self._change(lambda: None, head, number, None, sums, lambda: sums)
+            self._change(lambda: None, head, head.entries, None, sums, lambda: sums)
             owned.sums.changed(owned.epoch)
             owned.note_truncated(before)
 
@@ -81,7 +90,6 @@ class ChangeWriter:
             undo = Undo(owned.stream_id, owned.epoch, owned.header.pack(), offset, old, new)
             self._clear_journal()
             page = page_of(offset)
-            self._ensure_undamaged(page)
             self._invalidate_sums(lambda: owned.sums.before_update(page, owned.epoch + 1))
             owned.end.unfinished = True
             try:
@@ -112,19 +120,12 @@ class ChangeWriter:
                 owned.file.sync()
                 self._remove_journal(undo)
 
-            def after() -> PageSums:
-                sums = owned.end.sums
-                owned.sums.changed(owned.epoch, page)
-                if page != sums.page:
-                    sums = sums.copy()
-                    sums.rechain(*owned.sums.chain_before(sums.page))
-                    return sums
-                fresh = hash_last_page(owned.file, owned.written, sums.chain, sums.chained_from)
-                assert fresh is not None, "an update leaves the entries whole"
-                return fresh
-
             before = owned.end.sums
-            self._change(write, owned.head, number, number + 1, before, after, clean_up)
+            self._change(
+                *(write, owned.head, number, number + 1, before),
+                lambda: self._sums_after(page),
+                clean_up,
+            )
 
     def _invalidate_sums(self, work: Callable[[], None]) -> None:
         """Durably remove the checksums of what is about to change. Raises `WriteFailed`."""
@@ -133,22 +134,10 @@ class ChangeWriter:
         except OSError as error:
             raise WriteFailed(self._owned.path, refusal(error)) from error
 
-    def _ensure_undamaged(self, page: int) -> None:
-        """Raises `DamagedEntry` if a page is not what was written: its new checksum would hide the
-        damage."""
-        owned, sums = self._owned, self._owned.end.sums
-        start = page_start(page)
-        if page == sums.page:
-            whole = sums_up_to(owned.file, owned.written, sums.sum()) is not None
-            why = "" if whole else "the last page does not match its checksum"
-        else:
-            known = owned.sums.get(page)
-            why = "" if known is None else differs(owned.file.read(PAGE_SIZE, start), known)
-        if why:
-            raise DamagedEntry(owned.path, start, f"{why}: it is damaged, and is not changed")
-
     def _sums_up_to(self, head: Head) -> PageSums:
         """The hashes of the entries up to an earlier end. Raises `DamagedEntry`."""
+        if not head.entries:
+            return PageSums()
         owned, page = self._owned, last_page(head.length)
         now, known = owned.end.sums, owned.sums.get(page)
         same = page == now.page
@@ -160,12 +149,121 @@ class ChangeWriter:
             end = page_start(page) + known.end
             tail = SealedTail(known.digest)
             return PageSums(page, chain=chain, chained_from=chained_from, end=end, tail=tail)
-        self._ensure_undamaged(page)
         sums = hash_last_page(owned.file, head, chain, chained_from)
         if sums is None:
             what = f"no entry {head.entries - 1} ends at byte {head.length}"
             raise DamagedEntry(owned.path, page_start(page), what)
         return sums
+
+    # Damaged pages.
+
+    def updatable(self, number: int, type: int, new: bytes) -> Entry:
+        """The entry `number`, if an update may replace its data by `new`. Raises as
+        `DataStream.update_entry`."""
+        owned = self._owned
+        if 0 <= number < owned.written.entries:
+            self._ensure_undamaged(page_of_entry(owned, number))
+        entry = owned.reader.entry(number)
+        if entry.type == TYPE_BOOKMARK:
+            raise UpdateRefused(f"entry {number} is a bookmark, which cannot be updated")
+        if type == TYPE_BOOKMARK:
+            raise BadEntryType("0xb0 is the type of bookmarks")
+        if entry.type != type:
+            raise UpdateRefused(f"entry {number} is of type {entry.type}, not {type}")
+        if len(entry.data) != len(new):
+            raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
+        return entry
+
+    def end_at(self, number: int) -> Head:
+        """The end of the first `number` entries, which are not all, for a truncation. Nothing is
+        read of a page that begins with the next entry. Raises `DamagedEntry`."""
+        if not number:
+            return Head(HEADER_PAGE_SIZE, 0)
+        owned = self._owned
+        page = page_of_entry(owned, number)
+        end = end_before(owned, page)
+        if end == (page_start(page), number):
+            return end
+        self._ensure_undamaged(page)
+        return Head(*owned.reader.cursor(number))
+
+    def _ensure_undamaged(self, page: int) -> None:
+        """Raises `DamagedPage` if a page is not what was written: its new checksum would hide the
+        damage."""
+        command = f"`datastreamer repair {self._owned.path} --from HOST:PORT`"
+        advice = f": it is damaged, and is not changed; {command} restores it"
+        damage = damage_of(self._owned, page, advice)
+        if damage is not None:
+            raise damage
+
+    def replace_page(self, page: int, entries: bytes) -> str:
+        """Write other entries over those of a page that does not match its checksum; durable on
+        return. The damaged bytes are in the file whose path is returned (empty: the page is whole).
+
+        After a crash the page is replaced, or is damaged. The epoch rises by more than the number
+        of entries that differ, and no change says which: copies of the stream have to compare.
+        Raises `UpdateRefused` if the entries do not have the numbers and the size of those that the
+        page held, and `WriteFailed`.
+        """
+        owned = self._owned
+        with owned.exclusive():
+            owned.ensure_writable()
+            self._durability.sync()
+            damage = damage_of(owned, page)
+            if damage is None:
+                return ""
+            sums, start = owned.end.sums, page_start(page)
+            known = None if page == sums.page else owned.sums.get(page)
+            if not _fits(owned, page, known, entries):
+                raise UpdateRefused(f"{damage}: other entries do not fit in their place")
+            file = read_around(owned.file, owned.path)
+            old = file.read(PAGE_SIZE, start)
+            content = entries
+            if known is not None or owned.written.length == start + PAGE_SIZE:
+                content = entries.ljust(PAGE_SIZE, b"\0")
+            rise = _differing(old, entries) + 2
+            try:
+                kept = keep_beside(
+                    owned.disk, owned.path, "repair", owned.page, file, start, start + len(old)
+                )
+                if known is not None:
+                    # First: until the page is written, it is damaged.
+                    padding = xxh3_64_intdigest(content[known.end :])
+                    record = known._replace(digest=xxh3_128_digest(entries), padding=padding)
+                    with _opened_sums(owned.disk, owned.journal_path, owned.file) as sidecar:
+                        if sidecar is not None:
+                            sidecar.put(page, [record], owned.stream_id)
+                            sidecar.file.sync()
+                # (The last page has no record.)
+                owned.sums.before_update(sums.page, owned.epoch + rise)
+            except OSError as error:
+                raise WriteFailed(owned.path, refusal(error)) from error
+
+            def write() -> None:
+                # The epoch is on disk before an entry changes.
+                owned.file.sync()
+                owned.file.part(start, start + len(content))
+                owned.file.write(content, start)
+
+            # For those that look for the change it is a truncation of no entries.
+            self._change(
+                *(write, owned.head, owned.head.entries, None, sums),
+                lambda: self._sums_after(page),
+                rise=rise,
+            )
+        return kept
+
+    def _sums_after(self, page: int) -> PageSums:
+        """The hashes of the entries up to the end, after entries of a page were replaced."""
+        owned, sums = self._owned, self._owned.end.sums
+        owned.sums.changed(owned.epoch, page)
+        if page != sums.page:
+            sums = sums.copy()
+            sums.rechain(*owned.sums.chain_before(sums.page))
+            return sums
+        fresh = hash_last_page(owned.file, owned.written, sums.chain, sums.chained_from)
+        assert fresh is not None, "an update leaves the entries whole"
+        return fresh
 
     def _clear_journal(self) -> None:
         """Set aside any file in the journal's place: no update of this stream is under way.
@@ -211,14 +309,16 @@ class ChangeWriter:
         before: PageSums,
         after: Callable[[], PageSums],
         clean_up: Callable[[], None] = lambda: None,
+        *,
+        rise: int = 1,
     ) -> None:
-        """Raise the epoch around a change of the entries from `start` to `stop`, which leaves
-        `head`; call `clean_up` once it is on disk. The hashes up to `head` are `before`, and
+        """Raise the epoch by `rise` around a change of the entries from `start` to `stop`, which
+        leaves `head`; call `clean_up` once it is on disk. The hashes up to `head` are `before`, and
         `after()` once `write` has written."""
         owned = self._owned
         with owned.reader.changing():
             owned.end.unfinished = True
-            owned.epoch += 1
+            owned.epoch += rise
             change = Change(owned.epoch, start, stop)
             span = records.put_change(owned.page, change)
             try:
@@ -251,21 +351,6 @@ class ChangeWriter:
             if owned.verifier is not None:
                 owned.verifier.forget()
         owned.wake_all()
-
-
-def updatable(reader: Reader, number: int, type: int, new: bytes) -> Entry:
-    """The entry `number`, if an update may replace its data by `new`. Raises as
-    `DataStream.update_entry`."""
-    entry = reader.entry(number)
-    if entry.type == TYPE_BOOKMARK:
-        raise UpdateRefused(f"entry {number} is a bookmark, which cannot be updated")
-    if type == TYPE_BOOKMARK:
-        raise BadEntryType("0xb0 is the type of bookmarks")
-    if entry.type != type:
-        raise UpdateRefused(f"entry {number} is of type {entry.type}, not {type}")
-    if len(entry.data) != len(new):
-        raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
-    return entry
 
 
 def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
@@ -310,16 +395,47 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
     return False
 
 
+def _fits(owned: OwnedFile, page: int, known: PageSum | None, entries: bytes) -> bool:
+    """Whether these entries have the numbers and the size of those of a page. `known` is its
+    record; None: it is the last page."""
+    start, size, written = page_start(page), len(entries), owned.written
+    if not entries:
+        return False
+    batch = scan(entries, None)
+    first, stop = batch.first_number, batch.next_number if batch.end == size else -1
+    if end_before(owned, page) != (start, first):
+        return False
+    if known is not None:
+        return (size, stop) == (known.end, known.next_number)
+    held = written.length - start
+    # After a page to which nothing is added the stream ends at the start of the next.
+    return stop == written.entries and (size == held or size <= held == PAGE_SIZE)
+
+
+def _differing(old: bytes, entries: bytes) -> int:
+    """How many of these entries differ from the bytes in their places in `old`."""
+    begins = scan(entries, None).offsets
+    spans = pairwise([*begins, len(entries)])
+    return sum(old[begin:end] != entries[begin:end] for begin, end in spans)
+
+
 def _forget_sums(disk: Disk, path: str, file: File, undo: Undo) -> None:
     """The checksum of the page may be that of the bytes that are about to be overwritten."""
-    with contextlib.suppress(UntrustedFile):
-        sums = SumsFile.open(disk, path + SUMS_SUFFIX, file.access(), write=True)
+    with contextlib.suppress(UntrustedFile), _opened_sums(disk, path, file) as sums:
         if sums is not None:
-            try:
-                sums.forget(page_of(undo.offset), undo.stream_id)
-                sums.file.sync()
-            finally:
-                sums.file.close()
+            sums.forget(page_of(undo.offset), undo.stream_id)
+            sums.file.sync()
+
+
+@contextlib.contextmanager
+def _opened_sums(disk: Disk, path: str, file: File) -> Iterator[SumsFile | None]:
+    """`FILE.sums` of the stream at `path`, to be written. Raises `UntrustedFile` and `OSError`."""
+    sums = SumsFile.open(disk, path + SUMS_SUFFIX, file.access(), write=True)
+    try:
+        yield sums
+    finally:
+        if sums is not None:
+            sums.file.close()
 
 
 def keep_journal(disk: Disk, path: str, shown: str) -> None:
