@@ -35,8 +35,12 @@ from datastreamer.storage.sums.verifier import RecordSource
 _log = logging.getLogger(__name__)
 
 
-class Peer(SumsPeer, Protocol):
+class Peer(Protocol):
     """A server that may have the same stream. Its methods raise `DatastreamerError`."""
+
+    @property
+    def name(self) -> str:
+        """Its address, for messages."""
 
     def header(self) -> Header:
         """The header of its stream."""
@@ -50,6 +54,10 @@ class Peer(SumsPeer, Protocol):
 
     def close(self) -> None:
         """End the connection; a later question makes another one."""
+
+
+class SourcePeer(Peer, SumsPeer, Protocol):
+    """A server that may also have checksums of the pages."""
 
 
 class HealedPages(NamedTuple):
@@ -275,7 +283,9 @@ class FileHealer:
         """The pages whose entries are whole and whose padding is not."""
         return self._survey.padding
 
-    def heal(self, peers: Sequence[Peer], *, trust_peer: bool, write: bool) -> list[HealedPages]:
+    def heal(
+        self, peers: Sequence[SourcePeer], *, trust_peer: bool, write: bool
+    ) -> list[HealedPages]:
         """Restore pages from `peers`; with `write` false only find out what they would restore.
 
         Raises `WriteFailed`; the call can be repeated.
@@ -304,7 +314,7 @@ class FileHealer:
             results.append(HealedPages(*span, answer.source, answer.why, kept))
         return results
 
-    def _locate(self, chain: KnownChain, peers: Sequence[Peer]) -> list[HealedPages]:
+    def _locate(self, chain: KnownChain, peers: Sequence[SourcePeer]) -> list[HealedPages]:
         """Find out from `peers` which of the pages that `chain` covers are damaged; the pages as
         they are if that fails."""
         records, why = proven_sums(self._file, chain, peers)

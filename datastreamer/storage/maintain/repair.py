@@ -50,7 +50,7 @@ from datastreamer.storage.header.records import (
 )
 from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
-from datastreamer.storage.maintain.heal import FileHealer, HealedPages, Peer
+from datastreamer.storage.maintain.heal import FileHealer, HealedPages, SourcePeer
 from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
@@ -124,7 +124,7 @@ class Sources:
     """Where damaged pages are restored from. `trust_peer`: one server is enough for pages that have
     no checksum."""
 
-    peers: Sequence[Peer] = ()
+    peers: Sequence[SourcePeer] = ()
     trust_peer: bool = False
 
 

@@ -213,7 +213,7 @@ class SumsKeeper:
         return self._file
 
     def renew(self) -> None:
-        """Nobody else writes the records."""
+        """No other process writes the records."""
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it can be relied on."""
