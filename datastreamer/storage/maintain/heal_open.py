@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from datastreamer._codec import scan
 from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.disk.atomic_file import keep_beside
+from datastreamer.storage.disk.atomic_file import keep_beside, remove_older
 from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
@@ -25,6 +26,9 @@ from datastreamer.storage.sums.page_check import differs, hash_page
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
 _log = logging.getLogger(__name__)
+
+# The maximum number of copies of damaged bytes beside a stream that is served.
+_MOST_KEPT: Final = 64
 
 
 def heal_page(
@@ -48,6 +52,7 @@ def heal_page(
     if not answer.source:
         return HealedPages(*span, "", answer.why)
     (entries,) = answer.pages
+    _remove_old_copies(owned)
     with owned.exclusive():
         owned.ensure_writable()
         if owned.epoch != epoch:
@@ -63,6 +68,16 @@ def heal_page(
     )
     bookmarks.restored(scan(entries, None).bookmarks())
     return healed
+
+
+def _remove_old_copies(owned: OwnedFile) -> None:
+    """Make room for one more copy of damaged bytes."""
+    access = owned.file.access()
+    for name in remove_older(owned.disk, owned.path, "repair", access, _MOST_KEPT - 1):
+        _log.warning(
+            "%s: removed %s: of the copies of damaged bytes the newest %d are kept",
+            *(owned.path, name, _MOST_KEPT),
+        )
 
 
 def _damaged(owned: OwnedFile, page: int) -> LostPages | None:
