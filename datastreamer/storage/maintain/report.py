@@ -5,6 +5,7 @@ Reads no file: `check.py` fills it in, `repair.py` acts on it.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -75,13 +76,15 @@ class Examination:
     pages are restored. Whole entries, of the stream or not,
     reach `reach`. `unread`: the system refused to read on. `truncated_by_open`: the next open for
     writing truncates to `end` without a repair. `half_updated`: an update has to be undone;
-    `damaged` says that entries cannot be read; `damaged_pages` do not match their checksums: page,
-    first entry, end of its entries. `unproven` is an entry whose update cannot be undone.
+    `damaged` says that entries cannot be read, `first_damaged` is the first page that is missing,
+    breaks the format or does not match its checksum, None if there is none; `proven_before`: the
+    page before it matches its checksum. `unproven` is an entry whose update cannot be undone.
     `bad_journal`: an update's journal is unusable; `touch`: the stream file itself has a problem,
     apart from damaged pages; `reindex`: its index has one.
     """
 
     report: Report
+    path: str
     page: HeaderPage
     size: int
     live: bool
@@ -99,7 +102,8 @@ class Examination:
     touch: bool = False
     reindex: bool = False
     damaged: bool = False
-    damaged_pages: list[tuple[int, int, int]] = field(default_factory=list)
+    first_damaged: int | None = None
+    proven_before: bool = False
     _found: list[tuple[str, str, Help]] = field(default_factory=list)
     # The number of problems that are not listed.
     left_out: int = 0
@@ -136,7 +140,7 @@ class Examination:
     def _advice(self, where: str, helps: Help) -> str:
         end = self.kept_end
         if helps == Help.REINDEX:
-            return "reindex"
+            return f"run `datastreamer reindex {shlex.quote(self.path)}`"
         if helps == Help.JOURNAL:
             return "repair, or the next open for writing, keeps the journal under another name"
         if helps == Help.NOTHING or self.unread or end is None or self.header is None:
@@ -145,22 +149,24 @@ class Examination:
             helps = Help.PAGE if int(where.removeprefix("byte ")) < end.length else Help.CUT
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
+        run = f"run `datastreamer repair {shlex.quote(self.path)}"
         by = "the next open for writing, or repair," if self.truncated_by_open else "repair"
         cut = f"{by} truncates to {counted(end.entries)}"
         if self.heal_end is not None and self.heal_end > end and not self.truncated_by_open:
             cut = (
-                "repair --from HOST:PORT restores what is missing from a server of the same "
+                f"{run} --from HOST:PORT`: it restores what is missing from a server of the same "
                 f"stream; without one, {cut}"
             )
         advice = {
             Help.CUT: cut,
-            Help.TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
-            Help.HEADER: "repair writes the previous header",
-            Help.RECORDS: "repair writes the records again",
-            Help.SIZE: "repair corrects the size",
+            Help.TOTALS: f"{run}`: it writes {counted(end.entries)}, {end.length} bytes",
+            Help.HEADER: f"{run}`: it writes the previous header; entries stay as they are",
+            Help.RECORDS: f"{run}`: it writes the records again; entries stay as they are",
+            Help.SIZE: f"{run}`: it corrects the size",
             Help.UNDO: "repair, or the next open for writing, restores the old bytes",
             Help.UNPROVEN: "restore the journal, or repair keeps the entry as it is",
-            Help.PAGE: "repair --from HOST:PORT restores the page from a server of the same stream",
+            Help.PAGE: f"{run} --from HOST:PORT`: it restores the page from a server of the same "
+            "stream",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
 

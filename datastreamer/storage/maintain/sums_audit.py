@@ -16,6 +16,7 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.sums.hashes import last_page
+from datastreamer.storage.sums.page_check import pages_in_words
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.verifier import compare
 
@@ -53,6 +54,7 @@ class SumsAudit:
         self._proven = proven
         self._records = SidecarRecords(disk, path, file, lambda: HeaderPage.of(file).identity)
         self._unknown: list[int] = []
+        self._compared = 0
         self.damaged: list[DamagedRange] = []
         self.notes: list[str] = []
 
@@ -60,12 +62,19 @@ class SumsAudit:
         """Compare a page of the file; a page that is not whole is left to `finish`."""
         if len(content) < PAGE_SIZE or page == self._updating:
             return
+        self._compared = page + 1
         known, what = compare(self._file, self._records, page, content)
         if known is None:
             self._unknown.append(page)
         elif what:
             first = self._records.first_number(page)
             self.damaged.append(DamagedRange(page, first, known.next_number, what))
+
+    def proves(self, page: int) -> bool:
+        """Whether a whole page was compared with its checksum and matches it."""
+        if self._foreign or page == self._updating or page in self._unknown:
+            return False
+        return 0 <= page < self._compared and all(each.page != page for each in self.damaged)
 
     def finish(self, head: Head | None) -> None:
         """All pages up to `head`, the end of the stream, were inspected; None: the end is not
@@ -75,7 +84,7 @@ class SumsAudit:
             last = last_page(head.length)
             self._note_unknown([page for page in self._unknown if page < last])
         if self._foreign and self.damaged:
-            pages = ", ".join(str(each.page) for each in self.damaged[:_MOST_RANGES])
+            pages = pages_in_words([each.page for each in self.damaged])
             self.notes.append(
                 f"another program wrote the stream last; pages that do not match their checksums "
                 f"({pages}) were changed by it or are damaged"
