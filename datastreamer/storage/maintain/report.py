@@ -149,7 +149,9 @@ class Examination:
             helps = Help.PAGE if int(where.removeprefix("byte ")) < end.length else Help.CUT
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
-        run = f"run `datastreamer repair {shlex.quote(self.path)}"
+        run = alone = f"run `datastreamer repair {shlex.quote(self.path)}"
+        if self.heal_end is not None and self.heal_end.length > self.size:
+            alone += " --from HOST:PORT"  # without a server it truncates the stream
         by = "the next open for writing, or repair," if self.truncated_by_open else "repair"
         cut = f"{by} truncates to {counted(end.entries)}"
         if self.heal_end is not None and self.heal_end > end and not self.truncated_by_open:
@@ -159,10 +161,10 @@ class Examination:
             )
         advice = {
             Help.CUT: cut,
-            Help.TOTALS: f"{run}`: it writes {counted(end.entries)}, {end.length} bytes",
-            Help.HEADER: f"{run}`: it writes the previous header; entries stay as they are",
-            Help.RECORDS: f"{run}`: it writes the records again; entries stay as they are",
-            Help.SIZE: f"{run}`: it corrects the size",
+            Help.TOTALS: f"{alone}`: it writes {counted(end.entries)}, {end.length} bytes",
+            Help.HEADER: f"{alone}`: it writes the previous header; entries stay as they are",
+            Help.RECORDS: f"{alone}`: it writes the records again; entries stay as they are",
+            Help.SIZE: f"{alone}`: it corrects the size",
             Help.UNDO: "repair, or the next open for writing, restores the old bytes",
             Help.UNPROVEN: "restore the journal, or repair keeps the entry as it is",
             Help.PAGE: f"{run} --from HOST:PORT`: it restores the page from a server of the same "

@@ -259,6 +259,9 @@ def test_repair_of_a_file_that_is_cut_short(
     EDITS[name](content)
     broken.write_bytes(content)
     end = 4096 + PAGE + 700_000 if name == "cut in a page" else 4096 + 2 * PAGE
+    advised = invoke("verify", broken, "--json").objects[0]["problems"]
+    run = f"run `datastreamer repair {broken} --from HOST:PORT`"
+    assert all(problem["repair"].startswith(run) for problem in advised), advised
     entries = scan(paged)
     last = entries[-1].number
     left = sum(1 for entry in entries if entry.offset + 17 + len(entry.data) <= end)
