@@ -36,7 +36,7 @@ from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import SealedTail, last_page
 from datastreamer.storage.sums.page_check import differs
 from datastreamer.storage.sums.sidecar import SUFFIX as SUMS_SUFFIX
-from datastreamer.storage.sums.sidecar import SumsFile
+from datastreamer.storage.sums.sidecar import SumsFile, discard
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
@@ -311,15 +311,21 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
 
 
 def _forget_sums(disk: Disk, path: str, file: File, undo: Undo) -> None:
-    """The checksum of the page may be that of the bytes that are about to be overwritten."""
-    with contextlib.suppress(UntrustedFile):
-        sums = SumsFile.open(disk, path + SUMS_SUFFIX, file.access(), write=True)
+    """The checksum of the page may be that of the bytes that are about to be overwritten. Raises
+    `OSError`."""
+    place = path + SUMS_SUFFIX
+    try:
+        sums = SumsFile.open(disk, place, file.access(), write=True)
         if sums is not None:
             try:
                 sums.forget(page_of(undo.offset), undo.stream_id)
                 sums.file.sync()
             finally:
                 sums.file.close()
+    except UntrustedFile:
+        pass  # no reader uses it
+    except OSError:
+        discard(disk, place, file.access())
 
 
 def keep_journal(disk: Disk, path: str, shown: str) -> None:
