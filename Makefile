@@ -1,6 +1,6 @@
 # Every target sets up what it needs in a virtual environment inside the checkout, and
-# rebuilds it after a change of pyproject.toml, setup.py or a Cython source. `make` alone
-# lists the targets.
+# rebuilds it after a change of pyproject.toml, setup.py or a Cython source. `make demo` needs
+# the package alone, the other targets also the tools of `[dev]`. `make` alone lists the targets.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +15,8 @@ SIDE_BY_SIDE ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help setup test demo spark-demo lint format types proto build bench soak sanitize clean distclean
+.PHONY: help core setup test test-fast test-oldest test-versions demo spark-demo lint format types \
+	proto build bench soak sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,12 +31,17 @@ help:
 	@echo "PYTHON=... (now $(PYTHON), 3.10 or later), VENV=..., ARGS='options for pytest',"
 	@echo "BENCH=bench/bench_codec.py (a part of the benchmarks)"
 
-setup: $(VENV)/.built
+core: $(VENV)/.core $(VENV)/.built
+
+setup: core $(VENV)/.dev
 
 test: setup
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-demo: setup
+test-fast: setup
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m "$(FAST)" $(ARGS)
+
+demo: core
 	@$(PY) examples/showcase.py
 
 spark-demo: setup
@@ -80,15 +86,29 @@ clean:
 distclean: clean
 	rm -rf $(VENV)
 
+# pip would build in an environment of its own, from the beginning: the modules are built here
+# first, so that they are built once and only what a change concerns is built again.
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+
 $(VENV)/.created:
 	@PYTHON='$(PYTHON)' .ci/python $(VENV)
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml setup.py $(VENV)/.created
-	@echo "installing into $(VENV)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(VENV)/.tools: pyproject.toml $(VENV)/.created
+	@echo "installing setuptools and Cython"
+	@$(PY) .ci/requirements build | $(PIP) --requirement /dev/stdin
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.installed $(CYTHON)
+$(VENV)/.built: setup.py $(CYTHON) $(VENV)/.tools
 	@$(PY) setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(VENV)/.core: pyproject.toml setup.py | $(VENV)/.built
+	@echo "installing datastreamer and the packages that it needs"
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "installing the tools for tests, checks and Spark: about 1 GB, some minutes"
+	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
