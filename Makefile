@@ -96,7 +96,7 @@ $(VENV)/.created:
 
 $(VENV)/.tools: pyproject.toml $(VENV)/.created
 	@echo "installing setuptools and Cython"
-	@$(PY) .ci/requirements build | $(PIP) --requirement /dev/stdin
+	@$(PY) .ci/requirements.py build | $(PIP) --requirement /dev/stdin
 	@touch $@
 
 $(VENV)/.built: setup.py $(CYTHON) $(VENV)/.tools

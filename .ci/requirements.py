@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Requirements that pyproject.toml names, one a line, for pip.
 
-.ci/requirements build     what compiles the modules: setuptools, Cython
-.ci/requirements oldest    constraints: the oldest version that each requirement of a user allows
+.ci/requirements.py build     what compiles the modules: setuptools, Cython
+.ci/requirements.py oldest    constraints: the oldest version that each requirement of a user allows
 """
 
 from __future__ import annotations
