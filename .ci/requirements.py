@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Requirements that pyproject.toml names, one a line, for pip.
 
-.ci/requirements.py build     what compiles the modules: setuptools, Cython
+.ci/requirements.py build     what compiles the modules
 .ci/requirements.py oldest    constraints: the oldest version that each requirement of a user allows
 """
 
@@ -16,17 +15,19 @@ PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_t
 
 
 def oldest() -> set[str]:
-    """What the package and its extras allow; tools of `dev` alone keep their newest versions."""
-    extras = dict(PROJECT["project"]["optional-dependencies"])
-    del extras["dev"]
-    lines = [*PROJECT["project"]["dependencies"], *(line for each in extras.values() for line in each)]
-    found: dict[str, list[tuple[int, ...]]] = {}
-    for line in lines:
-        name, version = re.match(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", line).groups()
-        found.setdefault(name, []).append(tuple(map(int, version.split("."))))
+    """What the package and its extras allow; tools that `dev` alone names are left out."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    groups = [extras[name] for name in extras if name != "dev"]
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for line in [
+        *PROJECT["project"]["dependencies"],
+        *(each for group in groups for each in group),
+    ]:
+        name, version = re.match(r"([\w-]+)>=([\d.]+)", line).groups()
+        found.setdefault(name, set()).add(tuple(map(int, version.split("."))))
     return {f"{name}=={'.'.join(map(str, max(versions)))}" for name, versions in found.items()}
 
 
 if __name__ == "__main__":
-    kind = sys.argv[1]
-    print(*(sorted(oldest()) if kind == "oldest" else PROJECT["build-system"]["requires"]), sep="\n")
+    lines = oldest() if sys.argv[1] == "oldest" else PROJECT["build-system"]["requires"]
+    print(*sorted(lines), sep="\n")
