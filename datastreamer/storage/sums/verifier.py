@@ -101,10 +101,9 @@ class PageVerifier:
         self._doubtful: set[int] = set()
 
     def forget(self) -> None:
-        """Entries were changed: verify all pages again."""
+        """Entries were changed: verify all pages again. Those that differed stay doubtful."""
         self._seen = bytearray()
         self._bad_tail = None
-        self._doubtful.clear()
 
     def needs(self, page: int) -> bool:
         """Whether the page is to be compared, or is known to be damaged."""

@@ -138,3 +138,18 @@ def test_a_reader_that_opens_within_a_commit(tmp_path: Path, step: str) -> None:
         fill(stream, 4)
         assert set(seen) <= {*range(before, stream.total_entries + 1)}
         assert seen
+
+
+def test_a_damaged_page_stays_doubtful_over_changes(path: Path) -> None:
+    """The comparison has left it in the page cache, where pages are not compared again."""
+    flip(path, 1)
+    evict(path)
+    with DataStream.open(path, index="memory") as stream:
+        for data in (b"1", b"2"):
+            with pytest.raises(DamagedPage):
+                stream.entry(4)
+            stream.update_entry(0, 1, data * SIZE)
+        with pytest.raises(DamagedPage):
+            stream.entry(4)
+        flip(path, 1)
+        assert stream.entry(4).number == 4
