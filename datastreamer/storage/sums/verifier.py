@@ -106,10 +106,9 @@ class PageVerifier:
         self._doubtful: set[int] = set()
 
     def forget(self) -> None:
-        """Entries were changed: verify all pages again."""
+        """Entries were changed: verify all pages again. Those that differed stay doubtful."""
         self._seen = bytearray()
         self._bad_tail = None
-        self._doubtful.clear()
 
     def needs(self, page: int) -> bool:
         """Whether the page is to be compared, or is known to be damaged."""
@@ -121,6 +120,12 @@ class PageVerifier:
     def doubts(self, page: int) -> bool:
         """Whether the page is being compared, or differed when it was compared last."""
         return page in self._doubtful
+
+    def doubt(self, page: int) -> None:
+        """The page is about to be compared: no thread may take it for one that needs none."""
+        self._doubtful.add(page)
+        if page < len(self._seen):
+            self._seen[page] = 0
 
     def mark(self, page: int) -> None:
         """The page needs no comparison any more."""
@@ -161,7 +166,7 @@ class PageVerifier:
             if self._bad_tail is not None and self._bad_tail.page == page:
                 self._raise_unless_restored(self._bad_tail)
             return False
-        self._doubtful.add(page)
+        self.doubt(page)
         try:
             known, why = compare(file or self._file, self._records, page)
         except OSError as error:
@@ -216,6 +221,7 @@ class VerifiedFile:
         if not doubtful and self._is_resident(page):
             self._verifier.mark(page)
             return
+        self._verifier.doubt(page)
         if self._fd is not None and hasattr(os, "posix_fadvise"):
             # The system reads nothing ahead by itself (`file_ops.read_ahead`).
             self._ahead = page + 1

@@ -138,3 +138,45 @@ def test_a_reader_that_opens_within_a_commit(tmp_path: Path, step: str) -> None:
         fill(stream, 4)
         assert set(seen) <= {*range(before, stream.total_entries + 1)}
         assert seen
+
+
+def test_a_damaged_page_stays_doubtful_over_changes(path: Path) -> None:
+    """The comparison has left it in the page cache, where pages are not compared again."""
+    flip(path, 1)
+    evict(path)
+    with DataStream.open(path, index="memory") as stream:
+        for data in (b"1", b"2"):
+            with pytest.raises(DamagedPage):
+                stream.entry(4)
+            stream.update_entry(0, 1, data * SIZE)
+        with pytest.raises(DamagedPage):
+            stream.entry(4)
+        flip(path, 1)
+        assert stream.entry(4).number == 4
+
+
+def test_a_page_is_doubtful_before_others_are_read_ahead(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that reads it then must not take it for one that was in memory."""
+    flip(path, 1)
+    evict(path)
+    with DataStream.open(path, read_only=True) as stream:
+        advise, read = os.posix_fadvise, stream._file._data.read
+        found: list[bool] = []
+
+        def advised(fd: int, offset: int, size: int, advice: int) -> None:
+            advise(fd, offset, size, advice)
+            if offset == FIRST + PAGE and not found:
+                path.read_bytes()
+                found.append(False)
+                with pytest.raises(DamagedPage):
+                    read(10, FIRST + PAGE)
+                found.append(True)
+
+        monkeypatch.setattr(os, "posix_fadvise", advised)
+        read(10, FIRST)
+        for _ in range(2):
+            with pytest.raises(DamagedPage):
+                read(10, FIRST + PAGE)
+        assert found == [False, True]
