@@ -56,9 +56,9 @@ def truncate_file(
 def truncation_point(reader: Reader, common: int, commits: Sequence[int]) -> int:
     """The number of entries to keep if only the first `common` are the same.
 
-    `commits` are known ends of commits, in order: the result is the last one up to `common`, or, if
-    none is known, the last bookmark, with which an operation usually begins. If neither is within
-    `MAX_EXTRA_BYTES`, it is `common`.
+    `commits` are known ends of commits, in order. The result is the last of these up to `common`;
+    if there is none, the last bookmark, since an operation usually begins with one. It is `common`
+    if more than `MAX_EXTRA_BYTES` would be truncated otherwise.
     """
     whole = next((end for end in reversed(commits) if end <= common), None)
     if whole is not None and _is_near(reader, whole, common):

@@ -60,17 +60,27 @@ def download_from(*ports: int) -> Download:
     )
 
 
+class Awaiting(logging.Handler):
+    """Sets an event when these words are logged."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words, self.found = words, trio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.words in record.getMessage():
+            self.found.set()
+
+
 @pytest.fixture
 def logged() -> Iterator[Callable[[str], trio.Event]]:
     """Makes an event that is set when the event loop logs these words."""
-    logger, handlers = logging.getLogger("datastreamer"), list[logging.Handler]()
+    logger, handlers = logging.getLogger("datastreamer"), list[Awaiting]()
 
     def event(words: str) -> trio.Event:
-        found, handler = trio.Event(), logging.Handler()
-        handler.emit = lambda record: found.set() if words in record.getMessage() else None  # type: ignore[method-assign]
-        logger.addHandler(handler)
-        handlers.append(handler)
-        return found
+        handlers.append(Awaiting(words))
+        logger.addHandler(handlers[-1])
+        return handlers[-1].found
 
     yield event
     for handler in handlers:

@@ -17,12 +17,11 @@ from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.disk.bad_sectors import read_around
-from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
 from datastreamer.storage.maintain.lost_pages import LostPages
 from datastreamer.storage.sums.hashes import NO_CHAIN
-from datastreamer.storage.sums.page_check import differs, hash_page
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.page_damage import damage_of, end_before
 
 _log = logging.getLogger(__name__)
 
@@ -67,34 +66,18 @@ def heal_page(
 
 def _damaged(owned: OwnedFile, page: int) -> LostPages | None:
     """What a page held, if it does not match its checksum. Requires the lock."""
-    end, file = owned.end, read_around(owned.file, owned.path)
-    if not 0 <= page <= end.sums.page or not end.written.entries:
+    end = owned.end
+    damage = damage_of(owned, page) if 0 <= page <= end.sums.page else None
+    if damage is None:
         return None
-    if page == end.sums.page:
-        known = end.sums.sum()
-        if known.tail == NO_CHAIN or sums_up_to(file, end.written, known) is not None:
-            return None
-        digest, stop = known.tail, end.written.entries
-    else:
-        record = owned.sums.get(page)
-        if record is None or record.digest == NO_CHAIN:
-            return None
-        if not differs(file.read(PAGE_SIZE, page_start(page)), record):
-            return None
-        digest, stop = record.digest, record.next_number
-    first = _first_number(owned, page)
-    within = end.written.length if page == end.sums.page else None
-    return None if first is None else LostPages(page, first, stop, [digest], within, False, False)
-
-
-def _first_number(owned: OwnedFile, page: int) -> int | None:
-    if page == 0:
-        return 0
-    before = owned.sums.get(page - 1)
-    if before is not None:
-        return before.next_number
-    found = hash_page(owned.file.read(PAGE_SIZE, page_start(page - 1)), page - 1)
-    return None if found is None else found.next_number
+    last = page == end.sums.page
+    record = None if last else owned.sums.get(page)
+    digest = end.sums.sum().tail if record is None else record.digest
+    before = end_before(owned, page)
+    if digest == NO_CHAIN or before.length != page_start(page):
+        return None
+    within = end.written.length if last else None
+    return LostPages(page, before.entries, damage.end, [digest], within, False, False)
 
 
 def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:

@@ -80,7 +80,7 @@ def look(disk: SimDisk, page: int) -> bool:
         start = FIRST + page * PAGE
         done = not stream._internals.damaged_around(start)
         if done:
-            # Whoever has a copy of it, with other entries, has to compare.
+            # Copies of it that have other entries have to compare.
             assert stream.recorded_changes(0) is None
             assert stream.epoch >= 2
         else:
