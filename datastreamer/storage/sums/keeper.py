@@ -99,18 +99,19 @@ class SumsKeeper:
             return
         file = self._file
 
-        def adopt() -> None:
+        def adopt(found: SumsHeader | None) -> None:
             chains = [] if known is None else [known]
-            ours = found is not None and self._is_ours(found, recorded)
-            if ours and contradicts(file, self._stream_id, chains):
+            if found is None or not self._is_ours(found, recorded):
+                _log.info("%s: checksums of another stream or state; begun anew", self._path)
+                found = None
+            elif contradicts(file, self._stream_id, chains):
                 _log.warning(
                     "%s: the commit record of the stream contradicts these checksums, which are "
                     "those of another copy or state; they are made again",
                     self._path,
                 )
-                ours = False
-            if found is None or not ours:
-                _log.info("%s: checksums of another stream or state; begun anew", self._path)
+                found = None
+            if found is None:
                 file.truncate(0)
                 file.file.sync()
                 self._put_header(self._header)
@@ -128,7 +129,7 @@ class SumsKeeper:
             self._count_records()
             self._compared = self.count == pages and (self._walked is None or pages == 0)
 
-        self._surely(adopt)
+        self._surely(lambda: adopt(found))
 
     def discard(self) -> None:
         """Remove the sidecar, durably. Raises `OSError`."""
