@@ -25,6 +25,7 @@ from datastreamer.storage.bookmarks.interface import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.memory import MemoryIndex
 from datastreamer.storage.disk.access import Access
+from datastreamer.storage.header.records import Head
 from tests.storage.bookmarks.keeping import (
     HISTORY,
     PATIENCE,
