@@ -26,7 +26,7 @@ def verify_server(
     most: int = MOST_LOOKED_UP,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Report:
-    """Read all that is committed now, and look up `most` of its bookmarks, evenly spread.
+    """Read all that is committed now, and look up at most `most` of its bookmarks, evenly spread.
 
     `advance` is called with the number of entries that were read. The report has no pages.
     Raises what the client's calls raise, except `ProtocolViolation`, which is a problem of the
@@ -51,17 +51,14 @@ def verify_server(
         where = f"entry {report.entries}" if report.entries < total else looked_up
         report.problems.append(Problem(where, str(error), _SEE_THE_FILE))
     if len(sample.events) < report.bookmarks:
-        report.notes.append(
-            f"of {report.bookmarks:,} bookmarks {len(sample.events):,} different ones were "
-            "looked up"
-        )
+        report.notes.append(sample.described(report.bookmarks))
     report.ok = not report.problems
     return report
 
 
 class _Sample:
-    """At most `most` keys of bookmarks, evenly spread, each with the number of the first event
-    after its last entry (None: no event follows)."""
+    """At most `most` keys of bookmarks, those of all bookmarks or of one in 2, 4, 8 ..., each with
+    the number of the first event after its last entry (None: no event follows)."""
 
     def __init__(self, most: int) -> None:
         self.events: dict[bytes, int | None] = {}
@@ -83,6 +80,14 @@ class _Sample:
         if at < batch.next_number:
             self._event(at)
         return len(bookmarks)
+
+    def described(self, bookmarks: int) -> str:
+        """How many of the keys of this number of bookmarks there are, for a note."""
+        if self._stride > 1:
+            which = f"the keys of one bookmark in {self._stride:,}"
+        else:
+            which = "all of their keys, since a key leads to its newest bookmark"
+        return f"of {bookmarks:,} bookmarks {len(self.events):,} were looked up: {which}"
 
     def _event(self, number: int) -> None:
         """The entry of this number is an event."""

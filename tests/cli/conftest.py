@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
         assert self.code == code, self
         first, *more = self.err.splitlines()
         assert first.startswith("error: "), self
-        assert len(more) == (0 if code == 1 else 1), self
+        assert len(more) == (1 if code == 2 else 0), self
         return first.removeprefix("error: ")
 
 

@@ -1,7 +1,7 @@
 """How a program ends: exit codes, one line for an error, signals, closed pipes.
 
-0 success, 1 failure, 2 wrong usage. Owns what is written to stderr about failures; users see
-no traceback. Light to import: the program itself is loaded within `run`.
+0 success, 1 failure, 2 wrong usage, 3 damage. Owns what is written to stderr about failures; users
+see no traceback. Light to import: the program itself is loaded within `run`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from datastreamer.printable import PrintableStream, printable_bytes
 if TYPE_CHECKING:
     import typer
 
-SUCCESS, FAILED, WRONG_USAGE = 0, 1, 2
+SUCCESS, FAILED, WRONG_USAGE, DAMAGED = 0, 1, 2, 3
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,14 @@ _OUTPUT_CHECK_MS = 250
 
 class Failure(Exception):
     """A command failed; ``str()`` is the error line."""
+
+    code = FAILED
+
+
+class DamageFound(Failure):
+    """A command did its work, and damage was found or is left; entries may be lost."""
+
+    code = DAMAGED
 
 
 class Terminated(KeyboardInterrupt):
@@ -128,7 +136,7 @@ def _report(error: BaseException) -> int:
         text = f"internal error: {type(error).__name__}: {error}"
     logs.say_error(_one_line(text))
     _log.debug("traceback", exc_info=error)
-    return FAILED
+    return error.code if isinstance(error, Failure) else FAILED
 
 
 def _failure_before(error: BaseException) -> Failure | None:

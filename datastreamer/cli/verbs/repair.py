@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput, SourceOptions, text_option
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import addresses_of
 from datastreamer.format import STREAM_TYPE_SEQUENCER
-from datastreamer.storage.maintain.repair import Plan, Repaired, Sources, plan
+from datastreamer.storage.maintain.repair import Repaired, Sources, plan
 from datastreamer.storage.maintain.repair import repair as mend
+from datastreamer.storage.maintain.repair_plan import Plan
 from datastreamer.storage.maintain.report import counted
 
 DryRunOption = Annotated[
@@ -39,7 +40,9 @@ TrustOption = Annotated[
 CutOption = Annotated[
     bool,
     typer.Option(
-        "--cut", help="Truncate the stream before the first damage: all later entries are removed."
+        "--cut",
+        help="Truncate the stream before the first damaged page: the entries of that page and all "
+        "later ones are removed.",
     ),
 ]
 
@@ -57,7 +60,8 @@ def repair(
     """Repair a file: restore damaged pages from servers, fix header, totals, size and index.
 
     A damaged page that no server restores remains in its place: its entries cannot be read, all
-    others can, and no number changes; exit code 1 then. What is changed is copied to
+    others can, and no number changes. Of a file that is cut short, the missing entries are removed.
+    The exit code is 3 in both cases, with --dry-run too. What is changed is copied to
     FILE.<time>.repair first. A healthy file is not changed.
     """
     shape = output.chosen()
@@ -76,17 +80,11 @@ def repair(
             made = done.plan
     facts = _facts(made, done)
     write_out(json_line(facts) if shape == "jsonl" else _table(file, made, done))
-    if made.lost and not dry_run:
-        helps = "--from HOST:PORT restores them from a server of the same stream"
-        if from_:
-            helps = "no server named restored them, and the report says why"
-        raise Failure(
-            f"{file}: {counted(made.entries_lost)} cannot be read: {_ranges(made)}; {helps}; --cut "
-            "truncates the stream before the first one"
-        )
+    if losses := _losses(made, done, servers_named=bool(from_)):
+        raise DamageFound(f"{file}: {'; '.join(losses)}")
     if done is not None and not done.report.ok:
         problem = done.report.problems[0]
-        raise Failure(f"{file}: {problem.what}: {problem.repair}")
+        raise DamageFound(f"{file}: {problem.what}: {problem.repair}")
 
 
 @contextlib.contextmanager
@@ -127,6 +125,7 @@ def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
         "healthy": made.healthy,
         "entries": total,
         "entries_cut": made.entries_cut,
+        "cut": _cut(made),
         "entries_lost": made.entries_lost,
         "lost": [{"first": first, "last": stop - 1} for first, stop in made.lost],
         "pages": [
@@ -147,12 +146,44 @@ def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
     }
 
 
+def _cut(made: Plan) -> dict[str, int] | None:
+    """The first and the last of the entries that are truncated."""
+    if made.header is None or not made.entries_cut:
+        return None
+    first = made.header.total_entries
+    return {"first": first, "last": first + made.entries_cut - 1}
+
+
+def _losses(made: Plan, done: Repaired | None, *, servers_named: bool) -> list[str]:
+    """What is lost after the repair, and what restores it; empty if nothing is."""
+    losses = []
+    helps = "--from HOST:PORT restores them from a server of the same stream"
+    if servers_named:
+        helps = "no server named restored them, and the report says why"
+    if made.shortened and (cut := _cut(made)):
+        are = "would be" if done is None else "are"
+        after = helps
+        if done is not None and not servers_named:
+            after = "replace the file by a copy that has them, or let their source write them again"
+        losses.append(
+            f"{counted(made.entries_cut)} ({_range(cut['first'], cut['last'])}) {are} lost: the "
+            f"file lacks them; {after}"
+        )
+    if made.lost:
+        losses.append(
+            f"{counted(made.entries_lost)} cannot be read: {_ranges(made)}; {helps}; --cut "
+            "truncates the stream before the first damaged page"
+        )
+    return losses
+
+
 def _ranges(made: Plan) -> str:
-    parts = [
-        str(first) if stop == first + 1 else f"{first} to {stop - 1}"
-        for first, stop in made.lost[:5]
-    ]
+    parts = [_range(first, stop - 1) for first, stop in made.lost[:5]]
     return ", ".join(parts) + (", ..." if len(made.lost) > 5 else "")
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _table(name: str, made: Plan, done: Repaired | None) -> bytes:

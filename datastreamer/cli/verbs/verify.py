@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import ReportOutput, SourceArgument, SourceOptions
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
@@ -17,7 +17,7 @@ def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptio
     """Check a stream file, or the stream of a server.
 
     Of a file: header, every entry, padding, totals, records and bookmark index. Only reads, also
-    while the file is written, and reports all damage, each with its repair; exit code 1 if there is
+    while the file is written, and reports all damage, each with its repair; exit code 3 if there is
     any. Of a server: checks that it sends every entry in order, and that
     up to 1,000 bookmarks lead to their entries.
     """
@@ -33,10 +33,15 @@ def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptio
             report = check(source, progress=bar.reach)
     write_out(json_line(report.as_dict()) if shape == "jsonl" else _table(source, report))
     if not report.ok:
-        text = f"{count(len(report.problems), 'problem')}, each listed with its repair"
-        if address is None and not all(problem.repair == NO_REPAIR for problem in report.problems):
-            text += "; `datastreamer repair --dry-run` prints what repair would do"
-        raise Failure(f"{source}: {text}")
+        repairs = [problem.repair for problem in report.problems]
+        text = f"{count(len(repairs), 'problem')}, each listed with its repair"
+        if address is None and not all(each == NO_REPAIR for each in repairs):
+            # What a server restores has to be restored before anything is removed.
+            first = next((each for each in repairs if "--from" in each), repairs[0])
+            text += f"; next: {first}"
+            if "datastreamer repair" in first:
+                text += "; add --dry-run to see what it would do"
+        raise DamageFound(f"{source}: {text}")
 
 
 def _check_server(source: str, server: ServerSource) -> Report:

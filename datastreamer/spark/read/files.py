@@ -257,8 +257,8 @@ def _due_at(file: Readable, page: int) -> int | None:
 
 def _lost(path: str, damages: list[Damage]) -> Iterator[Lost]:
     """Take the damages found so far out of the list."""
-    for offset, what, first, after in damages:
-        yield Lost(DamagedEntry(path, offset, what), first, after)
+    for each in damages:
+        yield Lost(DamagedEntry(path, each.offset, each.what), each.first, each.after)
     damages.clear()
 
 

@@ -23,7 +23,8 @@ NEW: Final = r"\.[0-9a-f]{8}\.new"
 """The end of the names of files that are being written."""
 
 _LEFT_OVER = re.compile(NEW)
-_BEGUN = re.compile(r"\.\d{8}T\d{6}\.[0-9a-f]{4}\.(?:cut|repair)" + NEW)
+_KEPT = r"\.\d{8}T\d{6}\.[0-9a-f]{4}\."
+_BEGUN = re.compile(_KEPT + "(?:cut|repair)" + NEW)
 
 
 @contextlib.contextmanager
@@ -73,19 +74,21 @@ def remove_left_overs(
     `beside` is the access of the stream, `ending` matches the names after `path`. Files that
     cannot be removed or that a process is writing remain, as do links and other users' files.
     """
-    removed = []
-    for name in disk.beside(path):
-        if not ending.fullmatch(name, len(path)):
-            continue
-        with contextlib.suppress(OSError, UntrustedFile):
-            file = disk.open(name, write=True, beside=beside)
-            try:
-                if file.lock():
-                    disk.unlink(name)
-                    removed.append(name)
-            finally:
-                file.close()
-    return removed
+    found = [name for name in disk.beside(path) if ending.fullmatch(name, len(path))]
+    return [name for name in found if _unlinked(disk, name, beside)]
+
+
+def _unlinked(disk: Disk, name: str, beside: Access) -> bool:
+    """Whether the file could be removed: that is ours, and no process is writing it."""
+    with contextlib.suppress(OSError, UntrustedFile):
+        file = disk.open(name, write=True, beside=beside)
+        try:
+            if file.lock():
+                disk.unlink(name)
+                return True
+        finally:
+            file.close()
+    return False
 
 
 def keep_beside(
@@ -106,6 +109,14 @@ def keep_beside(
             saved.write(part, at)
             offset, at = offset + len(part), at + len(part)
     return side
+
+
+def remove_older(disk: Disk, path: str, suffix: str, beside: Access, most: int) -> list[str]:
+    """Unlink what `keep_beside` made with this suffix, except the newest `most`; returns the names.
+    Others remain as with `remove_left_overs`."""
+    ending = re.compile(_KEPT + re.escape(suffix))
+    found = sorted(name for name in disk.beside(path) if ending.fullmatch(name, len(path)))
+    return [name for name in found[:-most] if _unlinked(disk, name, beside)]
 
 
 def remove_begun(disk: Disk, path: str, file: File) -> None:

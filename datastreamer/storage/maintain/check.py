@@ -39,11 +39,12 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head
 from datastreamer.storage.header.recovery import longest_whole, undone_by
 from datastreamer.storage.maintain.kept_end import Reach, find_kept_end
+from datastreamer.storage.maintain.page_damage import first_damaged, page_problems
 from datastreamer.storage.maintain.report import Examination, Help, Report
 from datastreamer.storage.maintain.sums_audit import SumsAudit
 from datastreamer.storage.read.change_watch import ChangeWatch, steady_page
 from datastreamer.storage.read.file import open_file, os_error
-from datastreamer.storage.read.page_scan import Damage, Walk, entries_before, walk_file
+from datastreamer.storage.read.page_scan import Walk, entries_before, walk_file
 from datastreamer.storage.read.reader import Reader, doubt, end_of
 
 PathLike = str | os.PathLike[str]
@@ -62,8 +63,9 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
     device), `StreamFileError` if the file cannot be read at all, and `StreamBusy` if it is
     truncated faster than it can be checked.
     """
-    with opened(path, OsDisk()) as (file, name):
-        return examine(file, name, progress).report
+    disk = OsDisk()
+    with opened(path, disk) as (file, name):
+        return examine(file, name, disk, progress).report
 
 
 @contextlib.contextmanager
@@ -80,7 +82,7 @@ def opened(path: PathLike, disk: Disk, *, write: bool = False) -> Iterator[tuple
         file.close()
 
 
-def examine(file: File, path: str, progress: Progress | None = None) -> Examination:
+def examine(file: File, path: str, disk: Disk, progress: Progress | None = None) -> Examination:
     """The same for an open file, and more. `file` may hold the writer's lock.
 
     A pass over entries that are truncated meanwhile proves nothing: it is repeated, up to the
@@ -98,7 +100,7 @@ def examine(file: File, path: str, progress: Progress | None = None) -> Examinat
             if progress is not None:
                 progress(done, size)
 
-        examiner = _Examiner(file, path, page, report, most)
+        examiner = _Examiner(file, path, disk, page, report, most)
         examination, damaged = None, None
         try:
             examination = examiner.run()
@@ -135,10 +137,17 @@ class _Examiner:
     """One pass over a file."""
 
     def __init__(
-        self, file: File, path: str, page: HeaderPage, progress: Progress, most: int | None
+        self,
+        file: File,
+        path: str,
+        disk: Disk,
+        page: HeaderPage,
+        progress: Progress,
+        most: int | None,
     ) -> None:
         self._file = file
         self._path = path
+        self._disk = disk
         self._progress = progress
         self._most = most
         self.page = page
@@ -158,7 +167,7 @@ class _Examiner:
             return self._too_short()
         page, record = self.page, self.page.record
         live = self._file.locked_elsewhere() and record is not None and record.boot_id == boot_id()
-        self._done = done = Examination(self._report, page, self._size, live)
+        self._done = done = Examination(self._report, self._path, page, self._size, live)
         if (page.wrong and page.wrong[0][0] == 0) and page.known_header is None:
             self._done.problem(0, f"{page.wrong[0][1]}: not a stream file", Help.NOTHING)
             return self._finished()
@@ -170,17 +179,17 @@ class _Examiner:
             self._reach.most = done.claimed.entries
         if done.claimed is not None:
             self._audit = IndexAudit(
-                self._file, self._path, *page.identity, done.claimed, live=live
+                self._file, self._path, *page.identity, done.claimed, self._differs, live=live
             )
         proven = done.claimed is not None and done.claimed == self._proven
         place = journal.path_of(self._path)
-        self._sums = SumsAudit(OsDisk(), place, self._file, page, done.claimed, proven=proven)
+        self._sums = SumsAudit(self._disk, place, self._file, page, done.claimed, proven=proven)
         try:
             walk = self._walk(limit)
             self._judge_end(walk)
+            self._check_sums(walk)
             self._check_size()
             self._check_index()
-            self._check_sums(walk)
             find_kept_end(self._file, done, self._named, self._whole, self._reach)
         finally:
             if self._audit is not None:
@@ -195,7 +204,7 @@ class _Examiner:
 
     def _too_short(self) -> Examination:
         page = HeaderPage(self.page.ljust(HEADER_PAGE_SIZE, b"\0"))
-        self._done = Examination(self._report, page, self._size, False)
+        self._done = Examination(self._report, self._path, page, self._size, False)
         what = f"the file ends here, inside the header page of {HEADER_PAGE_SIZE} bytes"
         self._done.problem(self._size, what, Help.NOTHING)
         return self._finished()
@@ -220,9 +229,9 @@ class _Examiner:
     def _check_records(self) -> None:
         page = self._done.page
         for name, offset in page.broken:
-            self._done.problem(
-                offset, f"the {name} is damaged: its sum does not fit it", Help.RECORDS
-            )
+            record = name if name.endswith("record") else f"record of the {name}"
+            what = f"the {record} is damaged: its sum does not fit it"
+            self._done.problem(offset, what, Help.RECORDS)
         if page.record is not None and page.record.after != page.raw[3:]:
             what = "the commit record is about another header, though its sum fits"
             self._done.problem(HEADER_OFFSET, what, Help.RECORDS)
@@ -333,9 +342,6 @@ class _Examiner:
         self._done.unread = walk.unread
         self._whole = max(self._whole, walk.whole)
         self._done.reach = self._whole.length
-        total_entries = None if self._done.claimed is None else self._done.claimed.entries
-        for damage in walk.damages:
-            self._done.problem(damage.offset, _described(damage, total_entries), Help.DAMAGE)
         return walk
 
     def _visit(self, batch: EntryBatch, whole: bool) -> None:
@@ -346,8 +352,12 @@ class _Examiner:
             usual = len(batch.bookmarks())
             self._report.bookmarks += usual
             self._odd_bookmarks += marks - usual
-            if self._audit is not None and whole:
-                self._audit.feed(batch)
+        if self._audit is not None and whole:
+            self._audit.feed(self._reach.page, batch)
+
+    def _differs(self, page: int) -> bool:
+        """Whether this page, the one that was compared last, does not match its checksum."""
+        return any(each.page == page for each in self._sums.damaged[-1:])
 
     def _judge_end(self, walk: Walk) -> None:
         """Find where the stream ends; report a problem if the header differs."""
@@ -482,17 +492,27 @@ class _Examiner:
         done.left_out += audit.more
 
     def _check_sums(self, walk: Walk) -> None:
-        """Report pages whose bytes differ from their checksums, if nothing else was found there."""
-        done, sums = self._done, self._sums
-        sums.finish(done.end)
-        reported = {page_of(damage.offset) for damage in walk.damages}
-        for page, first, end, what in sums.damaged:
-            done.damaged_pages.append((page, first, end))
-            if page not in reported:
-                entries = f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
-                done.problem(page_start(page), f"page {page} ({entries}): {what}", Help.PAGE)
+        """Report damaged entries, and pages that differ from their checksums."""
+        done, sums, named = self._done, self._sums, self._named
+        short = named is not None and named.length > self._size
+        known_to = done.end
+        if walk.damages and not (short or done.live or done.truncated_by_open):
+            known_to = named
+        sums.finish(known_to)
+        total = None if done.claimed is None else done.claimed.entries
+        problems = page_problems(walk.damages, sums.damaged, total)
+        for problem in problems:
+            done.problem(*problem[:3])
+        first = first_damaged(problems, sums.damaged, done.end, named, self._size)
+        done.first_damaged = first
+        done.proven_before = first is not None and sums.proves(first - 1)
         if sums.refuted is not None:
             done.problem(page_start(sums.refuted.first), sums.refuted.refuted(), Help.CHAIN)
+        if ("commit record", records.RECORD_OFFSET) in done.page.broken:
+            sums.notes.append(
+                "the last page was checked only by its form: its checksum is in the commit record, "
+                "which is damaged"
+            )
         self._report.notes += sums.notes
 
     def _look_around(self) -> None:
@@ -557,17 +577,3 @@ class _Examiner:
             self._done.half_updated = True
             what = f"{len(undo.old)} bytes are half of an update that a crash interrupted"
             self._done.problem(undo.offset, what, Help.UNDO)
-
-
-def _described(damage: Damage, total: int | None) -> str:
-    """A damage, and the entries that it makes unreadable."""
-    offset, what, first, after = damage
-    del offset
-    if first is None:
-        return f"{what}; nothing on this page can be read"
-    last = (total if after is None else after) or 0
-    if last - first == 1:
-        return f"{what}; entry {first} cannot be read"
-    if last > first:
-        return f"{what}; entries {first} to {last - 1} cannot be read"
-    return what

@@ -125,7 +125,7 @@ def ask(lost: LostPages, stream: KnownStream, peers: Sequence[Peer], *, trust_pe
             pages = lay_out(lost, _entries_of(peer, lost, stream))
         except (RefusedError, DatastreamerError, OSError) as error:
             text = str(error)
-            refusals.append(text if text.startswith(peer.name) else f"{peer.name}: {text}")
+            refusals.append(text if peer.name in text else f"{peer.name}: {text}")
             continue
         answers.append((peer.name, pages))
         if lost.proven:
@@ -232,7 +232,8 @@ def page_bytes(entries: bytes, known: PageSum | None, old: bytes) -> bytes:
 
 
 class FileHealer:
-    """The damaged pages of a file whose lock the caller holds."""
+    """The damaged pages of a file whose lock the caller holds; or with `dry` of one on a `DryRun`:
+    what is restored is not logged then, and no damaged bytes are kept."""
 
     def __init__(
         self,
@@ -241,7 +242,10 @@ class FileHealer:
         found: Examination,
         disk: Disk,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        dry: bool = False,
     ) -> None:
+        self._dry = dry
         self._file = file
         self._path = path
         self._disk = disk
@@ -283,13 +287,8 @@ class FileHealer:
         """The pages whose entries are whole and whose padding is not."""
         return self._survey.padding
 
-    def heal(
-        self, peers: Sequence[SourcePeer], *, trust_peer: bool, write: bool
-    ) -> list[HealedPages]:
-        """Restore pages from `peers`; with `write` false only find out what they would restore.
-
-        Raises `WriteFailed`; the call can be repeated.
-        """
+    def heal(self, peers: Sequence[SourcePeer], *, trust_peer: bool) -> list[HealedPages]:
+        """Restore pages from `peers`. Raises `WriteFailed`; the call can be repeated."""
         results = []
         stream = None
         if self._survey.refuted is not None:
@@ -303,9 +302,10 @@ class FileHealer:
                 stream = stream or self._stream()
                 answer = ask(lost, stream, peers, trust_peer=trust_peer)
             kept = ""
-            if answer.source and write:
+            if answer.source:
                 with self._naming_refusal(), self._sums() as sums:
                     kept = self._restore(lost, answer.pages, sums)
+            if answer.source and not self._dry:
                 _log.warning(
                     "%s: page %d (entries %d to %d) restored from %s",
                     *(self._path, lost.page, lost.first, lost.stop - 1, answer.source),
@@ -341,15 +341,7 @@ class FileHealer:
                     end = scan(content, None, file_offset=start).end
                 fresh = page_bytes(content[:end], known, content)
                 if fresh != content:
-                    keep_beside(
-                        self._disk,
-                        self._path,
-                        "repair",
-                        self._page,
-                        self._file,
-                        start,
-                        start + PAGE_SIZE,
-                    )
+                    self._keep(start, start + PAGE_SIZE)
                     self._file.write(fresh[end:], start + end)
                     self._file.sync()
                 sums.healed(page)
@@ -363,7 +355,7 @@ class FileHealer:
         """Write the pages; returns the path of the file that keeps the damaged bytes."""
         file, start = self._file, page_start(lost.page)
         stop = max(start, min(file.size(), page_start(lost.end_page)))
-        kept = keep_beside(self._disk, self._path, "repair", self._page, file, start, stop)
+        kept = self._keep(start, stop)
         for page, entries in enumerate(pages, lost.page):
             start = page_start(page)
             known = None if self._records is None else self._records.get(page)
@@ -374,6 +366,12 @@ class FileHealer:
             file.sync()
             sums.healed(page)
         return kept
+
+    def _keep(self, start: int, stop: int) -> str:
+        """Copy damaged bytes beside the stream; returns the path of the copy."""
+        if self._dry:
+            return ""
+        return keep_beside(self._disk, self._path, "repair", self._page, self._file, start, stop)
 
     @contextlib.contextmanager
     def _sums(self) -> Iterator[SumsKeeper]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from datastreamer._codec import scan
 from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.disk.atomic_file import keep_beside
+from datastreamer.storage.disk.atomic_file import keep_beside, remove_older
 from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
 from datastreamer.storage.maintain.lost_pages import LostPages
@@ -24,6 +25,9 @@ from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.page_damage import damage_of, end_before
 
 _log = logging.getLogger(__name__)
+
+# The maximum number of copies of damaged bytes beside a stream that is served.
+_MOST_KEPT: Final = 64
 
 
 def heal_page(
@@ -47,6 +51,7 @@ def heal_page(
     if not answer.source:
         return HealedPages(*span, "", answer.why)
     (entries,) = answer.pages
+    _remove_old_copies(owned)
     with owned.exclusive():
         owned.ensure_writable()
         if owned.epoch != epoch:
@@ -62,6 +67,16 @@ def heal_page(
     )
     bookmarks.restored(scan(entries, None).bookmarks())
     return healed
+
+
+def _remove_old_copies(owned: OwnedFile) -> None:
+    """Make room for one more copy of damaged bytes."""
+    access = owned.file.access()
+    for name in remove_older(owned.disk, owned.path, "repair", access, _MOST_KEPT - 1):
+        _log.warning(
+            "%s: removed %s: of the copies of damaged bytes the newest %d are kept",
+            *(owned.path, name, _MOST_KEPT),
+        )
 
 
 def _damaged(owned: OwnedFile, page: int) -> LostPages | None:

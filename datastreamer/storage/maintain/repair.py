@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from datastreamer._codec import scan
 from datastreamer.errors import (
     DamagedFile,
     IndexFailed,
@@ -37,6 +36,7 @@ from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.disk.atomic_file import keep_beside, remove_begun
+from datastreamer.storage.disk.dry_run import DryRun
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
@@ -51,6 +51,7 @@ from datastreamer.storage.header.records import (
 from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
 from datastreamer.storage.maintain.heal import FileHealer, HealedPages, SourcePeer
+from datastreamer.storage.maintain.repair_plan import Plan, end_before_damage, steps_of, sum_at
 from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
@@ -65,48 +66,6 @@ from datastreamer.storage.write.opening import locked_by
 _log = logging.getLogger(__name__)
 
 _SECTOR = 512
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a repair does. `header` is the new header, None if the file stays as it is; `size` is
-    its size afterwards; `steps` describes all of it.
-
-    `healed` are the damaged pages, and whether servers restore them. `lost` are the ranges of
-    entries that cannot be read then: the first one, and the one after the last. `claimed` is the
-    number of entries in the present header (None: impossible). The header page and the bytes
-    `keep_from` to `keep_to` are kept beside the file.
-    """
-
-    report: Report
-    header: Header | None
-    claimed: int | None
-    size: int
-    keep_from: int
-    keep_to: int
-    epoch: int
-    stream_id: bytes
-    sequence: int
-    healed: list[HealedPages]
-    lost: list[tuple[int, int]]
-    steps: list[str]
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the file needs no repair."""
-        return not self.steps and self.report.ok
-
-    @property
-    def entries_lost(self) -> int:
-        """How many entries cannot be read, apart from those that are truncated."""
-        return sum(stop - first for first, stop in self.lost)
-
-    @property
-    def entries_cut(self) -> int:
-        """How many of the entries in the header are truncated."""
-        if self.header is None or self.claimed is None:
-            return 0
-        return max(0, self.claimed - self.header.total_entries)
 
 
 @dataclass(frozen=True)
@@ -139,22 +98,20 @@ def plan(
     progress: Progress | None = None,
     disk: Disk | None = None,
 ) -> Plan:
-    """What `repair` would do to the file. Writes nothing and needs no lock.
+    """What `repair` would do to the file. Writes nothing and needs no lock. Of a file that has a
+    writer: what it would do without servers after the writer's end.
 
+    Pages are restored in memory, where they need their size, so that the steps are those of a run.
     Raises `NotAStream` or `DamagedFile` if no repair helps, and what `verify` raises.
     """
     disk = disk or OsDisk()
     with opened(path, disk) as (file, name):
-        found = examine(file, name, progress)
+        found = examine(file, name, disk, progress)
         made = _plan(file, name, found, disk, cut=cut)
-        healed = _heal(file, name, found, disk, sources, write=False) if not cut else NOTHING
-        left = [
-            (first, stop)
-            for first, stop in made.lost
-            if not any(it.source and it.first <= first < it.stop for it in healed.results)
-        ]
-        steps = [*healed.steps, *made.steps]
-        return replace(made, healed=healed.results, lost=left, steps=steps)
+        if made.healthy or found.live:
+            return made
+        dry = DryRun(disk)
+        return _prepare(dry.over(file, name), name, found, dry, sources, cut=cut, dry=True).plan
 
 
 def repair(
@@ -177,25 +134,17 @@ def repair(
         if not file.lock():
             raise locked_by(file.read(HEADER_PAGE_SIZE, 0).ljust(HEADER_PAGE_SIZE, b"\0"), name)
         remove_begun(disk, name, file)
-        first = found = examine(file, name, progress)
-        made = _plan(file, name, found, disk, cut=cut)
+        first = examine(file, name, disk, progress)
+        made = _plan(file, name, first, disk, cut=cut)
         if made.healthy:
             return Repaired(made, None, made.report)
-        if first.half_updated:
-            undo_update(disk, file, place, name)
-            found = examine(file, name)
-        healed = NOTHING
-        if not cut:
-            healed = _heal(file, name, found, disk, sources, write=True)
-            if healed.steps:
-                found = examine(file, name)
+        found, doing = _prepare(file, name, first, disk, sources, cut=cut)
         if first.bad_journal:
             keep_journal(disk, place, name)
-        doing = _plan(file, name, found, disk, cut=cut, undone=first.half_updated)
         kept = _write(file, name, found, doing, disk, undone=first.half_updated)
         if doing.header is not None or found.reindex:
             _rebuild_index(file, name)
-        after = examine(file, name, progress)
+        after = examine(file, name, disk, progress)
         left = _plan(file, name, after, disk, cut=cut)
         problems = after.report.problems
         if left.steps or (cut and len(problems) > after.refuted):
@@ -203,14 +152,45 @@ def repair(
             raise StreamFileError(
                 name, f"is not whole after the repair: at {problem.where}: {problem.what}"
             )
-        steps = [*healed.steps, *doing.steps]
-        done = replace(
-            doing, report=first.report, healed=healed.results, lost=left.lost, steps=steps
-        )
-        return Repaired(done, kept, after.report)
+        return Repaired(replace(doing, lost=left.lost), kept, after.report)
 
 
 # The damaged pages.
+
+
+class Prepared(NamedTuple):
+    """The file after its damaged pages were restored, and the plan for all steps."""
+
+    found: Examination
+    plan: Plan
+
+
+def _prepare(
+    file: File,
+    path: str,
+    first: Examination,
+    disk: Disk,
+    sources: Sources,
+    *,
+    cut: bool,
+    dry: bool = False,
+) -> Prepared:
+    """The first steps of a repair: undo an update, restore pages. `dry`: on a `DryRun`."""
+    found, healed = first, NOTHING
+    place = journal.path_of(path)
+    if first.half_updated:
+        undo = journal.find(disk, place, file.access()) if dry else None
+        if undo is not None:
+            file.write(undo.old, undo.offset)
+        else:
+            undo_update(disk, file, place, path)
+        found = examine(file, path, disk)
+    healed = _heal(file, path, found, disk, NO_SOURCES if cut else sources, cut=cut, dry=dry)
+    if healed.steps:
+        found = examine(file, path, disk)
+    made = _plan(file, path, found, disk, cut=cut, undone=first.half_updated)
+    steps = [*healed.steps, *made.steps]
+    return Prepared(found, replace(made, report=first.report, healed=healed.results, steps=steps))
 
 
 class Healed(NamedTuple):
@@ -224,15 +204,22 @@ NOTHING = Healed([], [])
 
 
 def _heal(
-    file: File, path: str, found: Examination, disk: Disk, sources: Sources, *, write: bool
+    file: File,
+    path: str,
+    found: Examination,
+    disk: Disk,
+    sources: Sources,
+    *,
+    cut: bool,
+    dry: bool,
 ) -> Healed:
     shorter = bool(sources.peers) and found.heal_end != found.kept_end
     if not (found.damaged or found.refuted or shorter) or found.unread or found.live:
         return NOTHING
     steps = []
-    with contextlib.closing(FileHealer(file, path, found, disk)) as healer:
-        results = healer.heal(sources.peers, trust_peer=sources.trust_peer, write=write)
-        if write and healer.padding:
+    with contextlib.closing(FileHealer(file, path, found, disk, dry=dry)) as healer:
+        results = [] if cut else healer.heal(sources.peers, trust_peer=sources.trust_peer)
+        if healer.padding:
             healer.mend_padding()
         steps += [f"restore {it.described()} from {it.source}" for it in results if it.source]
         if healer.padding:
@@ -255,7 +242,7 @@ def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[i
     )
     try:
         reader = Reader(file, path, end)
-        known = _sum_at(found, end)
+        known = sum_at(found, end)
         if known is not None or found.page.confirmed:
             verifier = PageVerifier(file, path, records, lambda: end)
             verifier.verify_last_page(end, known)
@@ -266,13 +253,6 @@ def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[i
         records.close()
 
 
-def _sum_at(found: Examination, end: Head) -> EndSum | None:
-    """What the commit record knows of the entries up to `end`; None if another program may have
-    written them."""
-    record = found.page.known_record
-    return None if record is None else record.sum_at(end)
-
-
 # The plan.
 
 
@@ -281,7 +261,7 @@ def _plan(
 ) -> Plan:
     page, end = found.page, found.kept_end
     if cut:
-        end = _before_damage(file, found)
+        end = end_before_damage(file, found)
     epochs = [slot.epoch for slot in page.synced]
     epochs += [] if page.known_record is None else [page.known_record.epoch]
     epochs += [] if page.mark is None else [page.mark.epoch]
@@ -290,7 +270,7 @@ def _plan(
     if page.known_record is None and not page.synced:
         written = [source for source in records.get_sources(page) if source is not None]
         stream_id = max((named for named, _ in written), default=NO_ID)
-    header, size, keep_from, keep_to = None, found.size, 0, 0
+    header, size, keep_from, keep_to, shortened = None, found.size, 0, 0, False
     if found.touch or (found.damaged and (cut or end is None or end != found.claimed)):
         if end is None or found.header is None or found.unread:
             if found.page[:HEADER_OFFSET] != MAGIC:
@@ -311,6 +291,8 @@ def _plan(
         )
         claimed = end if found.claimed is None else found.claimed
         keep_from, keep_to = end.length, min(found.size, max(claimed.length, found.reach))
+        fewer = end.length < claimed.length and end.entries < claimed.entries
+        shortened = fewer and not (cut or found.truncated_by_open)
     made = Plan(
         found.report,
         header,
@@ -318,6 +300,7 @@ def _plan(
         size,
         keep_from,
         max(keep_from, keep_to),
+        shortened,
         max(epochs, default=0) + 1,
         stream_id,
         sequence,
@@ -325,63 +308,8 @@ def _plan(
         [] if cut else _lost(file, path, found, disk),
         [],
     )
-    made.steps.extend(_steps(made, found, undone or found.half_updated))
+    made.steps.extend(steps_of(made, found, undone or found.half_updated))
     return made
-
-
-def _before_damage(file: File, found: Examination) -> Head | None:
-    """The end before the first damage, also if only a checksum shows it."""
-    end, pages = found.end, [page for page, _, _ in found.damaged_pages]
-    if end is None or not pages or page_start(min(pages)) >= end.length:
-        return end
-    before = min(pages) - 1
-    if before < 0:
-        return Head()
-    batch = scan(file.read(PAGE_SIZE, page_start(before)), None, file_offset=page_start(before))
-    return Head(page_start(before) + batch.end, batch.next_number)
-
-
-def _steps(made: Plan, found: Examination, half_updated: bool) -> Iterator[str]:
-    header = made.header
-    if half_updated:
-        yield "restore the old bytes of an entry whose update a crash interrupted"
-    if found.unproven is not None:
-        yield (
-            f"keep entry {found.unproven} as it is: its update was interrupted, and which of its "
-            "bytes are old is not known"
-        )
-    if found.bad_journal:
-        yield "keep the unusable journal of an update under another name"
-    if header is not None:
-        bytes_kept = made.keep_to - made.keep_from
-        more = f" and {bytes_kept:,} bytes from byte {made.keep_from} on" if bytes_kept else ""
-        yield f"keep the header page{more} in a file beside the stream"
-        total = header.total_entries
-        if made.entries_cut:
-            lost = f"entry {total} is lost"
-            if made.entries_cut > 1:
-                lost = (
-                    f"{made.entries_cut:,} entries, {total} to {total + made.entries_cut - 1}, are "
-                    "lost"
-                )
-            yield f"truncate the stream to {total:,} entries: {lost}"
-        elif found.page.raw[3:] != header[3:]:
-            yield f"write the totals: {total:,} entries, {header.total_length:,} bytes"
-        if found.page.wrong or found.page.raw[:3] != header[:3]:
-            yield (
-                f"write the header: version {header.version}, system id {header.system_id}, "
-                f"stream type {header.stream_type}"
-            )
-        if made.size != found.size:
-            yield f"change the file's size from {found.size:,} to {made.size:,} bytes"
-        yield "write the commit record, the synced headers and the mark again"
-        if records.get_source(found.page, made.stream_id) is None:
-            yield (
-                "clear the record of the stream's source, whose epoch is lost: first end all "
-                "sources of the stream, then start one with an epoch that no source had before"
-            )
-    if header is not None or found.reindex:
-        yield "rebuild the bookmark index"
 
 
 # Its execution.
@@ -402,7 +330,7 @@ def _write(
         known = None
         if not undone and found.unproven is None:
             # If the last page is damaged, the record keeps the hash that it had.
-            known = _sum_at(found, end)
+            known = sum_at(found, end)
         keeper = _take_over_sums(file, path, page, made, disk, KnownChain.of(end, known))
         if known is None:
             sums = hash_last_page(file, end)
@@ -414,6 +342,7 @@ def _write(
         file.sync()
         file.write(fresh[_SECTOR:], _SECTOR)
         file.sync()
+        keeper.before_truncation(last_page(end.length), made.epoch)
         keeper.changed(made.epoch)
         keeper.close()
     except OSError as error:
@@ -454,11 +383,11 @@ def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> byt
 def _take_over_sums(
     file: File, path: str, page: HeaderPage, made: Plan, disk: Disk, known: KnownChain | None
 ) -> SumsKeeper:
-    """Remove the checksums of what is removed; those of other pages remain."""
-    assert made.header is not None
+    """The checksums, also of what is about to be removed: they show the damage if this repair is
+    interrupted."""
     keeper = SumsKeeper(disk, journal.path_of(path), file, made.stream_id)
     keeper.take_over(
-        last_page(made.header.total_length),
+        page_of(file.size()),
         recorded=page.identity[1],
         epoch=made.epoch,
         known=known,

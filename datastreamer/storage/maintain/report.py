@@ -5,6 +5,7 @@ Reads no file: `check.py` fills it in, `repair.py` acts on it.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -76,14 +77,16 @@ class Examination:
     pages are restored. Whole entries, of the stream or not,
     reach `reach`. `unread`: the system refused to read on. `truncated_by_open`: the next open for
     writing truncates to `end` without a repair. `half_updated`: an update has to be undone;
-    `damaged` says that entries cannot be read; `damaged_pages` do not match their checksums: page,
-    first entry, end of its entries. `unproven` is an entry whose update cannot be undone.
+    `damaged` says that entries cannot be read, `first_damaged` is the first page that is missing,
+    breaks the format or does not match its checksum, None if there is none; `proven_before`: the
+    page before it matches its checksum. `unproven` is an entry whose update cannot be undone.
     `refuted`: the pages together do not match the commit record, and nothing shows which differ.
     `bad_journal`: an update's journal is unusable; `touch`: the stream file itself has a problem,
     apart from damaged pages; `reindex`: its index has one.
     """
 
     report: Report
+    path: str
     page: HeaderPage
     size: int
     live: bool
@@ -102,7 +105,8 @@ class Examination:
     reindex: bool = False
     damaged: bool = False
     refuted: bool = False
-    damaged_pages: list[tuple[int, int, int]] = field(default_factory=list)
+    first_damaged: int | None = None
+    proven_before: bool = False
     _found: list[tuple[str, str, Help]] = field(default_factory=list)
     # The number of problems that are not listed.
     left_out: int = 0
@@ -141,7 +145,7 @@ class Examination:
     def _advice(self, where: str, helps: Help) -> str:
         end = self.kept_end
         if helps == Help.REINDEX:
-            return "reindex"
+            return f"run `datastreamer reindex {shlex.quote(self.path)}`"
         if helps == Help.JOURNAL:
             return "repair, or the next open for writing, keeps the journal under another name"
         if helps == Help.NOTHING or self.unread or end is None or self.header is None:
@@ -150,24 +154,28 @@ class Examination:
             helps = Help.PAGE if int(where.removeprefix("byte ")) < end.length else Help.CUT
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
+        run = alone = f"run `datastreamer repair {shlex.quote(self.path)}"
+        if self.heal_end is not None and self.heal_end.length > self.size:
+            alone += " --from HOST:PORT"  # without a server it truncates the stream
         by = "the next open for writing, or repair," if self.truncated_by_open else "repair"
         cut = f"{by} truncates to {counted(end.entries)}"
         if self.heal_end is not None and self.heal_end > end and not self.truncated_by_open:
             cut = (
-                "repair --from HOST:PORT restores what is missing from a server of the same "
+                f"{run} --from HOST:PORT`: it restores what is missing from a server of the same "
                 f"stream; without one, {cut}"
             )
         advice = {
             Help.CUT: cut,
-            Help.TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
-            Help.HEADER: "repair writes the previous header",
-            Help.RECORDS: "repair writes the records again",
-            Help.SIZE: "repair corrects the size",
+            Help.TOTALS: f"{alone}`: it writes {counted(end.entries)}, {end.length} bytes",
+            Help.HEADER: f"{alone}`: it writes the previous header; entries stay as they are",
+            Help.RECORDS: f"{alone}`: it writes the records again; entries stay as they are",
+            Help.SIZE: f"{alone}`: it corrects the size",
             Help.UNDO: "repair, or the next open for writing, restores the old bytes",
             Help.UNPROVEN: "restore the journal, or repair keeps the entry as it is",
-            Help.PAGE: "repair --from HOST:PORT restores the page from a server of the same stream",
-            Help.CHAIN: "repair --from HOST:PORT finds and restores it with a server of the same "
-            "stream; `datastreamer sums --accept` takes the pages as they are",
+            Help.PAGE: f"{run} --from HOST:PORT`: it restores the page from a server of the same "
+            "stream",
+            Help.CHAIN: f"{run} --from HOST:PORT`: it finds and restores the page with a server of "
+            "the same stream; `datastreamer sums --accept` takes the pages as they are",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
 

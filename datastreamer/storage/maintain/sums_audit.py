@@ -17,7 +17,7 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.sums.chain import ChainWalk, KnownChain, known_chains
 from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.page_check import hash_page
+from datastreamer.storage.sums.page_check import hash_page, pages_in_words
 from datastreamer.storage.sums.records_reader import SidecarRecords
 from datastreamer.storage.sums.verifier import compare
 
@@ -76,6 +76,7 @@ class SumsAudit:
         self._unknown: list[int] = []
         # The pages whose entries match, and their padding does not.
         self._padding: set[int] = set()
+        self._compared = 0
         self.damaged: list[DamagedRange] = []
         self.notes: list[str] = []
         self.refuted: KnownChain | None = None
@@ -86,6 +87,7 @@ class SumsAudit:
         """Compare a page of the file; a page that is not whole is left to `finish`."""
         if len(content) < PAGE_SIZE or page == self._updating:
             return
+        self._compared = page + 1
         known, what = compare(self._file, self._records, page, content)
         digest = None if known is None else known.digest
         if known is None or what:
@@ -101,6 +103,12 @@ class SumsAudit:
             if digest == known.digest:
                 self._padding.add(page)
 
+    def proves(self, page: int) -> bool:
+        """Whether a whole page was compared with its checksum and matches it."""
+        if self._foreign or page == self._updating or page in self._unknown:
+            return False
+        return 0 <= page < self._compared and all(each.page != page for each in self.damaged)
+
     def finish(self, head: Head | None) -> None:
         """All pages up to `head`, the end of the stream, were inspected; None: the end is not
         known."""
@@ -110,7 +118,7 @@ class SumsAudit:
             last = last_page(head.length)
             self._note_unknown([page for page in self._unknown if page < last])
         if self._foreign and self.damaged:
-            pages = ", ".join(str(each.page) for each in self.damaged[:_MOST_RANGES])
+            pages = pages_in_words([each.page for each in self.damaged])
             self.notes.append(
                 f"another program wrote the stream last; pages that do not match their checksums "
                 f"({pages}) were changed by it or are damaged"

@@ -32,13 +32,15 @@ class Damage(NamedTuple):
     """A place where the sequence of entries breaks: the byte, and what was found there.
 
     `first` is the entry that was due there, None if an earlier page is broken too; `after` is the
-    next entry that can be read, None if none is known.
+    next entry that can be read, None if none is known. `order`: the page and the one beside it each
+    look whole, and do not continue each other.
     """
 
     offset: int
     what: str
     first: int | None
     after: int | None
+    order: bool = False
 
 
 class Walk(NamedTuple):
@@ -122,8 +124,8 @@ class Chain:
     def intact(self) -> bool:
         return not (self.damages or self.missing)
 
-    def miss(self, offset: int, what: str) -> None:
-        self.missing.append(Damage(offset, what, self.due, None))
+    def miss(self, offset: int, what: str, *, order: bool = False) -> None:
+        self.missing.append(Damage(offset, what, self.due, None, order))
 
     def goes_on(self, page: Page) -> bool:
         """Append the next page; returns whether nothing is broken up to its start."""
@@ -134,7 +136,7 @@ class Chain:
                 self._doubt_padding(before, self.due, found)
             elif found is not None:
                 what = f"the page begins with entry {found} where entry {self.due} is due"
-                self.miss(page.start, what)
+                self.miss(page.start, what, order=True)
         if found is not None:
             self.damages += [it._replace(after=found) for it in self.missing]
             self.missing.clear()
@@ -150,7 +152,7 @@ class Chain:
         if shorter and self.intact:
             self.whole = doubted.end
         if shorter or found is not None:
-            self.missing.append(doubted.damage(due))
+            self.missing.append(doubted.damage(due)._replace(order=not shorter))
 
     def take(self, *, to_the_end: bool) -> EntryBatch:
         """The page's readable entries. `to_the_end`: the data continues to the end of the page."""

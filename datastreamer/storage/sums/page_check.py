@@ -6,6 +6,9 @@ them from files nor stores them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from datastreamer._codec import scan
@@ -13,6 +16,15 @@ from datastreamer.errors import CorruptEntries
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.sums.hashes import PageHash
 from datastreamer.storage.sums.sidecar import PageSum
+
+# The maximum number of pages that a message lists.
+_MOST_LISTED: Final = 5
+
+
+def pages_in_words(pages: Sequence[int]) -> str:
+    """The numbers of pages, for a message."""
+    listed = ", ".join(map(str, pages[:_MOST_LISTED]))
+    return f"page{'s' if len(pages) > 1 else ''} {listed}{', ...' * (len(pages) > _MOST_LISTED)}"
 
 
 def hash_page(content: bytes, page: int) -> PageHash | None:

@@ -44,21 +44,24 @@ def test_verify_a_whole_file(invoke: Invoke, copy: Path) -> None:
 def test_verify_a_damaged_file(invoke: Invoke, copy: Path) -> None:
     at = damage(copy, 120)
     done = invoke("verify", copy)
-    result = done.failed()
+    result = done.failed(3)
     assert result.startswith(f"{copy}: 1 problem")
+    run = f"run `datastreamer repair {copy} --from HOST:PORT`"
+    helps = f"{run}: it restores the page from a server of the same stream"
     (report,) = done.objects
     assert report["ok"] is False
     assert report["problems"] == [
         {
             "where": f"byte {at}",
-            "what": "packet type 9 is neither an entry (2) nor padding (0); entries 120 to 199 "
+            "what": "packet type 9 is neither an entry (2) nor padding (0); entries 0 to 199 "
             "cannot be read",
-            "repair": "repair --from HOST:PORT restores the page from a server of the same stream",
+            "repair": helps,
         }
     ]
+    assert result.endswith(f"; next: {helps}; add --dry-run to see what it would do")
     table = invoke("verify", copy, "--format", "table").out.decode()
     assert f"byte {at}:" in table
-    assert "-> repair --from HOST:PORT restores the page" in table
+    assert f"-> {helps}" in table
 
 
 def test_verify_a_server(invoke: Invoke, copy: Path) -> None:
@@ -80,7 +83,7 @@ def test_verify_a_server_with_a_wrong_bookmark(invoke: Invoke) -> None:
     with StubServer(handler(Stub(entries, header_total=50))) as server:
         source = f"127.0.0.1:{server.port}"
         done = invoke("verify", source)
-    assert done.failed() == f"{source}: 1 problem, each listed with its repair"
+    assert done.failed(3) == f"{source}: 1 problem, each listed with its repair"
     (report,) = done.objects
     assert [problem["where"] for problem in report["problems"]] == ["entry 30"]
 
@@ -102,16 +105,16 @@ def test_repair_in_steps(invoke: Invoke, copy: Path) -> None:
     (facts,) = invoke("repair", copy, "--cut", "--dry-run", "--json").objects
     assert copy.read_bytes() == before
     assert list(copy.parent.iterdir()) == [copy]
-    assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (False, 120, 80)
+    assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (False, 0, 200)
+    assert facts["cut"] == {"first": 0, "last": 199}
     assert facts["kept"] is None
 
     done = invoke("repair", copy, "--cut", "--json")
     assert done.code == 0
     (facts,) = done.objects
-    assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (True, 120, 80)
+    assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (True, 0, 200)
     assert Path(facts["kept"]).read_bytes()[:4096] == before[:4096]
-    assert header(copy)["total_entries"] == 120
-    assert len(scan(copy)) == 120
+    assert header(copy)["total_entries"] == 0
     assert invoke("verify", copy).code == 0
 
     (facts,) = invoke("repair", copy, "--json").objects
@@ -124,12 +127,12 @@ def test_repair_for_people(invoke: Invoke, copy: Path) -> None:
     damage(copy, 120)
     text = invoke("repair", copy, "--cut", "--dry-run", "--format", "table").out.decode()
     assert "repair would do this (--dry-run: nothing was changed):" in text
-    assert "truncate the stream to 120 entries: 80 entries, 120 to 199, are lost" in text
-    assert "ATTENTION: 80 entries at the end of the stream would be removed." in text
+    assert "truncate the stream to 0 entries: 200 entries, 0 to 199, are lost" in text
+    assert "ATTENTION: 200 entries at the end of the stream would be removed." in text
     text = invoke("repair", copy, "--cut", "--format", "table").out.decode()
-    assert "ATTENTION: 80 entries at the end of the stream were removed." in text
+    assert "ATTENTION: 200 entries at the end of the stream were removed." in text
     assert f"the changed part was copied to {copy}." in text
-    assert "checked again: no problems, 120 entries" in text
+    assert "checked again: no problems, 0 entries" in text
 
 
 # Without truncation, and from servers.
@@ -207,13 +210,16 @@ def test_repair_from_a_server(
     content = bytearray(broken.read_bytes())
     EDITS[name](content)
     broken.write_bytes(content)
-    assert invoke("verify", broken).code == 1
-    (facts,) = invoke("repair", broken, "--from", peers[0], "--dry-run", "--json").objects
-    assert (facts["changed"], facts["entries_lost"]) == (False, 0)
+    assert invoke("verify", broken).code == 3
+    done = invoke("repair", broken, "--from", peers[0], "--dry-run", "--json")
+    assert (done.code, done.err) == (0, "")
+    (planned,) = done.objects
+    assert (planned["changed"], planned["entries_lost"]) == (False, 0)
     assert broken.read_bytes() == content
     done = invoke("repair", broken, "--from", peers[0], "--json")
     assert done.code == 0
     (facts,) = done.objects
+    assert facts["steps"] == planned["steps"]
     assert (facts["changed"], facts["entries_lost"], facts["lost"]) == (True, 0, [])
     assert {page["restored_from"] for page in facts["pages"]} == {peers[0]}
     assert invoke("verify", broken).code == 0
@@ -232,7 +238,7 @@ def test_repair_without_servers_keeps_later_entries(
     start, stop = 4096 + PAGE, 4096 + 2 * PAGE
     inside = [entry.number for entry in scan(paged) if start <= entry.offset < stop]
     done = invoke("repair", broken, "--json")
-    error = done.failed()
+    error = done.failed(3)
     assert f"{len(inside)} entries cannot be read: {inside[0]} to {inside[-1]}; --from" in error
     (facts,) = done.objects
     assert facts["lost"] == [{"first": inside[0], "last": inside[-1]}]
@@ -240,9 +246,65 @@ def test_repair_without_servers_keeps_later_entries(
     text = invoke("repair", broken, "--format", "table").out.decode()
     assert f"ATTENTION: {len(inside)} entries cannot be read" in text
     assert "- nothing: only damaged pages are left" in text
-    assert invoke("verify", broken).code == 1
+    assert invoke("verify", broken).code == 3
     assert invoke("entry", broken, inside[-1] + 1).code == 0
     assert "at byte" in invoke("entry", broken, inside[0]).failed()
+
+
+@pytest.mark.parametrize("name", ["cut in a page", "cut at a page"])
+def test_repair_of_a_file_that_is_cut_short(
+    invoke: Invoke, paged: Path, broken: Path, name: str
+) -> None:
+    content = bytearray(broken.read_bytes())
+    EDITS[name](content)
+    broken.write_bytes(content)
+    end = 4096 + PAGE + 700_000 if name == "cut in a page" else 4096 + 2 * PAGE
+    advised = invoke("verify", broken, "--json").objects[0]["problems"]
+    run = f"run `datastreamer repair {broken} --from HOST:PORT`"
+    assert all(problem["repair"].startswith(run) for problem in advised), advised
+    entries = scan(paged)
+    last = entries[-1].number
+    left = sum(1 for entry in entries if entry.offset + 17 + len(entry.data) <= end)
+    done = invoke("repair", broken, "--dry-run", "--json")
+    lost = f"{broken}: {last + 1 - left} entries ({left} to {last}) "
+    helps = "--from HOST:PORT restores them from a server of the same stream"
+    assert done.failed(3) == f"{lost}would be lost: the file lacks them; {helps}"
+    (planned,) = done.objects
+    assert planned["cut"] == {"first": left, "last": last}
+    done = invoke("repair", broken, "--json")
+    (facts,) = done.objects
+    helps = "replace the file by a copy that has them, or let their source write them again"
+    assert done.err.splitlines()[-1] == f"error: {lost}are lost: the file lacks them; {helps}"
+    assert done.code == 3
+    assert facts["steps"] == planned["steps"]
+    assert header(broken)["total_entries"] == left
+    assert invoke("repair", broken).code == 0
+
+
+def test_repair_of_what_an_open_truncates_too(invoke: Invoke, tmp_path: Path) -> None:
+    """The entries were not known to be on disk: no committed entry is lost."""
+    path = tmp_path / "open.bin"
+    with DataStream.create(path, index="memory", sync="os") as stream:
+        for text in (b"first", b"second"):
+            with stream.atomic_op() as op:
+                op.add_entry(1, text)
+        found = Path(shutil.copyfile(path, tmp_path / "found.bin"))
+    content = bytearray(found.read_bytes())
+    content[content.index(b"second")] ^= 1
+    found.write_bytes(content)
+    for words in ((), ("--dry-run",)):
+        copy = shutil.copyfile(found, tmp_path / "copy.bin")
+        assert invoke("repair", copy, *words).code == 0
+
+
+def test_the_exit_code_of_a_dry_run(invoke: Invoke, copy: Path) -> None:
+    assert invoke("repair", copy, "--dry-run").code == 0
+    damage(copy, 120)
+    for words, code in (((), 3), (("--cut",), 0), (("--from", f"127.0.0.1:{free_port()}"), 3)):
+        planned = invoke("repair", copy, "--dry-run", *words)
+        assert planned.code == code, words
+        other = shutil.copyfile(copy, copy.with_name("other.bin"))
+        assert invoke("repair", other, *words).code == code
 
 
 def test_repair_of_a_page_without_a_checksum(
@@ -253,7 +315,7 @@ def test_repair_of_a_page_without_a_checksum(
     fill(1, b"\0")(content)
     broken.write_bytes(content)
     done = invoke("repair", broken, "--from", peers[0], "--from", peers[0], "--json")
-    assert "cannot be read" in done.failed()
+    assert "cannot be read" in done.failed(3)
     (page,) = done.objects[0]["pages"]
     assert page["refused"].startswith(f"only {peers[0]} sends these entries")
     text = invoke("repair", broken, "--from", peers[0], "--format", "table").out.decode()
@@ -274,7 +336,7 @@ def test_repair_from_a_server_that_is_gone_or_another(
     broken.write_bytes(content)
     gone = f"127.0.0.1:{free_port()}"
     done = invoke("repair", broken, "--from", gone, "--from", server, "--json")
-    assert "cannot be read" in done.failed()
+    assert "cannot be read" in done.failed(3)
     why = done.objects[0]["pages"][0]["refused"]
     assert gone in why
     assert f"{server}: it serves another stream: system id" in why
@@ -294,7 +356,7 @@ def test_repair_beside_a_writer(invoke: Invoke, copy: Path) -> None:
     with DataStream.open(copy, index="memory"):
         damage(copy, 120)
         assert "locked by another writer" in invoke("repair", copy).failed()
-        assert invoke("repair", copy, "--dry-run").code == 0
+        assert "200 entries cannot be read" in invoke("repair", copy, "--dry-run").failed(3)
 
 
 def test_repair_of_damage_that_cannot_be_repaired(invoke: Invoke, tmp_path: Path) -> None:
@@ -311,7 +373,7 @@ def test_repair_of_damage_that_cannot_be_repaired(invoke: Invoke, tmp_path: Path
 def test_at_a_terminal(copy: Path) -> None:
     at = damage(copy, 120)
     code, shown = on_terminal(command("verify", copy.name), copy.parent, columns=60)
-    assert code == 1
+    assert code == 3
     assert f"byte {at}:" in shown
     assert "error: copy.bin: 1 problem" in shown
 
@@ -328,7 +390,7 @@ def test_no_advice_to_repair_what_cannot_be_repaired(invoke: Invoke, tmp_path: P
     done = invoke("verify", path, "--json")
     (problem,) = done.objects[0]["problems"]
     assert problem["repair"] == "none: restore from a copy"
-    assert "dry-run" not in done.failed()
+    assert "dry-run" not in done.failed(3)
 
 
 def test_help_names_the_formats(invoke: Invoke) -> None:

@@ -43,7 +43,7 @@ def test_what_the_file_holds_is_accepted(invoke: Invoke, tmp_path: Path) -> None
     path.write_bytes(content)
     invoke("sums", path)
     failed = invoke("verify", path, "--json")
-    assert failed.code == 1
+    assert failed.code == 3
     (problem,) = json.loads(failed.out)["problems"]
     assert problem["where"] == f"byte {FIRST + PAGE}"
     assert problem["what"].startswith("page 1 (entries 3 to 5): the entries do not match")

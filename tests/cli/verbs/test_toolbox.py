@@ -17,7 +17,7 @@ from datastreamer.storage.bookmarks import lmdb_environment as environment
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.conftest import Golden
-from tests.storage.made import bookmarks_of, scan_file, trace_of
+from tests.storage.made import BOOKMARK, bookmarks_of, half_update, scan_file, trace_of
 
 BOOKMARKS = 80
 WRITING = ["append", "split", "truncate", "reindex", "import-leveldb"]
@@ -160,6 +160,34 @@ def test_reindex_of_a_damaged_stream(invoke: Invoke, copy: Path) -> None:
     copy.write_bytes(content)
     failed = invoke("reindex", copy).err.splitlines()[-1]
     assert f"{copy}: at byte 4096: page 0 (entries 0 to 199): the entries do not match" in failed
+
+
+def test_reindex_keeps_the_index_of_a_damaged_stream(invoke: Invoke, copy: Path) -> None:
+    """A new index would lack the bookmarks that cannot be read."""
+    DataStream.open(copy).close()
+    entry = next(it for it in scan_file(copy) if it.type == BOOKMARK)
+    with copy.open("r+b") as file:
+        file.seek(entry.offset + 17)
+        file.write(bytes([entry.data[0] ^ 1]))
+    index = Path(f"{copy}.index")
+    before = trace_of(index)
+    failed = invoke("reindex", copy).failed()
+    assert "page 0 (entries 0 to 199): the entries do not match their checksum; the " in failed
+    assert f"run `datastreamer repair {copy} --from HOST:PORT` first, or remove {index} " in failed
+    assert trace_of(index) == before
+    shutil.rmtree(index)
+    assert "do not match their checksum" in invoke("reindex", copy).err.splitlines()[-1]
+
+
+def test_reindex_after_half_an_update(invoke: Invoke, copy: Path) -> None:
+    """The open for writing undoes it."""
+    DataStream.open(copy).close()
+    entries = [it for it in scan_file(copy) if it.type != BOOKMARK]
+    entry = next(it for it in entries if len(it.data) > 512 - (it.offset + 17) % 512)
+    new = bytes(byte ^ 255 for byte in entry.data)
+    half_update(copy, entry.offset + 17, entry.data, new)
+    assert invoke("reindex", copy).code == 0
+    assert scan_file(copy)[entry.number] == entry
 
 
 # snapshot

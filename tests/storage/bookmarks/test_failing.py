@@ -139,7 +139,7 @@ def test_a_pipe_at_the_path_of_the_index(tmp_path: Path, name: str) -> None:
         DataStream.open(path)
     if name == "data.mdb":
         [problem] = verify(path).problems
-        assert problem.repair == "reindex"
+        assert problem.repair == f"run `datastreamer reindex {path}`"
     with DataStream.open(path, index=registry.LMDB_ANEW) as stream:
         stream.bookmarks.wait()
     check_index(path, known_of(path))

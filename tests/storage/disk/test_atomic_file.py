@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.storage.disk.access import Access
-from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
+from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs, remove_older
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
 from datastreamer.storage.maintain.snapshot import snapshot
 from tests.storage.made import make, scan_file
@@ -160,3 +160,16 @@ def test_taken_for_a_left_over_too_soon(path: Path, held: bool) -> None:
         file.write(b"all of it", 0)
     assert names(path.parent) == ["new"]
     assert path.read_bytes() == b"all of it"
+
+
+def test_the_oldest_copies_are_removed(path: Path) -> None:
+    made = [f"{path}.2026010{day}T030405.{n:04x}.repair" for day in range(1, 5) for n in range(2)]
+    others = [f"{path}.20250101T030405.0001.cut", f"{path}er.20250101T030405.0001.repair"]
+    for name in [*made, *others]:
+        Path(name).write_bytes(b"kept")
+    # A link is not ours to remove, even if it is the oldest.
+    link = Path(f"{path}.20250101T030405.0000.repair")
+    link.symlink_to(others[0])
+    removed = remove_older(OsDisk(), str(path), "repair", Access.private(), 3)
+    assert removed == made[:-3]
+    assert names(path.parent) == sorted(Path(it).name for it in [*made[-3:], *others, link])

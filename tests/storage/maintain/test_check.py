@@ -26,6 +26,7 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.maintain import report as report_module
 from datastreamer.storage.maintain.check import examine, verify
+from datastreamer.storage.maintain.repair import repair
 from datastreamer.storage.maintain.sums import make_sums
 from tests.conftest import Golden
 from tests.storage.made import (
@@ -129,7 +130,7 @@ def test_up_to_what_is_visible(tmp_path: Path) -> None:
         damaged.write_bytes(content)
         with DataStream.open(damaged):
             (problem,) = verify(damaged).problems
-            assert problem.repair.startswith("end the writer, then: repair --from HOST:PORT")
+            assert problem.repair.startswith("end the writer, then: run `datastreamer repair ")
 
 
 def test_while_a_writer_is_busy(tmp_path: Path) -> None:
@@ -236,14 +237,14 @@ def test_an_index_that_is_truncated_meanwhile(
         index, passes = stream.bookmarks.trusted.index, []
         assert index is not None
 
-        def feed(self: audit.IndexAudit, batch: EntryBatch) -> None:
+        def feed(self: audit.IndexAudit, page: int, batch: EntryBatch) -> None:
             passes.append(batch)
             if len(passes) == 1 and step == "remove":
                 mark = Watermark(stream.reader.cursor(1).offset, 1, b"")
                 index.remove([(b"two", 1), (b"three", 2)], mark)
             elif len(passes) == 1:
                 index.clear()
-            real(self, batch)
+            real(self, page, batch)
 
         monkeypatch.setattr(audit.IndexAudit, "feed", feed)
         report = verify(path)
@@ -305,6 +306,33 @@ def test_a_header_of_another_program(path: Path) -> None:
     assert has_note(report, "keeps no commit record")
     assert has_note(report, "belongs to another file, or another program has changed")
     assert has_note(report, "bytes after the end")
+
+
+def test_pages_that_another_program_may_have_changed(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", *[[(1, bytes(600_000))] for _ in range(4)])
+    as_another_program(path, 3)
+    with path.open("r+b") as file:
+        for page in (0, 1):
+            file.seek(FIRST + page * PAGE + 100)
+            file.write(b"changed")
+    report = verify(path)
+    assert report.ok
+    assert has_note(report, "do not match their checksums (pages 0, 1) were changed by it or are")
+
+
+@pytest.mark.parametrize("at", [70, 100, 250])
+def test_a_damaged_commit_record(path: Path, at: int) -> None:
+    """It has the checksum of the last page."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+    report = verify(path)
+    (problem,) = report.problems
+    run = f"run `datastreamer repair {path}`"
+    assert problem.repair == f"{run}: it writes the records again; entries stay as they are"
+    assert has_note(report, "the last page was checked only by its form: its checksum is in the")
+    repair(path)
+    assert not has_note(verify(path), "only by its form")
 
 
 def test_odd_bookmarks_are_not_damage(path: Path) -> None:
@@ -370,7 +398,7 @@ def test_an_index_that_lacks_a_bookmark(path: Path) -> None:
     (problem,) = verify(path).problems
     assert problem.where == str(index_of(path))
     assert problem.what == "the index lacks entry 3 for the bookmark 0x6b"
-    assert problem.repair == "reindex"
+    assert problem.repair == f"run `datastreamer reindex {path}`"
 
 
 @pytest.mark.parametrize(("key", "n"), [(b"k", 1), (b"new", 0), (b"k", 6), (b"k", 99)])
@@ -378,6 +406,49 @@ def test_an_index_with_a_wrong_bookmark(path: Path, key: bytes, n: int) -> None:
     change_index(path, add=[(key, n)], remove=[])
     (problem,) = verify(path).problems
     assert problem.what == f"the index wrongly lists entry {n} for the bookmark 0x{key.hex()}"
+
+
+@pytest.fixture
+def paged(tmp_path: Path) -> Path:
+    """Four pages with two bookmarks each."""
+    folder = tmp_path / "paged"
+    folder.mkdir()
+    sizes = 400_000, PAGE - 400_000 - 4 * 17 - 2 * 5 - 9
+    marks = [[(BOOKMARK, b"key %d" % n), (1, bytes(sizes[n % 2]))] for n in range(8)]
+    return make(folder / "s.bin", *marks)
+
+
+def change_key(path: Path, number: int) -> None:
+    """Change a bookmark's key in the file; the inode stays."""
+    with path.open("r+b") as file:
+        file.seek(scan_file(path)[number].offset + 17)
+        file.write(b"K")
+
+
+@pytest.mark.parametrize("page", [0, 1, 3])
+def test_bookmarks_in_a_damaged_page(paged: Path, page: int) -> None:
+    """The index has them, and the file does not: that is no fault of the index."""
+    change_key(paged, 4 * page)
+    report = verify(paged)
+    (problem,) = report.problems
+    assert problem.what.startswith(f"page {page} (entries {4 * page} to {4 * page + 3}): ")
+    assert has_note(report, f"the bookmarks in page {page} were not compared with the index")
+    done = repair(paged)
+    assert (done.plan.steps, done.plan.lost) == ([], [(4 * page, 4 * page + 4)])
+    with DataStream.open(paged, read_only=True) as stream:
+        assert stream.bookmarks.newest(b"key %d" % (2 * page)) == 4 * page
+
+
+def test_a_wrong_index_beside_damaged_pages(paged: Path) -> None:
+    for page in (0, 2):
+        change_key(paged, 4 * page)
+    change_index(paged, add=[(b"new", 5), (b"new", 9)], remove=[(b"key 3", 6), (b"key 5", 10)])
+    report = verify(paged)
+    assert [it.what for it in report.problems if "index" in it.what] == [
+        "the index lacks entry 6 for the bookmark 0x6b65792033",
+        "the index wrongly lists entry 5 for the bookmark 0x6e6577",
+    ]
+    assert has_note(report, "the bookmarks in pages 0, 2 were not compared with the index")
 
 
 def test_an_index_that_lacks_one_and_has_a_wrong_one(path: Path) -> None:
@@ -402,7 +473,7 @@ def test_an_index_with_a_flipped_bit(path: Path) -> None:
     data.write_bytes(content)
     (problem,) = verify(path).problems
     assert "the checksum of a block does not match" in problem.what
-    assert problem.repair == "reindex"
+    assert problem.repair == f"run `datastreamer reindex {path}`"
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "text"])
@@ -414,7 +485,7 @@ def test_an_index_that_cannot_be_read(path: Path, damage: str) -> None:
     else:
         data.write_bytes(bytes(size) if damage == "zeros" else b"no index" * 1000)
     report = verify(path)
-    assert [problem.repair for problem in report.problems] == ["reindex"]
+    assert [problem.repair for problem in report.problems] == [f"run `datastreamer reindex {path}`"]
     assert report.entries == 7
 
 
@@ -449,11 +520,12 @@ def test_it_continues_with_the_next_page(tmp_path: Path) -> None:
     report = verify(path)
     assert [(problem.where, problem.what.split("; ")[1]) for problem in report.problems] == [
         (f"byte {FIRST + PAGE}", "entries 2 to 3 cannot be read"),
-        (f"byte {FIRST + 4 * PAGE}", "entries 8 to 11 cannot be read"),
-        (f"byte {FIRST + 5 * PAGE}", "nothing on this page can be read"),
+        (f"byte {FIRST + 4 * PAGE}", "entries 8 to 9 cannot be read"),
+        (f"byte {FIRST + 5 * PAGE}", "entries 10 to 11 cannot be read"),
     ]
     assert report.entries == 14
-    helps = "repair --from HOST:PORT restores the page from a server of the same stream"
+    run = f"run `datastreamer repair {path} --from HOST:PORT`"
+    helps = f"{run}: it restores the page from a server of the same stream"
     assert {problem.repair for problem in report.problems} == {helps}
 
 
@@ -482,7 +554,7 @@ def test_a_page_that_the_system_cannot_read(tmp_path: Path) -> None:
     path = make(tmp_path / "pages.bin", [(1, b"x" * 600_000) for _ in range(3)])
     file = Unreadable(os.open(path, os.O_RDONLY))
     try:
-        report = examine(file, str(path)).report
+        report = examine(file, str(path), OsDisk()).report
     finally:
         file.close()
     (problem,) = report.problems

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,9 +45,10 @@ Change = Callable[[Bytes], object]
 
 
 class Damage(NamedTuple):
-    """A repair that cuts keeps `left` entries of a file with records, `left_bare` of one without;
-    None: it refuses. `blind` names entries that may be read wrong. `fine`: this is not damage, or
-    nothing shows in which page it is; `refuted`: the commit record shows that there is damage."""
+    """The first `left` entries of a file with records are readable, `left_bare` of one without;
+    None: a repair refuses. `blind` names entries that may be read wrong. `fine`: this is not
+    damage, or nothing shows in which page it is; `refuted`: the commit record shows that there is
+    damage."""
 
     name: str
     change: Change
@@ -366,7 +368,8 @@ def test_verify(damaged: Path, damage: Damage) -> None:
     assert report.ok == (not report.problems) == (damage.fine and not damage.refuted)
     for problem in report.problems:
         assert re.fullmatch(r"byte \d+", problem.where), problem
-        assert problem.repair.startswith("none" if damage.left is None else "repair "), problem
+        advice = "none" if damage.left is None else "run `datastreamer repair "
+        assert problem.repair.startswith(advice), problem
         assert int(problem.where[5:]) <= max(len(before), END), problem
     if damage.fine:
         assert (report.entries, report.pages) == (TOTAL, 3)
@@ -379,10 +382,22 @@ def test_verify_without_records(bare: Path, damage: Damage) -> None:
     assert report.ok == (damage.fine or unseen), report
 
 
+def kept_by_cut(left: int | None, content: bytes) -> int | None:
+    """A cut removes the whole page of the first unreadable entry; and the page before, which ends
+    in padding, if nothing in the second one says that it ends there."""
+    if left is None or left == TOTAL:
+        return left
+    page = max(page for page, first in enumerate(FIRSTS) if first <= left)
+    at = FIRST + page * PAGE
+    begins = content[at : at + 1] == b"\2" and content[at + 9 : at + 17] == struct.pack(">Q", 6)
+    return FIRSTS[page - 1] if page == 1 and not begins else FIRSTS[page]
+
+
 def check_repair(
     path: Path, damage: Damage, left: int | None, original: bytes, *, refuted: bool = False
 ) -> None:
     before = path.read_bytes()
+    left = kept_by_cut(left, before)
     try:
         planned = plan(path, cut=True)
     except DatastreamerError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import ConnectFailed, DamagedEntry, DamagedPage
 from datastreamer.format import Header
+from datastreamer.storage.maintain import heal_open
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.heal import HealedPages
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
+from datastreamer.storage.maintain.sums import make_sums
 from datastreamer.storage.read.range_sums import Sum
 from tests.storage.made import (
     FIRST,
@@ -22,6 +25,7 @@ from tests.storage.made import (
     FaultyDisk,
     KilledDisk,
     Stop,
+    half_update,
     header_of,
     make,
     scan_file,
@@ -87,6 +91,10 @@ class FilePeer:
 
     def close(self) -> None:
         pass
+
+    def ends_at(self, total: int) -> None:
+        """It has no later entries."""
+        self._header = self._header._replace(total_entries=total)
 
     def change(self, number: int) -> FilePeer:
         """Change a byte of an entry's data."""
@@ -183,13 +191,14 @@ DAMAGES: dict[str, Change] = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_every_kind_of_damage(whole: Path, tmp_path: Path, name: str) -> None:
     path = copied(whole, tmp_path / "damaged", DAMAGES[name])
-    before = path.read_bytes()
+    before = trace_of(path.parent)
     total = header_of(whole)[-1]
     peer = FilePeer(whole)
     planned = plan(path, sources=Sources([peer]))
-    assert path.read_bytes() == before
-    assert planned.lost == []
+    assert trace_of(path.parent) == before
+    assert (planned.lost, planned.shortened) == ([], False)
     done = healed(path, peer)
+    assert done.plan.steps == planned.steps
     assert (done.report.ok, done.report.entries, done.plan.lost) == (True, total, [])
     assert all(it.source == peer.name and Path(it.kept).exists() for it in done.plan.healed)
     end = header_of(whole)[-2]
@@ -201,6 +210,141 @@ def test_every_kind_of_damage(whole: Path, tmp_path: Path, name: str) -> None:
     with DataStream.open(path, verify="always") as stream:
         assert sum(len(batch) for batch in stream.batches()) == total
         assert stream.bookmark((0).to_bytes(8, "big")) == 0
+
+
+def plans_alike(path: Path, *peers: FilePeer, cut: bool = False) -> Repaired:
+    """Repair the file as the plan says, which changes nothing."""
+    before = trace_of(path.parent)
+    planned = plan(path, cut=cut, sources=Sources(peers))
+    assert trace_of(path.parent) == before
+    done = repair(path, cut=cut, sources=Sources(peers))
+    named = [it._replace(kept="") for it in done.plan.healed]
+    assert (planned.steps, planned.healed) == (done.plan.steps, named)
+    assert (planned.lost, planned.shortened) == (done.plan.lost, done.plan.shortened)
+    assert planned.entries_cut == done.plan.entries_cut
+    assert (planned.lost == []) == done.report.ok
+    return done
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_plan_without_servers(whole: Path, tmp_path: Path, name: str) -> None:
+    done = plans_alike(copied(whole, tmp_path / "damaged", DAMAGES[name]))
+    short = name in ("the end of the file", "most of the file")
+    assert (done.plan.shortened, done.plan.entries_cut > 0) == (short, short)
+
+
+def test_a_plan_with_a_server_that_has_a_part(whole: Path, tmp_path: Path) -> None:
+    """It restores a page in the middle, and not the end."""
+
+    def change(content: bytearray) -> None:
+        short(content)
+        zero(0)(content)
+
+    path = copied(whole, tmp_path / "damaged", change)
+    peer = FilePeer(whole)
+    peer.ends_at(bounds(whole, 1)[1])
+    done = plans_alike(path, peer)
+    assert [bool(it.source) for it in done.plan.healed] == [True, False, False]
+    assert done.plan.shortened
+    assert done.report.ok
+
+
+def test_a_plan_for_padding_that_is_not_zeros(whole: Path, tmp_path: Path) -> None:
+    """The checksum of the restored page is another one then."""
+    at = span(2).start - 3
+    path = copied(whole, tmp_path / "damaged", flip(at))
+    make_sums(path, accept=True)
+    content = bytearray(path.read_bytes())
+    zero(1)(content)
+    path.write_bytes(content)
+    assert plans_alike(path, FilePeer(whole)).report.ok
+
+
+def test_a_plan_for_half_an_update(whole: Path, tmp_path: Path) -> None:
+    """The old bytes are restored first: the page needs no server."""
+    path = copied(whole, tmp_path / "damaged", zero(2))
+    entry = next(it for it in scan_file(whole) if it.number > 3 and len(it.data) > 5000)
+    half_update(path, entry.offset + 17, entry.data, bytes(len(entry.data)))
+    done = plans_alike(path, FilePeer(whole))
+    assert [it.page for it in done.plan.healed] == [2]
+    assert done.report.ok
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_cut_keeps_no_entry_that_may_be_wrong(whole: Path, tmp_path: Path, name: str) -> None:
+    path = copied(whole, tmp_path / "damaged", DAMAGES[name])
+    now, then = path.read_bytes(), whole.read_bytes()
+    end = header_of(whole)[-2]
+    differ = [
+        p
+        for p in range(4)
+        if now[span(p)][: end - span(p).start] != then[span(p)][: end - span(p).start]
+    ]
+    done = plans_alike(path, cut=True)
+    assert done.report.ok
+    assert [*scan_file(path)] == [
+        it for it in scan_file(whole) if it.offset < span(differ[0]).start
+    ]
+    assert not done.plan.shortened
+
+
+def test_a_cut_after_half_of_an_entry(whole: Path, tmp_path: Path) -> None:
+    """The form of the entry is right: only the checksum of the last page shows that it is not."""
+    inside = [it for it in scan_file(whole) if it.offset >= span(3).start and len(it.data) > 3000]
+    start = inside[3].offset + len(inside[3].data) // 2
+
+    def change(content: bytearray) -> None:
+        content[start : header_of(whole)[-2]] = bytes(header_of(whole)[-2] - start)
+
+    path = copied(whole, tmp_path / "damaged", change)
+    assert plans_alike(path, cut=True).report.ok
+    assert [*scan_file(path)] == [it for it in scan_file(whole) if it.offset < span(3).start]
+
+
+def test_a_cut_clears_padding(whole: Path, tmp_path: Path) -> None:
+    """The entries before it match their checksum."""
+    path = copied(whole, tmp_path / "damaged", flip(span(1).stop - 3))
+    done = plans_alike(path, cut=True)
+    assert done.plan.steps == ["clear the padding after the entries of page 1"]
+    assert path.read_bytes() == whole.read_bytes()
+
+
+ORDERS = ("swapped pages", "a stale page")
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_lost_entries_of_pages_in_another_order(whole: Path, tmp_path: Path, name: str) -> None:
+    """Checksums say which entries a page held; the page before it is whole."""
+    path = copied(whole, tmp_path / "damaged", DAMAGES[name])
+    pages = [2] if name == "a stale page" else [0, 1]
+    expected = []
+    for page in pages:
+        first, stop = bounds(whole, page)
+        what = (
+            f"page {page} (entries {first} to {stop - 1}): the entries do not match their checksum"
+        )
+        expected.append((f"byte {span(page).start}", what))
+    assert [(it.where, it.what) for it in verify(path).problems] == expected
+    lost = repair(path).plan.lost
+    assert [*lost] == [(bounds(whole, pages[0])[0], bounds(whole, pages[-1])[1])]
+
+
+def test_the_lost_entries_of_a_page_after_pages_in_another_order(
+    whole: Path, tmp_path: Path
+) -> None:
+    def change(content: bytearray) -> None:
+        content[span(1)] = content[span(0)]
+        zero(2)(content)
+
+    path = copied(whole, tmp_path / "damaged", change)
+    first, stop = bounds(whole, 2)
+    assert f"entries {first} to {stop - 1} cannot be read" in verify(path).problems[1].what
+
+
+def test_order_without_checksums(whole: Path, tmp_path: Path) -> None:
+    path = without_sums(copied(whole, tmp_path / "damaged", DAMAGES["a stale page"]))
+    assert "the next page begins with entry" in verify(path).problems[0].what
+    assert repair(path, cut=True).report.entries == bounds(whole, 0)[1]
 
 
 def test_a_healthy_file_is_not_touched_and_no_server_asked(whole: Path, tmp_path: Path) -> None:
@@ -397,6 +541,16 @@ def test_a_peer_that_is_gone(whole: Path, tmp_path: Path) -> None:
     assert healed(path, GonePeer(whole), FilePeer(whole)).report.ok
 
 
+def test_the_name_of_a_peer_is_in_a_refusal_once(whole: Path, tmp_path: Path) -> None:
+    class LostPeer(FilePeer):
+        def header(self) -> Header:
+            raise ConnectFailed(f"cannot connect to {self.name}: Connection refused")
+
+    path = copied(whole, tmp_path / "damaged", zero(1))
+    why = refused(healed(path, LostPeer(whole)), whole, path)
+    assert why == "cannot connect to peer:6900: Connection refused"
+
+
 def test_a_peer_with_fewer_entries(whole: Path, tmp_path: Path) -> None:
     path = copied(whole, tmp_path / "damaged", zero(1))
     shorter = copied(whole, tmp_path / "shorter")
@@ -505,6 +659,41 @@ def test_an_open_stream(whole: Path, tmp_path: Path, page: int) -> None:
     assert verify(path).ok
     end = header_of(whole)[-2]
     assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
+def test_the_copies_of_damaged_bytes_beside_an_open_stream_are_limited(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(heal_open, "_MOST_KEPT", 3)
+    path, peer = copied(whole, tmp_path / "open"), FilePeer(whole)
+    kept = []
+    with DataStream.open(path, verify="always") as stream:
+        for day in range(5):
+            # (Of one second, their names do not say which is older.)
+            monkeypatch.setattr(time, "strftime", lambda form, n=day: f"2026010{n}T030405")
+            with path.open("r+b") as file:
+                file.seek(span(1).start + 70_000)
+                file.write(b"\xff" * 999)
+            result = stream._internals.heal_page(1, [peer])
+            assert result is not None
+            kept.append(result.kept)
+    assert sorted(map(str, path.parent.glob("*.repair"))) == kept[-3:]
+    lines = [it.getMessage() for it in caplog.records if "removed" in it.getMessage()]
+    of = "of the copies of damaged bytes the newest 3 are kept"
+    assert lines == [f"{path}: removed {name}: {of}" for name in kept[:2]]
+
+
+def test_a_repair_keeps_all_copies(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heal_open, "_MOST_KEPT", 1)
+    path = copied(whole, tmp_path / "damaged")
+    for _ in range(3):
+        content = bytearray(path.read_bytes())
+        zero(1)(content)
+        path.write_bytes(content)
+        healed(path, FilePeer(whole))
+    assert len([*path.parent.glob("*.repair")]) == 3
 
 
 def test_an_open_stream_that_grows_meanwhile(whole: Path, tmp_path: Path) -> None:

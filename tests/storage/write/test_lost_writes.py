@@ -267,7 +267,9 @@ def test_damage_below_what_was_synced_stays_damage(tmp_path: Path) -> None:
             items(stream)
     assert sides(path) == []
     (problem,) = {problem.repair for problem in verify(path).problems}
-    assert problem.startswith("repair --from HOST:PORT restores the page")
+    assert problem.endswith(
+        "--from HOST:PORT`: it restores the page from a server of the same stream"
+    )
     short = lost(found, change=lambda content: content.__delitem__(slice(base - 1, None)))
     for mode in MODES:
         with pytest.raises(BadFileSize, match="its data ends at byte"):

@@ -195,7 +195,7 @@ def test_repair_writes_the_damaged_copy_again(granted: Path) -> None:
     [problem] = verify(granted).problems
     assert (problem.where, problem.what) == (
         f"byte {FIRST}",
-        "the source is damaged: its sum does not fit it",
+        "the record of the source is damaged: its sum does not fit it",
     )
     assert repair(granted).report.ok
     flip(granted, SECOND)
