@@ -14,7 +14,6 @@ from datastreamer.protocol import messages
 from datastreamer.protocol.messages import BatchQuery, Capabilities
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
-from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.read.batch_bounds import Measure
 from datastreamer.storage.read.spans import Cursor
 
@@ -72,8 +71,7 @@ class BatchAnswers:
         return None
 
     async def _read(self, query: BatchQuery) -> BatchAnswer:
-        reader, cold = self._stream.reader, self._broadcast.cold
-        number = query.from_entry
+        reader, number = self._stream.reader, query.from_entry
         if self._place.number == number and self._changes == reader.changes:
             start = self._place
         else:
@@ -83,16 +81,7 @@ class BatchAnswers:
         most = min(query.max_count or self._most_entries, self._most_entries)
         wanted = Measure(*start, most, limit, self._likely)
         size = min(limit, most * self._likely)
-        if cold.is_warm_range(start.offset, size, reader.head.length):
-            portion = reader.portion(wanted)
-        else:
-            self._broadcast.counts.cold_reads += 1
-            portion = await cold.run_verified(
-                reader.portion,
-                wanted,
-                lambda found: pages_between(start.offset, found.offset),
-                pages_between(start.offset, start.offset + size),
-            )
+        portion = await self._broadcast.read_from(reader.portion, wanted, start.offset, size)
         stop = Cursor(portion.offset, portion.number)
         self._place, self._changes = stop, changes
         if portion.entries:

@@ -18,11 +18,10 @@ from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
-from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
-from datastreamer.storage.read.type_scan import SLICE_BYTES, Matches, Wanted
+from datastreamer.storage.read.type_scan import SLICE_BYTES, Wanted
 
 # Bytes of the file scanned for one request, and for one frame of a stream.
 _READ_SCAN = 16 << 20
@@ -69,17 +68,12 @@ async def _look(
     the stream raises; no other task runs between the last look at the stream and the return."""
     place, entries, size, scanned = begin, 0, 0, 0
     parts: list[bytes] = []
-    cold, length = broadcast.cold, broadcast.stream.reader.head.length
     with broadcast.unchanged():
         while True:
             wanted = Wanted(
                 *place, stop, choice, most_entries - entries, most_bytes - size, not entries
             )
-            if cold.is_warm_range(place.offset, SLICE_BYTES, length):
-                found = reader.matches(wanted)
-            else:
-                broadcast.counts.cold_reads += 1
-                found = await _look_cold(broadcast, reader, wanted)
+            found = await broadcast.read_from(reader.matches, wanted, place.offset, SLICE_BYTES)
             if broadcast.outdated():
                 raise Changed
             broadcast.counts.filter_scanned += found.scanned
@@ -95,17 +89,6 @@ async def _look(
             await trio.lowlevel.checkpoint()
     data = parts[0] if len(parts) == 1 else b"".join(parts)
     return Frame(first, begin, place, entries, size, data, 0)
-
-
-async def _look_cold(broadcast: Broadcast, reader: Reader, wanted: Wanted) -> Matches:
-    """The next matches, from pages that may have to be read from the disk."""
-    start = wanted.offset
-    return await broadcast.cold.run_verified(
-        reader.matches,
-        wanted,
-        lambda found: pages_between(start, found.offset),
-        pages_between(start, start + SLICE_BYTES),
-    )
 
 
 class FilteredReads:

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,16 @@ from datastreamer.errors import DamagedPage
 from datastreamer.format import PACKET_RESULT, RESULT_DAMAGED
 from datastreamer.protocol.following import HashQuery
 from datastreamer.protocol.messages import encode_command
+from datastreamer.server.streaming import change_reports
 from datastreamer.server.streaming import sender as sender_module
+from datastreamer.server.streaming.output import ClientOutput
+from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
+from datastreamer.storage.sums.verifier import PageVerifier
 from tests.network import filters
 from tests.network import model as wire
-from tests.network.damage import A_PAGE, FIRST, PAGE, evict, flip, written
+from tests.network.damage import A_PAGE, FIRST, PAGE, PAGES, SIZE, evict, flip, written
 from tests.network.fixtures import Open, append, in_memory, lost, over_loopback
 from tests.network.model import OK, Model
 
@@ -52,6 +58,18 @@ REQUESTS = {
     "filtered read": filters.read(FIRST_BAD, 1),
     "filtered stream": filters.start(FIRST_BAD, 1),
 }
+
+FROM_BEFORE = {
+    "stream": wire.start(FIRST_BAD - A_PAGE),
+    "batch": wire.batch(FIRST_BAD - 1, 2),
+    "large batch": wire.batch(FIRST_BAD - A_PAGE, 100),
+    "filtered read": filters.read(FIRST_BAD - A_PAGE, wire.BOOKMARK),
+    "filtered stream": filters.start(FIRST_BAD - A_PAGE, 1),
+}
+"""Requests that begin in the page before."""
+
+CHANGED = bytes([FIRST_BAD % 251] * 4 + [FIRST_BAD % 251 ^ 4] + [FIRST_BAD % 251] * 4)
+"""The bytes around what `flip` changes in the page."""
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
@@ -153,31 +171,157 @@ async def test_a_doubted_page_that_a_truncation_makes_the_last_one_is_sent(path:
                 )
 
 
-async def test_a_page_is_compared_once_until_entries_change(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pages that servers compare."""
+    pages: list[int] = []
+    verify = PageVerifier.verify
+
+    def counted(self: PageVerifier, page: int, file: Readable | None = None) -> bool:
+        pages.append(page)
+        return verify(self, page, file)
+
+    monkeypatch.setattr(PageVerifier, "verify", counted)
+    return pages
+
+
+async def test_each_read_from_the_disk_is_compared(path: Path, compared: list[int]) -> None:
     written(path)
+    whole = Model(path.read_bytes()).packed()
     with DataStream.open(path, verify="never") as writer:
-        evict(path)
         async with over_loopback(writer) as rig:
-            checks = rig.server.broadcast.cold.checks
-            compared: list[int] = []
-            verify = checks._verifier.verify  # type: ignore[union-attr]
-            monkeypatch.setattr(
-                checks._verifier, "verify", lambda page, file: compared.append(page) or verify(page)
-            )
-            whole = Model(path.read_bytes()).packed()
-            for turn in range(3):
+            for _ in range(3):
                 evict(path)
                 async with rig.client() as peer:
                     await peer.ask(wire.start(0), OK + whole)
-                assert sorted(compared) == list(range(9)), turn
-            writer.update_entry(1, 1, bytes(20_000))
-            whole = Model(path.read_bytes()).packed()
-            evict(path)
+                assert sorted(compared) == list(range(PAGES))
+                compared.clear()
+
+
+async def test_verified_pages_in_memory_are_not_compared_again(
+    path: Path, compared: list[int]
+) -> None:
+    """Whatever is asked for, and whoever else reads from the disk."""
+    written(path)
+    whole = Model(path.read_bytes()).packed()
+    with DataStream.open(path, verify="never") as writer:
+        evict(path)
+        async with over_loopback(writer) as rig, rig.client() as peer:
+            await peer.ask(wire.start(0), OK + whole)
+            await peer.ask(wire.stop(), OK)
+            compared.clear()
+            async with rig.client() as again:
+                await again.ask(wire.start(0), OK + whole)
+            for number in range(0, PAGES * A_PAGE, 20):
+                answer = OK + b"\xfe" + good(writer.path, number, number + 1)[1:]
+                await peer.ask(wire.entry(number), answer)
+            for request_ in (wire.batch(0, 200), filters.read(0, 1), wire.bookmark(b"key")):
+                await peer.ask(request_, OK)
+                await peer.packet()
+            assert compared == []
+            evict(path, FIRST + BAD * PAGE, PAGE)
+            rig.server.broadcast.cold.warm.clear()  # as after a second
+            async with rig.client() as again:
+                await again.ask(wire.start(0), OK + whole)
+            assert compared == [BAD]
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["rest resident", "all cold"])
+@pytest.mark.parametrize(
+    "request_",
+    [*REQUESTS.values(), *FROM_BEFORE.values()],
+    ids=[*REQUESTS, *(f"{name} from the page before" for name in FROM_BEFORE)],
+)
+async def test_a_verified_page_that_is_changed_on_the_disk(
+    path: Path, request_: bytes, resident: bool
+) -> None:
+    """Nothing of it is sent, whether or not the pages around it are in memory."""
+    written(path)
+    whole = Model(path.read_bytes()).packed()
+    with DataStream.open(path, follow=True, verify="never") as stream:
+        evict(path)
+        async with over_loopback(stream) as rig:
             async with rig.client() as peer:
                 await peer.ask(wire.start(0), OK + whole)
-            assert sorted(compared) == sorted([*range(9)] * 2)
+            flip(path, BAD, only_page=resident)
+            rig.server.broadcast.cold.warm.clear()  # as after a second
+            async with rig.client() as peer:
+                await peer.send(request_)
+                sent = await lost(peer)
+            assert CHANGED not in sent
+            assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [BAD]
+
+
+async def test_an_event_in_the_page_after_its_bookmark(path: Path) -> None:
+    """The page of the bookmark is in memory."""
+    with DataStream.create(path, sync="os") as made:
+        filling = [(1, bytes([n]) * SIZE) for n in range(3 * A_PAGE)]
+        append(made, *filling[:A_PAGE], (wire.BOOKMARK, b"edge"), *filling[A_PAGE:])
+    with DataStream.open(path, follow=True, verify="never") as stream:
+        assert [stream.reader.page_holding(A_PAGE + at) for at in (0, 1)] == [0, 1]
+        evict(path)
+        async with over_loopback(stream) as rig, rig.client() as peer:
+            for number in (A_PAGE - 1, A_PAGE + 1):
+                answer = OK + b"\xfe" + good(stream.path, number, number + 1)[1:]
+                await peer.ask(wire.entry(number), answer)
+            flip(path, 1, only_page=True)
+            rig.server.broadcast.cold.warm.clear()  # as after a second
+            await peer.send(wire.bookmark(b"edge"))
+            assert await lost(peer) == b""
+
+
+async def test_a_page_is_compared_again_after_a_wait_for_its_client(
+    path: Path, compared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client accepts nothing at first, and meanwhile the page is evicted."""
+    written(path)
+    whole = Model(path.read_bytes()).packed()
+    waits = 0
+
+    def full(self: ClientOutput, file: int, offset: int, count: int) -> int:
+        return send_file(self, file, offset, count) if waits else 0
+
+    async def evicted(self: ClientOutput) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            evict(path)
+        else:
+            await wait_writable(self)
+
+    send_file, wait_writable = ClientOutput.send_file, ClientOutput.wait_writable
+    monkeypatch.setattr(ClientOutput, "send_file", full)
+    monkeypatch.setattr(ClientOutput, "wait_writable", evicted)
+    with DataStream.open(path, verify="never") as writer:
+        evict(path)
+        async with over_loopback(writer) as rig, rig.client() as peer:
+            await peer.ask(wire.start(0), OK + whole)
+            assert sorted(compared) == [0, *range(PAGES)]
+
+
+async def test_no_page_is_sent_while_it_is_hashed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hash reads it from the disk; only then is it compared."""
+    written(path)
+    whole = Model(path.read_bytes()).packed()
+
+    def hashed(*what: Any) -> Any:
+        found = hash_range(*what)
+        assert rig.server.broadcast.cold.checks.doubted(BAD)
+        return found
+
+    monkeypatch.setattr(change_reports, "hash_range", hashed)
+    with DataStream.open(path, verify="never") as writer:
+        evict(path)
+        async with over_loopback(writer) as rig, rig.client() as peer:
+            await peer.ask(wire.start(0), OK + whole)
+            await peer.ask(wire.stop(), OK)
+            evict(path)
+            rig.server.broadcast.cold.warm.clear()  # as after a second
+            await peer.ask(encode_command(HashQuery(FIRST_BAD, FIRST_BAD + 2), 1), OK)
+            await peer.packet()
+            assert not rig.server.broadcast.cold.checks.doubted(BAD)
 
 
 @pytest.mark.parametrize("indexed", [True, False])
