@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
+from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.messages import BatchQuery, Capabilities
@@ -79,9 +80,21 @@ class BatchAnswers:
         changes = reader.changes
         limit = min(query.max_bytes or self._most_bytes, self._most_bytes)
         most = min(query.max_count or self._most_entries, self._most_entries)
-        wanted = Measure(*start, most, limit, self._likely)
         size = min(limit, most * self._likely)
-        portion = await self._broadcast.read_from(reader.portion, wanted, start.offset, size)
+        while True:
+            wanted = Measure(*start, most, limit, self._likely)
+            try:
+                portion = await self._broadcast.read_from(
+                    reader.portion, wanted, start.offset, size
+                )
+                break
+            except DamagedPage as error:
+                # The entries before it; the request for the next ones is refused.
+                before = error.first - number
+                if not 0 < before < most or self._broadcast.outdated():
+                    raise
+                self._broadcast.cold.damaged(error)
+                most = before
         stop = Cursor(portion.offset, portion.number)
         self._place, self._changes = stop, changes
         if portion.entries:

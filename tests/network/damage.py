@@ -28,8 +28,11 @@ def written(path: Path) -> None:
         append(made, *entries)
 
 
-def flip(path: Path, page: int, at: int = 5_000, *, only_page: bool = False) -> None:
-    """Change a bit of a page, at byte `at` in it, on the disk. Evicts the file, or `only_page`."""
+def flip(
+    path: Path, page: int, at: int = 5_000, *, only_page: bool = False, in_memory: bool = False
+) -> None:
+    """Change a bit of a page, at byte `at` in it, on the disk. Evicts the file, or `only_page`;
+    with `in_memory` nothing, so that readers find the bit changed in the page cache."""
     with path.open("r+b", buffering=0) as file:
         file.seek(FIRST + page * PAGE + at)
         old = file.read(1)
@@ -37,5 +40,5 @@ def flip(path: Path, page: int, at: int = 5_000, *, only_page: bool = False) -> 
         file.write(bytes([old[0] ^ 4]))
     if only_page:
         evict(path, FIRST + page * PAGE, PAGE)
-    else:
+    elif not in_memory:
         evict(path)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import trio
 
 from datastreamer._filtered import Choice
+from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
@@ -91,6 +92,26 @@ async def _look(
     return Frame(first, begin, place, entries, size, data, 0)
 
 
+async def _look_up_to_damage(
+    broadcast: Broadcast,
+    reader: Reader,
+    choice: Choice,
+    first: int,
+    begin: Cursor,
+    stop: int,
+    **limits: int,
+) -> Frame:
+    """As `_look`; the frame ends before a damaged page, unless it would begin in one."""
+    while True:
+        try:
+            return await _look(broadcast, reader, choice, first, begin, stop, **limits)
+        except DamagedPage as error:
+            if not begin.number < error.first < stop:
+                raise
+            broadcast.cold.damaged(error)
+            stop = error.first
+
+
 class FilteredReads:
     """Answers one client's `FilteredRead` requests."""
 
@@ -132,7 +153,7 @@ class FilteredReads:
         if stop <= begin.number:
             return Frame(number, begin, begin, 0, 0, b"", 0)
         changes = reader.changes
-        frame = await _look(
+        frame = await _look_up_to_damage(
             self._broadcast,
             reader,
             Choice(query.types),
@@ -209,7 +230,7 @@ class FilteredSending:
         known: Frame | None = broadcast.found.get(what)
         if known is not None:
             return known._replace(first=first)
-        frame = await _look(
+        frame = await _look_up_to_damage(
             broadcast,
             broadcast.view,
             self._choice,

@@ -120,6 +120,19 @@ class PageChecks:
                 self._damaged.pop(page, None)
         return known
 
+    def examine(self, page: int) -> DamagedPage | None:
+        """How this page, or the next, differs from its checksum; an entry in one that cannot be
+        read may show damage in the other. Their clients are sent what they were sent before."""
+        if self._verifier is not None:
+            for each in (page, page + 1):
+                try:
+                    self._verifier.verify(each)
+                except DamagedPage as error:
+                    return error
+                except OSError:
+                    return None
+        return None
+
     def verify_all(self, pages: Iterable[int]) -> None:
         """Compare these pages, also those that were verified before. Raises `DamagedPage` and
         `OSError`."""
@@ -154,7 +167,7 @@ class PageChecks:
         self._damaged[error.page] = error
         if known is not None:
             return False
-        _log.error("%s; clients that are due its entries are disconnected", error)
+        _log.error("%s; clients that are due its entries are refused or disconnected", error)
         if self.on_damage is not None:
             self.on_damage()
         return True

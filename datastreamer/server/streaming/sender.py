@@ -265,6 +265,11 @@ class Sender:
         return self.at > self.cursor.offset or self._frame_end is not None
 
     @property
+    def between_packets(self) -> bool:
+        """Whether no packet is half sent."""
+        return not self.half_sent and not self._bounds.unannounced
+
+    @property
     def _frame_end(self) -> Cursor | None:
         """The end of the frame that is being sent."""
         filtered = self._filtered
