@@ -352,16 +352,18 @@ class NotSupported(PeerError):
 
 
 class UpstreamDamaged(PeerError):
-    """What a relay has received does not match the upstream's checksums. None of the operation is
-    stored."""
+    """The entries that a relay received do not match the checksums of its upstream. The relay
+    stored no entry of the operation."""
 
 
 class ServerRefused(PeerError):
     """The server answered with a Result other than OK."""
 
+    _hint = ""
+
     def __init__(self, number: int, text: str, doing: str = "") -> None:
         what = f" {doing}" if doing else ""
-        super().__init__(f"the server refused{what}: {text} (error {number})")
+        super().__init__(f"the server refused{what}: {text} (error {number}){self._hint}")
         self.number = number
         self.text = text
 
@@ -431,7 +433,13 @@ class OperationTooSlow(PublishingRefused):
 
 
 class EntriesDamaged(ServerRefused):
-    """Result 27: in the server's file the entries do not match their checksum."""
+    """Result 27: the server's copy of the entries is damaged. The text names the page, and its
+    entries if they are known; the entries of other pages can be read."""
+
+    _hint = (
+        "; the server's copy of these entries is damaged, and its other entries can be read: "
+        "request these from another server; `datastreamer repair --from` restores them"
+    )
 
 
 __all__ = [name for name, value in globals().items() if isinstance(value, type)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from datastreamer.client.effects import Channel, Close, Open, Receive, Send, Steps
+from datastreamer.client.effects import Channel, Close, Now, Open, Receive, Send, Steps
 from datastreamer.protocol.authentication import Introduction
 from datastreamer.transport.connection_errors import answer_timeout
 
@@ -44,10 +44,12 @@ def _introduce(channel: Channel, token_request: bytes, peer: str, seconds: float
     room = memoryview(bytearray(_RECEIVE_SIZE))
     try:
         yield Send(channel, introduction.request, seconds)
-        while True:
-            count = yield Receive(channel, room, seconds)
+        until = (yield Now()) + seconds
+        while (left := until - (yield Now())) > 0:
+            count = yield Receive(channel, room, left)
             accepted = introduction.receive(bytes(room[:count]))
             if accepted is not None:
                 return accepted
     except TimeoutError:
-        raise answer_timeout(peer, seconds) from None
+        pass
+    raise answer_timeout(peer, seconds)

@@ -52,7 +52,7 @@ class ServerPeer:
         stream_type: int = STREAM_TYPE_SEQUENCER,
         answer_within: float = 60.0,
     ) -> None:
-        """`answer_within`: the maximum number of seconds for the entries of one request."""
+        """`answer_within`: the maximum number of seconds for the answer to a question."""
         self.name = server.name
         self._server = server
         self._stream_type = stream_type
@@ -74,66 +74,79 @@ class ServerPeer:
             client.close()
 
     def header(self) -> Header:
-        return self._ask(lambda client: client.header())
+        """Raises `NoAnswer` and other `DatastreamerError`s, as do the other questions."""
+        return self._ask("the header", _SumsClient.header)
 
     def stream_id(self) -> bytes:
-        return self._ask(lambda client: client.capabilities().stream_id)
+        return self._ask("the stream's id", lambda client: client.capabilities().stream_id)
 
     def page_sums(self, pages: int) -> list[Sum]:
         """The checksums of its first whole pages, at most that many and up to the first that has
         none."""
-        return self._ask(lambda client: client.page_sums(pages))
+        return self._ask("the checksums", lambda client: client.page_sums(pages))
 
     def entries(self, first: int, stop: int, most: int) -> bytes:
-        return self._ask(lambda client: self._received(client, first, stop, most))
+        what = f"entries {first} to {stop - 1}"
 
-    def _received(self, client: BlockingClient, first: int, stop: int, most: int) -> bytes:
-        late = threading.Event()
-        parts: list[bytes] = []
-        size = 0
-
-        def give_up() -> None:
-            late.set()
-            client.close()
-
-        # A server that has fewer entries than its header says would be waited for.
-        timer = threading.Timer(self._answer_within, give_up)
-        timer.start()
-        try:
+        def received(client: _SumsClient) -> bytes:
+            parts: list[bytes] = []
+            size = 0
             with client.batches(from_entry=first, stop=stop) as batches:
                 for batch in batches:
                     parts.append(batch.packed())
                     size += len(parts[-1])
                     if size > most:
-                        what = f"entries {first} to {stop - 1} have more than {most} bytes"
-                        raise PeerError(f"{self.name}: {what}")
+                        raise PeerError(f"{self.name}: {what} have more than {most} bytes")
             return b"".join(parts)
-        except DatastreamerError as error:
-            if not late.is_set():
-                raise
-            what = f"entries {first} to {stop - 1} did not arrive in {self._answer_within:g} s"
-            raise NoAnswer(f"{self.name}: {what}") from error
-        finally:
-            timer.cancel()
 
-    def _ask(self, question: Callable[[_SumsClient], T]) -> T:
+        return self._ask(what, received)
+
+    def _ask(self, what: str, question: Callable[[_SumsClient], T]) -> T:
         if self._failure is not None:
             raise self._failure
         try:
             if self._client is None:
-                self._client = _SumsClient(
-                    self._server.host,
-                    self._server.port,
-                    stream_type=self._stream_type,
-                    tls=self._server.tls,
-                    tls_server_name=self._server.tls_server_name,
-                    token=self._server.token,
-                    resume=False,
-                    heartbeat=_PROBE_SECONDS,
-                )
-            return question(self._client)
+                self._client = self._connected()
+            return self._answered(what, question, self._client)
         except DatastreamerError as error:
             if isinstance(error, ConnectionError):
                 self.close()
                 self._failure = error
             raise
+
+    def _connected(self) -> _SumsClient:
+        server = self._server
+        return _SumsClient(
+            server.host,
+            server.port,
+            stream_type=self._stream_type,
+            tls=server.tls,
+            tls_server_name=server.tls_server_name,
+            token=server.token,
+            resume=False,
+            heartbeat=_PROBE_SECONDS,
+        )
+
+    def _answered(self, what: str, question: Callable[[_SumsClient], T], client: _SumsClient) -> T:
+        """The answer to one question. The time of a client is that of each wait: a server that
+        sends a byte now and then, or has fewer entries than its header says, would be waited for
+        without a limit."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            client.close()
+
+        timer = threading.Timer(self._answer_within, give_up)
+        timer.start()
+        try:
+            return question(client)
+        except DatastreamerError as error:
+            if not late.is_set():
+                raise
+            seconds = f"{self._answer_within:g} s"
+            raise NoAnswer(f"{self.name}: {what} did not arrive in {seconds}") from error
+        finally:
+            timer.cancel()
+            if late.is_set():
+                self.close()

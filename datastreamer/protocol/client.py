@@ -41,6 +41,7 @@ from datastreamer.format import (
     PAGE_SIZE,
     PAGE_SUMS_STRUCT,
     RANGE_HASH_STRUCT,
+    RESULT_DAMAGED,
     RESULT_HEAD_SIZE,
     RESULT_HEAD_STRUCT,
     RESULT_OK,
@@ -157,6 +158,8 @@ class ClientConnection(Receiving):
         # The types of a filtered streaming.
         self._types: tuple[int, ...] | None = None
         self._commands: deque[Command] = deque()
+        # The last request to stream, or to stop, that was accepted.
+        self._started: Command | None = None
         self._answer_due = False
         self._stopped = False
         self._next_number: int | None = None
@@ -267,9 +270,11 @@ class ClientConnection(Receiving):
             return None
         start = self._start
         _, length, number = RESULT_HEAD_STRUCT.unpack_from(self._buffer, start)
-        if not self._commands:
+        # Without a request, damage of the next entries ends the streaming.
+        unasked = not self._commands
+        command = self._started if unasked else self._commands[0]
+        if command is None or (unasked and not (number == RESULT_DAMAGED and self.streaming)):
             raise self._violation(f"a Result ({number}) that nothing was asked for")
-        command = self._commands[0]
         if self._answer_due or self._range_last is not None:
             raise self._violation(f"a Result ({number}) where the answer to {command} was due")
         if not RESULT_HEAD_SIZE <= length <= RESULT_HEAD_SIZE + _MAX_TEXT:
@@ -284,7 +289,10 @@ class ClientConnection(Receiving):
                 self._answer_due = True
                 return None
             self._streaming_changed(command)
-        self._commands.popleft()
+        if unasked:
+            self.streaming, self._stopped = False, True
+        else:
+            self._commands.popleft()
         text = self._buffer[start + RESULT_HEAD_SIZE : start + length].decode("ascii", "replace")
         # A terminal may show it.
         shown = "".join([each if each.isprintable() else "?" for each in text])
@@ -293,6 +301,7 @@ class ClientConnection(Receiving):
     def _streaming_changed(self, command: Command) -> None:
         self.streaming = not isinstance(command, Stop)
         self._stopped = not self.streaming
+        self._started = command
         # After a StartBookmark, the first entry shows its number.
         self._next_number = command.from_entry if isinstance(command, _NUMBERED) else None
         self._commits = isinstance(command, (CommitStart, FollowStart))

@@ -24,7 +24,8 @@ from datastreamer.protocol.messages import (
 
 @dataclass(slots=True)
 class ResultReceived:
-    """OK to a Start, StartBookmark or Stop; or the refusal of any command.
+    """OK to a Start, StartBookmark or Stop; or the refusal of any command. A server may end a
+    streaming because the next entries are damaged; `command` is the one that began it then.
 
     The OK before an answer is part of the answer's event.
     """

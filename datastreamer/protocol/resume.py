@@ -18,7 +18,10 @@ from datastreamer.errors import (
     BadRange,
     ConnectionLost,
     DifferentStream,
+    EntriesDamaged,
     HistoryChanged,
+    ServerRefused,
+    UnknownEntry,
     UsageError,
 )
 from datastreamer.format import Header
@@ -110,6 +113,8 @@ class Resumable:
         self._ahead: EntryBatch | None = None
         self._handed: EntryBatch | None = None
         self._missed: int | None = None
+        # The next entry when the last connection was begun.
+        self._begun_at: int | None = None
         # Whether everything up to `stop` existed once: then it is not waited for again.
         self._there = False
         self.stopping = False
@@ -183,6 +188,8 @@ class Resumable:
         if self._careful:
             header = yield from exchanges.header(connection)
             self._recognize(header, connection.peer)
+            if due is not None:
+                yield from self._ask_why(connection, due, header.total_entries)
             if self._trail is not None:
                 yield from self._rejoin(connection, self._trail, header)
                 return
@@ -190,6 +197,21 @@ class Resumable:
         if isinstance(self._start, int):
             self._trail = self._new_trail(self._start)
             self._origin = self._start
+
+    def _ask_why(self, connection: ClientConnection, due: int, total: int) -> Exchange[None]:
+        """If the last connection ended before entry `due` came, request it alone: a server whose
+        copy of it is damaged says so, and raises `EntriesDamaged`."""
+        stuck, self._begun_at = self._begun_at == due < total, due
+        if stuck:
+            # Not each time: some servers do not know the request, and end the connection.
+            self._begun_at = None
+            try:
+                yield from exchanges.entry(connection, due)
+            except EntriesDamaged:
+                self._begun_at = due
+                raise
+            except (UnknownEntry, ServerRefused):
+                pass
 
     def _new_trail(self, number: int) -> Remembered:
         return Trail(number) if self._filter is None else FilteredTrail(self._filter, number)

@@ -14,6 +14,7 @@ from datastreamer.errors import (
     BadFromBookmark,
     ConnectFailed,
     ConnectionLost,
+    EntriesDamaged,
     HistoryChanged,
     NoAnswer,
     PeerError,
@@ -127,7 +128,7 @@ class Recovery:
         """An attempt failed with `error`: `due` is the time of the next one. Or raises it.
 
         `answered`: whether anything was received on the connection. Returns whether to report the
-        loss: it is new (`down`), or the server looks like the wrong one.
+        loss: it is new (`down`), the server says now why, or it looks like the wrong one.
         """
         if isinstance(error, HistoryChanged | BadFromBookmark | TLSFailed):
             raise error
@@ -150,7 +151,9 @@ class Recovery:
             self._last = wait >= left
             wait = min(wait, left)
         self._attempts += 1
+        # An earlier attempt may have been lost without a reason.
+        explained = isinstance(error, EntriesDamaged) and not isinstance(self.error, EntriesDamaged)
         self.error = error
         self.due = now + wait
         news, self.down = not self.down, True
-        return news or self._unanswered == UNANSWERED_LIMIT
+        return news or explained or self._unanswered == UNANSWERED_LIMIT

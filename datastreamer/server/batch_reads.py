@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
+from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.messages import BatchQuery, Capabilities
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
-from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.read.batch_bounds import Measure
 from datastreamer.storage.read.spans import Cursor
 
@@ -72,8 +72,7 @@ class BatchAnswers:
         return None
 
     async def _read(self, query: BatchQuery) -> BatchAnswer:
-        reader, cold = self._stream.reader, self._broadcast.cold
-        number = query.from_entry
+        reader, number = self._stream.reader, query.from_entry
         if self._place.number == number and self._changes == reader.changes:
             start = self._place
         else:
@@ -81,18 +80,21 @@ class BatchAnswers:
         changes = reader.changes
         limit = min(query.max_bytes or self._most_bytes, self._most_bytes)
         most = min(query.max_count or self._most_entries, self._most_entries)
-        wanted = Measure(*start, most, limit, self._likely)
         size = min(limit, most * self._likely)
-        if cold.is_warm_range(start.offset, size, reader.head.length):
-            portion = reader.portion(wanted)
-        else:
-            self._broadcast.counts.cold_reads += 1
-            portion = await cold.run_verified(
-                reader.portion,
-                wanted,
-                lambda found: pages_between(start.offset, found.offset),
-                pages_between(start.offset, start.offset + size),
-            )
+        while True:
+            wanted = Measure(*start, most, limit, self._likely)
+            try:
+                portion = await self._broadcast.read_from(
+                    reader.portion, wanted, start.offset, size
+                )
+                break
+            except DamagedPage as error:
+                # The entries before it; the request for the next ones is refused.
+                before = error.first - number
+                if not 0 < before < most or self._broadcast.outdated():
+                    raise
+                self._broadcast.cold.damaged(error)
+                most = before
         stop = Cursor(portion.offset, portion.number)
         self._place, self._changes = stop, changes
         if portion.entries:

@@ -6,27 +6,25 @@ between an answer that is collected with others and one that the sender sends fr
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TypeAlias
 
 import trio
 
-from datastreamer.errors import DamagedFile, DamagedPage
-from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_DAMAGED
+from datastreamer.errors import DamagedFile
+from datastreamer.format import RESULT_BAD_FROM_ENTRY
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead
 from datastreamer.protocol.following import HashQuery, SumsQuery
 from datastreamer.protocol.messages import BatchQuery, RangeQuery
 from datastreamer.protocol.server import Refuse, ServerConnection
+from datastreamer.server import damage
 from datastreamer.server.queries import QueryAnswers
 from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import hash_of, sums_of
 from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.read.spans import Cursor
-
-_log = logging.getLogger(__name__)
 
 # Bytes of further commands that are read while a client waits for a commit.
 _HEARD_AHEAD = 64 * 1024
@@ -64,13 +62,18 @@ class LongAnswers:
     async def send(self, nursery: trio.Nursery, query: LongQuery) -> Refuse | None:
         """Send the answer, or add it to the collected answers; or return the refusal. Raises what
         the stream and the connection raise."""
-        if isinstance(query, BatchQuery):
-            return await self._send_batch(nursery, query)
-        if isinstance(query, FilteredRead):
-            return await self._send_filtered(nursery, query)
-        if isinstance(query, RangeQuery):
-            return await self._send_range(query)
-        return await self._send_sums(query)
+        try:
+            if isinstance(query, BatchQuery):
+                return await self._send_batch(nursery, query)
+            if isinstance(query, FilteredRead):
+                return await self._send_filtered(nursery, query)
+            if isinstance(query, RangeQuery):
+                return await self._send_range(query)
+            return await self._send_sums(query)
+        except DamagedFile as error:
+            if self._sender.streaming:
+                raise  # a part of the answer was sent
+            return await damage.refusal(self._broadcast, error, query)
 
     async def _send_batch(self, nursery: trio.Nursery, query: BatchQuery) -> Refuse | None:
         if query.wait_ms and query.from_entry == self._stream.total_entries:
@@ -145,13 +148,6 @@ class LongAnswers:
                 self._counts.hash_seconds += time.perf_counter() - began
             else:
                 answer = await sums_of(self._broadcast, query)
-        except DamagedFile as error:
-            level = logging.ERROR
-            if isinstance(error, DamagedPage):
-                level = logging.DEBUG  # it is logged once, not for each request
-                self._broadcast.cold.damaged(error)
-            _log.log(level, "a request for %s is refused: %s", query, error)
-            return Refuse(RESULT_DAMAGED, close=False, why=error.what)
         finally:
             self._answers.begin()
         if answer is None:

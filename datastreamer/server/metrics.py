@@ -32,18 +32,9 @@ from datastreamer.metrics.exposition import (
 )
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.gate import EVICTED, NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
+from datastreamer.server.command_labels import AUTHENTICATE, COMMANDS, PUBLISH
 from datastreamer.server.scrub import RESULTS
-from datastreamer.server.session import (
-    AUTHENTICATE,
-    CHANGED,
-    COMMANDS,
-    FAILED,
-    GONE,
-    LEFT,
-    PUBLISH,
-    REFUSED,
-    SERVER_ENDED,
-)
+from datastreamer.server.session import CHANGED, FAILED, GONE, LEFT, REFUSED, SERVER_ENDED
 from datastreamer.server.streaming.sender import State
 from datastreamer.server.timeouts import LIFETIMES
 

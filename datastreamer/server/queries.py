@@ -14,13 +14,14 @@ from typing import TypeAlias, TypeVar
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.errors import DamagedFile, UnknownBookmark, UnknownEntry
+from datastreamer.errors import DamagedFile, NotFound, UnknownBookmark, UnknownEntry
 from datastreamer.format import (
     PACKET_ANSWER,
     RESULT_BAD_FROM_BOOKMARK,
     RESULT_BAD_FROM_ENTRY,
     RESULT_BAD_TO_BOOKMARK,
 )
+from datastreamer.metrics.counters import kind_of
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.following import FollowStart
@@ -35,7 +36,9 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
 )
+from datastreamer.protocol.publishing import encode_refusal
 from datastreamer.protocol.server import Event, Refuse
+from datastreamer.server import damage
 from datastreamer.server.batch_reads import BatchAnswers
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
@@ -94,7 +97,8 @@ class QueryAnswers:
             self._epoch = self._stream.epoch
 
     async def answer(self, question: Question) -> None:
-        """Read the answer to `question`. Raises what the stream raises."""
+        """Read the answer to `question`: a refusal if the entries are damaged. Raises what the
+        stream raises."""
         self.add(await self._answer_to(question), question)
 
     def answer_entries(
@@ -152,11 +156,31 @@ class QueryAnswers:
     async def place(self, command: AnyStart) -> int | Refuse:
         """The first entry to send to a client, or the refusal."""
         if isinstance(command, Start | CommitStart | FollowStart | FilteredStart):
-            if command.from_entry > self._stream.total_entries:
+            number = command.from_entry
+            if number > self._stream.total_entries:
                 return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
-            return command.from_entry
-        number = await self._bookmark(command.key)
-        return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False) if number is None else number
+        else:
+            try:
+                found = await self._bookmark(command.key)
+            except DamagedFile as error:
+                return await damage.refusal(self._broadcast, error, command)
+            if found is None:
+                return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
+            number = found
+        return await self._damage_at(number, command) or number
+
+    async def _damage_at(self, number: int, command: AnyStart) -> Refuse | None:
+        """The refusal if the entry is in a page that is known to be damaged, and still is: better
+        than a disconnection when the entry is due."""
+        if any(each.first <= number < each.end for each in self._broadcast.cold.checks.damaged):
+            try:
+                await self._read(self._stream.reader.cursor, number)
+            except NotFound:
+                pass  # it was truncated meanwhile
+            except DamagedFile as error:
+                if not self._broadcast.outdated():
+                    return await damage.refusal(self._broadcast, error, command)
+        return None
 
     async def range(self, query: RangeQuery) -> tuple[Cursor, Cursor] | Refuse:
         """Begin and end of the range in the stream as it is now, or the refusal. No other task runs
@@ -174,6 +198,18 @@ class QueryAnswers:
             await self._broadcast.settled()
 
     async def _answer_to(self, question: Question) -> bytes:
+        try:
+            return await self._found(question)
+        except DamagedFile as error:
+            if self._broadcast.outdated() or self._stream.epoch != self._epoch:
+                self._unread = True  # being changed: it is read again before it is sent
+                return b""
+            refusal = await damage.refusal(self._broadcast, error, question)
+            self._broadcast.counts.errors[kind_of(refusal.number)] += 1
+            return encode_refusal(refusal.number, refusal.why)
+
+    async def _found(self, question: Question) -> bytes:
+        """The answer to `question`. Raises what the stream raises."""
         if isinstance(question, HeaderQuery):
             return messages.OK + self._stream.header.pack()
         if isinstance(question, CapabilitiesQuery):
@@ -196,15 +232,9 @@ class QueryAnswers:
             if data is None:  # a long run
                 data = self._stream.reader.raw(frame.start, frame.size)
             return self.filters.begins_with(frame) + data
-        try:
-            if isinstance(question, EntryQuery):
-                return await self._entry(question.number)
-            return await self._first_event(question.key)
-        except DamagedFile:
-            if not self._broadcast.outdated() and self._stream.epoch == self._epoch:
-                raise
-            self._unread = True  # being changed: it is read again before it is sent
-            return b""
+        if isinstance(question, EntryQuery):
+            return await self._entry(question.number)
+        return await self._first_event(question.key)
 
     async def _entry(self, number: int) -> bytes:
         stream = self._stream

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from datastreamer.errors import DamagedPage, DatastreamerError
+from datastreamer.errors import DamagedFile, DamagedPage, DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.protocol import messages
@@ -35,9 +35,11 @@ from datastreamer.protocol.messages import (
 )
 from datastreamer.protocol.publishing import PublishQuery, encode_refusal
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
+from datastreamer.server import damage
 from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
+from datastreamer.server.command_labels import AUTHENTICATE, ENTRY, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
 from datastreamer.server.long_answers import LongAnswers
 from datastreamer.server.publish.lease import PublishLease
@@ -64,32 +66,6 @@ REFUSED: Final = "refused"
 CHANGED: Final = "changed"
 FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
-
-_ENTRY: Final = "entry"
-_KINDS: Final = {
-    EntryQuery: _ENTRY,
-    BookmarkQuery: "bookmark",
-    HeaderQuery: "header",
-    CapabilitiesQuery: "capabilities",
-    BatchQuery: "batch_read",
-    FilteredRead: "filtered_read",
-    FilteredStart: "filtered_start",
-    FilteredStartBookmark: "filtered_start_bookmark",
-    RangeQuery: "range_bookmark",
-    Start: "start",
-    CommitStart: "commit_start",
-    FollowStart: "follow_start",
-    HashQuery: "range_hash",
-    SumsQuery: "page_sums",
-    StartBookmark: "start_bookmark",
-    Stop: "stop",
-}
-PUBLISH: Final = "publish"
-AUTHENTICATE: Final = "authenticate"
-COMMANDS: Final = tuple(_KINDS.values())
-"""Labels under which commands are counted; also `PUBLISH` and `AUTHENTICATE` if the server accepts
-them."""
-
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
 _LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery, SumsQuery)
@@ -166,6 +142,8 @@ class Session:
         self._long_answers = LongAnswers(
             broadcast, self.answers, self.sender, self._read_ahead, self.protocol
         )
+        # Whether a client that streams knows a Result that it did not request.
+        self._explains = False
         self._finishing = False
         self._draining = False
         self._scope = trio.CancelScope()
@@ -249,18 +227,17 @@ class Session:
         at = self.sender.cursor.number if self.sender.streaming else None
         return {"peer": self.transport.peer, "reason": reason, "entry": at}
 
-    def _failed(self, error: Exception) -> None:
+    async def _failed(self, error: Exception) -> None:
         if isinstance(error, (trio.BrokenResourceError, trio.ClosedResourceError)):
             self.reason = self.reason or GONE
             _log.debug("%s: connection lost: %s", self.transport.peer, error)
             self._scope.cancel()
             return
+        if isinstance(error, DamagedFile):
+            error = await damage.noted(self._broadcast, error)
         known = isinstance(error, DatastreamerError)
-        level = logging.ERROR
-        if isinstance(error, DamagedPage):
-            # It is logged once, not for each of its clients.
-            level = logging.DEBUG
-            self._broadcast.cold.damaged(error)
+        # The damage of a page is logged once, not for each of its clients.
+        level = logging.DEBUG if isinstance(error, DamagedPage) else logging.ERROR
         self._counts.errors[type(error).__name__ if known else FAULT] += 1
         self.reason = self.reason or FAILED
         fields = {**self._end_fields(FAILED), "error": type(error).__name__}
@@ -286,7 +263,7 @@ class Session:
                 try:
                     await self._read_commands(nursery)
                 except Exception as error:  # noqa: BLE001 - other clients go on
-                    self._failed(error)
+                    await self._failed(error)
                 self._scope.cancel()
         self._nursery = None
 
@@ -321,7 +298,7 @@ class Session:
                 answered, event = answers.answer_entries(event, protocol.next_event, most)
                 asked += answered
                 self.taken += answered
-                self._counts.commands[_ENTRY] += answered
+                self._counts.commands[ENTRY] += answered
                 if event is None:
                     continue
             if asked < _QUESTIONS_A_TURN and not answers.full:
@@ -354,7 +331,7 @@ class Session:
             return True
         if isinstance(event, Authenticate):
             return await self._authenticate(event)
-        self._counts.commands[_KINDS[type(event)]] += 1
+        self._counts.commands[KINDS[type(event)]] += 1
         if isinstance(event, _QUESTIONS):
             await answers.answer(event)
         elif isinstance(event, _LONG_QUERIES):
@@ -392,6 +369,7 @@ class Session:
             change_reports=change_reports,
         )
         self.protocol.started()
+        self._explains = not isinstance(command, (Start, StartBookmark))
         self.answers.add(messages.OK)
         await self.answers.send()
         nursery.start_soon(self._send)
@@ -449,7 +427,23 @@ class Session:
         except ChangesForgotten:
             self.end(CHANGED, "more entries were changed than can be reported to this client")
         except Exception as error:  # noqa: BLE001 - other clients go on
-            self._failed(error)
+            try:
+                if not isinstance(error, DamagedFile) or not await self._explain(error):
+                    await self._failed(error)
+            except Exception as another:  # noqa: BLE001 - other clients go on
+                await self._failed(another)
+
+    async def _explain(self, error: DamagedFile) -> bool:
+        """The next entries are damaged: end the streaming with a Result that says so, and the
+        connection; False if the client may not understand it, or something is half sent."""
+        if not self._explains or not self.sender.between_packets:
+            return False
+        refusal = await damage.refusal(self._broadcast, error, "the next entries")
+        self._counts.errors[kind_of(refusal.number)] += 1
+        self.reason = self.reason or FAILED
+        await self._output.send(encode_refusal(refusal.number, refusal.why))
+        await self._end_beside_reader()
+        return True
 
     async def _refuse_or_end(self, event: Refuse | Drop | End) -> bool:
         """True if the connection ends with it."""

@@ -8,7 +8,14 @@ from __future__ import annotations
 import logging
 import os
 
-from datastreamer.errors import ConnectFailed, ConnectionLost, NoAnswer, PeerError, UsageError
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    EntriesDamaged,
+    NoAnswer,
+    PeerError,
+    UsageError,
+)
 from datastreamer.protocol.arguments import is_number
 
 
@@ -77,7 +84,10 @@ def host_silent(peer: str, seconds: float) -> NoAnswer:
 
 
 def say_lost(log: logging.Logger, peer: str, error: PeerError) -> None:
-    """Log a lost server once, not at each attempt."""
+    """Log a lost server, or one whose copy is damaged, once, not at each attempt."""
+    if isinstance(error, EntriesDamaged):
+        log.warning("%s, trying again: %s", peer, error)
+        return
     log.warning("lost the connection to %s, trying again: %s", peer, str(error).partition(";")[0])
 
 

@@ -94,6 +94,25 @@ async def test_it_continues_after_the_last_received_entry(
     ]
 
 
+async def test_after_a_connection_without_progress_the_next_entry_is_requested_alone() -> None:
+    """Not on the one after that: a server that does not know the request may end it there."""
+
+    class Old(Closing):
+        def answer(self, event: Any) -> bytes:
+            self.closed = isinstance(event, EntryQuery)
+            return b"" if self.closed else super().answer(event)
+
+    stubs = [*[Old(THOUSAND[:600], header_total=1000) for _ in range(4)], Stub(THOUSAND)]
+    async with client_behind(*[(stub, NONE) for stub in stubs]) as (client, _):
+        seen: list[Entry] = []
+        await seen_of(client.batches(stop=1000), seen)
+        assert seen == THOUSAND
+    begins = [HeaderQuery(), Start(344)]
+    asks = [HeaderQuery(), EntryQuery(600), Start(344)]
+    assert [stub.seen[:3] for stub in stubs[1:4]] == [begins, asks[:2], begins]
+    assert stubs[4].seen[:3] == asks
+
+
 async def test_without_resume_it_is_an_error() -> None:
     async with trio.open_nursery() as nursery:
         faulty = Faulty(nursery, [(Closing(THOUSAND[:6]), NONE), (Stub(THOUSAND), NONE)])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ConnectFailed, NoAnswer, PeerError
+from datastreamer.protocol.messages import encode_result
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
-from tests.network.stub import Stub, StubServer, handler, sample
+from tests.network.stub import Handler, Stub, StubServer, handler, sample
 from tests.ports import free_port
 from tests.storage.made import FIRST, make
 
@@ -45,6 +48,55 @@ def test_a_server_that_has_fewer_entries_than_it_says() -> None:
         with pytest.raises(NoAnswer):
             peer.header()
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (ServerPeer.header, "the header"),
+        (ServerPeer.stream_id, "the stream's id"),
+        (lambda peer: peer.page_sums(1), "the checksums"),
+        (lambda peer: peer.entries(10, 12, 1000), "entries 10 to 11"),
+    ],
+)
+def test_a_server_that_sends_a_byte_now_and_then(
+    ask: Callable[[ServerPeer], object], what: str
+) -> None:
+    """Each byte ends a wait for an answer, but does not extend the time for it."""
+    with (
+        StubServer(trickling(Stub(sample(50)))) as server,
+        ServerPeer(Upstream("127.0.0.1", server.port), answer_within=0.3) as peer,
+        pytest.raises(NoAnswer, match=rf"{server.port}: {what} did not arrive in 0\.3 s"),
+    ):
+        ask(peer)
+
+
+def test_an_answer_to_a_token_that_comes_byte_by_byte() -> None:
+    def handle(connection: socket.socket) -> None:
+        connection.recv(1000)
+        slowly(connection, encode_result(9))
+
+    with (
+        StubServer(handle) as server,
+        pytest.raises(NoAnswer, match=r"no answer from 127\.0\.0\.1:\d+ within 0\.3 s"),
+    ):
+        BlockingClient("127.0.0.1", server.port, timeout=0.3, token="one")
+
+
+def trickling(stub: Stub) -> Handler:
+    """Serves one connection, a byte of the answers at a time."""
+
+    def handle(connection: socket.socket) -> None:
+        while True:
+            slowly(connection, stub.receive(connection.recv(65536)))
+
+    return handle
+
+
+def slowly(connection: socket.socket, answer: bytes) -> None:
+    for at in range(len(answer)):
+        time.sleep(0.05)
+        connection.sendall(answer[at : at + 1])
 
 
 def test_a_server_that_is_gone_is_asked_once() -> None:

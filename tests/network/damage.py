@@ -28,11 +28,17 @@ def written(path: Path) -> None:
         append(made, *entries)
 
 
-def flip(path: Path, page: int, at: int = 5_000) -> None:
-    """Change a bit of a page, at byte `at` in it, on the disk."""
+def flip(
+    path: Path, page: int, at: int = 5_000, *, only_page: bool = False, in_memory: bool = False
+) -> None:
+    """Change a bit of a page, at byte `at` in it, on the disk. Evicts the file, or `only_page`;
+    with `in_memory` nothing, so that readers find the bit changed in the page cache."""
     with path.open("r+b", buffering=0) as file:
         file.seek(FIRST + page * PAGE + at)
         old = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([old[0] ^ 4]))
-    evict(path)
+    if only_page:
+        evict(path, FIRST + page * PAGE, PAGE)
+    elif not in_memory:
+        evict(path)

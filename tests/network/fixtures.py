@@ -6,7 +6,7 @@ import functools
 import gc
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,12 @@ import trio
 import trio.testing
 
 from datastreamer.consumer.trio_reassembly import reassemble
+from datastreamer.format import (
+    PACKET_RESULT,
+    RESULT_DAMAGED,
+    RESULT_HEAD_SIZE,
+    RESULT_HEAD_STRUCT,
+)
 from datastreamer.server.limits import Limits
 from datastreamer.server.server import Server
 from datastreamer.storage.maintain.heal import Peer as HealingPeer
@@ -191,6 +197,22 @@ async def lost(peer: Peer) -> bytes:
             got += more
     except trio.BrokenResourceError:
         pass
+    return bytes(got)
+
+
+async def turned_away(peer: Peer) -> bytes:
+    """What the peer gets until a Result says that the next entries are damaged, or until the server
+    ends the connection."""
+    got = bytearray()
+    with suppress(trio.BrokenResourceError):
+        while more := await peer.more():
+            got += more
+            result = got.find(b"Damaged: at byte ") - RESULT_HEAD_SIZE
+            if result >= 0:
+                packet, length, number = RESULT_HEAD_STRUCT.unpack_from(got, result)
+                assert (packet, number) == (PACKET_RESULT, RESULT_DAMAGED)
+                if result + length == len(got):
+                    return bytes(got[:result])
     return bytes(got)
 
 

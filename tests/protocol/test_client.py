@@ -235,6 +235,18 @@ def test_results_between_entries(cut: Cut) -> None:
     assert not connection.streaming
 
 
+@cuts
+def test_damage_of_the_next_entries_ends_the_streaming(cut: Cut) -> None:
+    damaged = encode_result(27, "Damaged: at byte 4096")
+    connection = streaming(3)
+    *batches, end = fed(connection, cut(packed(3, 4) + damaged))
+    assert batches == entries(3, 4)
+    assert end == ResultReceived(Start(3), 27, "Damaged: at byte 4096")
+    assert not connection.streaming
+    assert "nothing was asked" in violation(connection, cut(damaged))
+    assert "nothing was asked" in violation(streaming(), cut(encode_result(3)))
+
+
 def test_a_refused_command_leaves_the_streaming() -> None:
     connection = asked(Start(0), HeaderQuery(), Stop())
     sent = OK + packed(0) + encode_result(1) + packed(1, 2) + OK

@@ -242,7 +242,7 @@ async def test_a_path_that_is_cut_and_nobody_says_so(stream: DataStream, token_f
     assert contents(stream) == [(3, b"x")]
 
 
-# What a publisher is told.
+# What a publisher reads.
 
 
 class Muting:

@@ -21,8 +21,8 @@ from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
-from tests.network.damage import A_PAGE, PAGES, evict, flip, written
-from tests.network.fixtures import Rig, append, lost, over_loopback
+from tests.network.damage import A_PAGE, PAGES, SIZE, evict, flip, written
+from tests.network.fixtures import Rig, append, over_loopback, turned_away
 from tests.network.model import OK, Model
 from tests.ports import free_port
 
@@ -116,6 +116,25 @@ async def test_a_page_that_a_client_meets(
     assert str(kept) in line
 
 
+async def test_a_verified_page_that_changes_in_memory(
+    path: Path, whole: Path, peer: ServerPeer, attempts: Attempts
+) -> None:
+    """A client that meets an entry which cannot be read has it restored."""
+    with DataStream.open(path, verify="never") as stream:
+        async with over_loopback(stream, heal_from=[peer]) as rig, rig.client() as client:
+            content = Model(whole.read_bytes())
+            await client.ask(wire.start(0), OK + content.packed())
+            # The length of an entry.
+            flip(path, BAD, at=30 * (SIZE + 17) + 2, in_memory=True)
+            async with rig.client() as meets:
+                await meets.send(wire.entry(FIRST_BAD + 40))
+                assert await turned_away(meets) == b""
+            await attempts.heal(rig, 1)
+            async with rig.client() as again:
+                await again.ask(wire.start(0), OK + content.packed())
+    assert verify(path).ok
+
+
 async def test_what_the_scrub_finds(path: Path, peer: ServerPeer, attempts: Attempts) -> None:
     for page in (1, 4, 7):
         flip(path, page)
@@ -144,7 +163,7 @@ async def test_no_server_has_the_page(
             async with over_loopback(stream, heal_from=peers) as rig:
                 async with rig.client() as meets:
                     await meets.send(wire.entry(FIRST_BAD))
-                    assert await lost(meets) == b""
+                    assert await turned_away(meets) == b""
                 await attempts.until(lambda: attempts.over >= 3)
                 lines = [
                     each.getMessage()
@@ -181,7 +200,7 @@ async def test_a_page_that_is_whole_again(path: Path, peer: ServerPeer, attempts
             peer.header = slow  # type: ignore[method-assign,assignment]
             async with rig.client() as meets:
                 await meets.send(wire.entry(FIRST_BAD))
-                assert await lost(meets) == b""
+                assert await turned_away(meets) == b""
             await attempts.until(lambda: attempts.over >= 1)
             peer.header = answers  # type: ignore[method-assign]
             rig.server._healer.wake()
@@ -200,7 +219,7 @@ async def test_the_end_does_not_wait_for_a_silent_server(path: Path, whole: Path
             async with over_loopback(stream, heal_from=[peer]) as rig:
                 async with rig.client() as meets:
                     await meets.send(wire.entry(FIRST_BAD))
-                    assert await lost(meets) == b""
+                    assert await turned_away(meets) == b""
                 connection, _ = await silent.accept()
                 with connection, trio.fail_after(2):
                     assert await rig.server.finish()

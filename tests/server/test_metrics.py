@@ -549,7 +549,7 @@ async def test_a_full_endpoint_closes_the_oldest() -> None:
 
 
 async def attack(port: int, rate: float) -> None:
-    """So many connections a second, for ever: idle ones, slow ones, and some that do not read
+    """Make `rate` connections a second, for ever: idle ones, slow ones, and some that do not read
     their answers."""
     async with trio.open_nursery() as nursery:
         for at in itertools.count():

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
-from tests.network.fixtures import Peer, append, in_memory
+from tests.network.fixtures import Peer, append, in_memory, turned_away
 from tests.network.model import BOOKMARK, OK, Conversation, Model, packets, result
 from tests.network.stream_transport import StreamTransport
 
@@ -361,7 +361,8 @@ async def test_what_is_no_socket_catches_up_in_runs_too(
 async def test_a_page_whose_damage_a_client_meets(
     long_stream: DataStream, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    """It ends there, with one line in the log; a client past that place continues."""
+    """It ends there, with one line in the log; a client past that place continues. The entries
+    before the damage are sent to further clients, too."""
     model = modelled(long_stream)
     place = long_stream.reader.cursor(8).offset
     with open(long_stream.path, "r+b") as file:
@@ -371,20 +372,19 @@ async def test_a_page_whose_damage_a_client_meets(
         await behind.ask(wire.start(20), OK + model.packed(20))
         for _ in range(2):
             async with rig.client() as peer:
-                caplog.clear()
                 await peer.send(wire.start(0))
                 assert await peer.rest() == OK + model.packed(0, 8)
-                errors = [r for r in caplog.records if r.levelno >= logging.WARNING]
-                assert [r.levelname for r in errors] == ["ERROR"]
-                assert f"at byte {place}" in errors[0].getMessage()
-                assert "\n" not in errors[0].getMessage()
+        errors = [r for r in caplog.records if r.levelno >= logging.WARNING]
+        assert [r.levelname for r in errors] == ["ERROR"]
+        assert "page 0 (entries 0 to 8): the entries do not match" in errors[0].getMessage()
+        assert "\n" not in errors[0].getMessage()
+        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [0]
         talk = Conversation(model)
         talk.streaming, talk.sent = True, 24
         await behind.expect(commit(long_stream, talk, (1, b"unconcerned")))
         async with rig.client() as asker:
             await asker.send(wire.entry(8))
-            assert await asker.rest() == b""
-        async with rig.client() as asker:
+            assert await turned_away(asker) == b""
             await asker.ask(wire.entry(20), talk_of(model, wire.entry(20)))
 
 

@@ -242,28 +242,30 @@ def size_of(path: Path) -> int:
     return size
 
 
-def evict(path: Path) -> None:
-    """Remove the file from the page cache; skips the test if the system keeps it there."""
+def evict(path: Path, start: int = 0, count: int = 0) -> None:
+    """Remove the file, or `count` bytes of it, from the page cache; skips the test if the system
+    keeps them there."""
     with path.open("rb", buffering=0) as file:
         os.fsync(file.fileno())
         for _ in range(_TRIES):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if not _resident(file.fileno()):
+            os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
+            if not _resident(file.fileno(), start, count):
                 return
             # Other processors may hold pages for a moment.
             time.sleep(0.01)
     pytest.skip("this file system keeps pages in memory, or cannot say")
 
 
-def _resident(fd: int) -> int:
+def _resident(fd: int, start: int, count: int) -> int:
     """The number of blocks in the page cache, found without a read, which would fill it."""
     with mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE) as mapped:
         blocks = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
-        address = ctypes.addressof(start := ctypes.c_char.from_buffer(mapped))
+        address = ctypes.addressof(begin := ctypes.c_char.from_buffer(mapped))
         libc = ctypes.CDLL(None, use_errno=True)
         failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), blocks)
-        del start
-        return len(blocks) if failed else sum(block & 1 for block in blocks)
+        del begin
+        first, stop = start // mmap.PAGESIZE, (start + count) // mmap.PAGESIZE or None
+        return len(blocks) if failed else sum(block & 1 for block in blocks[first:stop])
 
 
 # A disk that fails on demand.

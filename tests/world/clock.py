@@ -45,7 +45,7 @@ _SLOW_SYNC_SECONDS = 0.6
 _POLL_SECONDS = 0.5
 _INDEX_SECONDS = 2.0
 
-# So many steps of tasks at one time are a loop without end.
+# More steps of tasks than this at one time are a loop without end.
 _MOST_STEPS = 100_000
 
 nursery_here: ContextVar[trio.Nursery] = ContextVar("nursery_here")

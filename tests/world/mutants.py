@@ -65,7 +65,7 @@ class Mutant:
     largest: int = 60
     clients: int = 5
     pace: float = 3.0
-    """At most so many seconds are between two events."""
+    """Maximum number of seconds between two events."""
     seed: int = 0
     """Of a plan that finds it."""
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from datastreamer.errors import DamagedFile, NotFound, StreamFileError
-from datastreamer.format import page_of, page_start
+from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.page_cache import ColdReads, pages_between
@@ -42,8 +42,18 @@ COPIED_TAIL = 4 << 20
 are sent with sendfile, which queues references to the file's pages, so that a later update of these
 would reach the client."""
 
-
 T = TypeVar("T")
+A = TypeVar("A")
+
+
+class Placed(Protocol):
+    """Something read from the file, up to a file offset."""
+
+    @property
+    def offset(self) -> int: ...
+
+
+R = TypeVar("R", bound=Placed)
 
 
 class Changed(Exception):
@@ -306,19 +316,40 @@ class Broadcast:
     ) -> T:
         """`call(number)`, in a thread if entry `number` may not be resident; it reads this entry,
         or all up to entry `last(result)`. Raises `DamagedPage`, and what `call` raises."""
-        if number >= self.stream.reader.head.entries or self.is_resident(number):
+        if number >= self.stream.reader.head.entries:
+            return call(number)
+        if self.is_resident(number):
+            found = call(number)
+            if last is None or self.is_resident(last(found)):
+                return found
+
+        def read(number: int) -> T:
+            # Now: after the read it is resident.
+            start = page_start(self.stream.reader.page_holding(number))
+            self.cold.is_warm_range(start, PAGE_SIZE, self.stream.reader.head.length)
             return call(number)
 
         def pages(found: T) -> range:
             return self.pages_of(number, number if last is None else last(found))
 
-        return await self.cold.run_verified(call, number, pages)
+        return await self.cold.run_verified(read, number, pages)
+
+    async def read_from(self, call: Callable[[A], R], what: A, start: int, count: int) -> R:
+        """`call(what)`, which reads the file from `start` to the result's `offset`, probably
+        `count` bytes; in a thread if they may not be resident. Raises `DamagedPage`, and what
+        `call` raises."""
+        cold, length = self.cold, self.stream.reader.head.length
+        if cold.is_warm_range(start, count, length):
+            found = call(what)
+            if cold.is_warm_range(start, found.offset - start, length):
+                return found
+        self.counts.cold_reads += 1
+        return await cold.run_verified(call, what, lambda it: pages_between(start, it.offset))
 
     def pages_of(self, first: int, last: int) -> range:
-        """The pages of these entries, which were just looked up, and those between them."""
-        page_with = self.stream.reader.page_with
-        found = [page_of(place[0]) for place in map(page_with, (first, last)) if place is not None]
-        return range(min(found), max(found) + 1) if found else range(0)
+        """The pages of these entries, and those between them."""
+        holding = self.stream.reader.page_holding
+        return range(holding(first), holding(last) + 1)
 
     async def settled(self) -> None:
         """Return when no change is in progress."""

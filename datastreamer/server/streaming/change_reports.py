@@ -13,7 +13,7 @@ from contextlib import suppress
 import trio
 
 from datastreamer.errors import DamagedFile, UnknownEntry
-from datastreamer.format import MAX_HASH_BYTES, MAX_SUMS_PAGES
+from datastreamer.format import MAX_HASH_BYTES, MAX_SUMS_PAGES, PAGE_SIZE
 from datastreamer.protocol.following import (
     NO_SUM,
     FollowBegun,
@@ -97,8 +97,8 @@ class ChangeReports:
 
     def _pages(self, changes: Sequence[Change]) -> set[int]:
         """The pages of updated entries whose reports were just read."""
-        pages_of = self._broadcast.pages_of
-        starts = [change.start for change in changes if change.stop is not None]
+        pages_of, total = self._broadcast.pages_of, self._stream.reader.head.entries
+        starts = [change.start for change in changes if change.stop and change.start < total]
         return {page for start in starts for page in pages_of(start, start)}
 
     def _reports(self, changes: Sequence[Change]) -> tuple[bytes, int]:
@@ -126,10 +126,12 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
     stream: DataStream = broadcast.stream
 
     def hashed(first: int, end: int, most: int) -> tuple[int, bytes]:
-        reader = stream.reader
+        reader, cold = stream.reader, broadcast.cold
+        start = reader.cursor(first).offset
+        # Before they are read: no other client is sent what comes from the disk.
+        cold.is_warm_range(start, most + PAGE_SIZE, reader.head.length)
         upto, digest = hash_range(reader, first, end, most)
-        start, stop = reader.cursor(first).offset, reader.cursor(upto).offset
-        broadcast.cold.checks.verify_all(pages_between(start, stop))
+        cold.checks.verify_all(pages_between(start, reader.cursor(upto).offset))
         return upto, digest
 
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)

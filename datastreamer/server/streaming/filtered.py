@@ -13,16 +13,16 @@ from typing import NamedTuple
 import trio
 
 from datastreamer._filtered import Choice
+from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
-from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
-from datastreamer.storage.read.type_scan import SLICE_BYTES, Matches, Wanted
+from datastreamer.storage.read.type_scan import SLICE_BYTES, Wanted
 
 # Bytes of the file scanned for one request, and for one frame of a stream.
 _READ_SCAN = 16 << 20
@@ -69,17 +69,12 @@ async def _look(
     the stream raises; no other task runs between the last look at the stream and the return."""
     place, entries, size, scanned = begin, 0, 0, 0
     parts: list[bytes] = []
-    cold, length = broadcast.cold, broadcast.stream.reader.head.length
     with broadcast.unchanged():
         while True:
             wanted = Wanted(
                 *place, stop, choice, most_entries - entries, most_bytes - size, not entries
             )
-            if cold.is_warm_range(place.offset, SLICE_BYTES, length):
-                found = reader.matches(wanted)
-            else:
-                broadcast.counts.cold_reads += 1
-                found = await _look_cold(broadcast, reader, wanted)
+            found = await broadcast.read_from(reader.matches, wanted, place.offset, SLICE_BYTES)
             if broadcast.outdated():
                 raise Changed
             broadcast.counts.filter_scanned += found.scanned
@@ -97,15 +92,24 @@ async def _look(
     return Frame(first, begin, place, entries, size, data, 0)
 
 
-async def _look_cold(broadcast: Broadcast, reader: Reader, wanted: Wanted) -> Matches:
-    """The next matches, from pages that may have to be read from the disk."""
-    start = wanted.offset
-    return await broadcast.cold.run_verified(
-        reader.matches,
-        wanted,
-        lambda found: pages_between(start, found.offset),
-        pages_between(start, start + SLICE_BYTES),
-    )
+async def _look_up_to_damage(
+    broadcast: Broadcast,
+    reader: Reader,
+    choice: Choice,
+    first: int,
+    begin: Cursor,
+    stop: int,
+    **limits: int,
+) -> Frame:
+    """As `_look`; the frame ends before a damaged page, unless it would begin in one."""
+    while True:
+        try:
+            return await _look(broadcast, reader, choice, first, begin, stop, **limits)
+        except DamagedPage as error:
+            if not begin.number < error.first < stop:
+                raise
+            broadcast.cold.damaged(error)
+            stop = error.first
 
 
 class FilteredReads:
@@ -149,7 +153,7 @@ class FilteredReads:
         if stop <= begin.number:
             return Frame(number, begin, begin, 0, 0, b"", 0)
         changes = reader.changes
-        frame = await _look(
+        frame = await _look_up_to_damage(
             self._broadcast,
             reader,
             Choice(query.types),
@@ -226,7 +230,7 @@ class FilteredSending:
         known: Frame | None = broadcast.found.get(what)
         if known is not None:
             return known._replace(first=first)
-        frame = await _look(
+        frame = await _look_up_to_damage(
             broadcast,
             broadcast.view,
             self._choice,

@@ -19,12 +19,10 @@ from datastreamer.errors import DamagedPage
 from datastreamer.format import PAGE_SIZE, page_of, page_start
 from datastreamer.server.streaming.page_checks import PageChecks
 
-# One byte in this many is probed: less than the kernel's read-ahead.
+# One byte in this many is probed.
 _PROBE_STEP = 64 * 1024
 # Read ahead beyond the requested bytes, so that the next span is resident in time.
 _AHEAD = 2 << 20
-# The system may read this much further ahead by itself.
-_SYSTEM_AHEAD = 8 << 20
 _PIECE = 256 * 1024
 # Concurrent disk reads for all clients of a server.
 _THREADS = 8
@@ -75,10 +73,13 @@ class ColdReads:
 
     def is_warm(self, start: int, count: int) -> bool:
         """As `resident`, for bytes from `start` on in its page; remembers a positive answer in
-        `warm`. False if the page is to be compared first."""
+        `warm`. False if the page is to be compared first, as one that is not resident is."""
         if start in self.warm:
             return True
-        if self.checks.doubted(page_of(start)) or not self.resident(start, count):
+        page, resident = page_of(start), self.resident(start, count)
+        if not resident:
+            self.checks.doubt([page])
+        if not resident or self.checks.doubted(page):
             return False
         self.warm.add(start)
         return True
@@ -86,9 +87,10 @@ class ColdReads:
     def is_warm_range(self, start: int, count: int, length: int) -> bool:
         """As `is_warm`, for the pages with `count` bytes from `start`, in a file of `length`
         bytes."""
-        last = min(start + count, length) - 1
-        pages = [page_start(page) for page in range(page_of(start), page_of(last) + 1)]
-        return all(self.is_warm(page, min(PAGE_SIZE, length - page)) for page in pages)
+        pages = map(page_start, pages_between(start, min(start + count, length)))
+        # Each of them is examined, so that all that are not resident are compared.
+        warm = [self.is_warm(page, min(PAGE_SIZE, length - page)) for page in pages]
+        return all(warm)
 
     def look_again(self, now: float) -> None:
         """Forget `warm` once a second: pages may have been evicted. `now` is the loop's time."""
@@ -96,29 +98,39 @@ class ColdReads:
             self._warm_until = now + _WARM_SECONDS
             self.warm.clear()
 
-    def doubt(self, pages: range) -> None:
+    def doubt(self, pages: Iterable[int]) -> None:
+        """These pages may be resident after a read: before their bytes are sent, compare those that
+        are not resident now, and those that were never compared."""
+        checks, resident = self.checks, self.resident
+        self._compare_first(
+            [
+                page
+                for page in pages
+                if not (checks.verified(page) and resident(page_start(page), PAGE_SIZE))
+            ]
+        )
+
+    def _compare_first(self, pages: list[int]) -> None:
         """Compare these pages before their bytes are sent, resident or not."""
         self.checks.doubt(pages)
-        if len(pages) < len(self.warm):
-            self.warm.difference_update(map(page_start, pages))
-        else:
-            self.warm.difference_update([at for at in list(self.warm) if page_of(at) in pages])
+        self.warm.difference_update(map(page_start, pages))
 
     def damaged(self, error: DamagedPage) -> bool:
         """A page was found damaged: compare it before its bytes are sent. False if that was known
         already."""
-        self.doubt(range(error.page, error.page + 1))
+        self._compare_first([error.page])
         return self.checks.found(error)
 
     async def read(self, start: int, count: int) -> None:
-        """Read `count` bytes from `start` in a thread, compare the page of `start`, and begin to
-        read the bytes after them. Raises `DamagedPage`.
+        """Read `count` bytes from `start`, which are not resident or in a doubted page, in a
+        thread, compare their page, and begin to read the bytes after them. Raises `DamagedPage`.
 
         If cancelled, it returns when the thread is done; the descriptor may be closed then.
         """
-        number, stop = page_of(start), start + count + _AHEAD + _SYSTEM_AHEAD
+        number, stop = page_of(start), start + count + _AHEAD
+        self._compare_first([number])
         # What is read ahead will be resident, and compared by the client that comes to it.
-        self.doubt(range(number, page_of(stop)))
+        self.doubt(range(number + 1, page_of(stop) + 1))
         self.reads += 1
 
         def read() -> None:
@@ -137,15 +149,21 @@ class ColdReads:
         call: Callable[[A], T],
         what: A,
         pages: Callable[[T], Iterable[int]],
-        doubt: range = range(0),
     ) -> T:
-        """As `run`; then compares `pages(result)`, the pages that the result was read from. The
-        pages `doubt` may be read. Raises `DamagedPage`, and what `call` raises."""
-        self.doubt(doubt)
+        """As `run`; then compares `pages(result)`, the pages that the result was read from, except
+        those that are verified and `warm`. Raises `DamagedPage`, and what `call` raises."""
 
         def verified(what: A) -> T:
             found = call(what)
-            self.checks.compare(pages(found))
+            checks, warm = self.checks, self.warm
+            # A page that was verified before may come from the disk again.
+            read = [
+                page
+                for page in pages(found)
+                if not (checks.verified(page) and page_start(page) in warm)
+            ]
+            checks.doubt(read)
+            checks.compare(read)
             return found
 
         return await self.run(verified, what)

@@ -15,7 +15,7 @@ from typing import Final
 
 from datastreamer.errors import DamagedPage
 from datastreamer.format import PAGE_SIZE, page_start
-from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.disk.file_ops import Readable, read_ahead
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.storage.sums.verifier import PageVerifier
@@ -23,7 +23,8 @@ from datastreamer.storage.sums.verifier import PageVerifier
 _log = logging.getLogger(__name__)
 
 # Nothing is known: its bytes are sent if they are resident. Doubted: it is compared before its
-# bytes are sent, resident or not. Verified: it matched its checksum since entries were changed.
+# bytes are sent, resident or not. Verified: it matched its checksum since entries were changed, and
+# since it was last found not to be resident.
 _UNKNOWN: Final = 0
 _DOUBTED: Final = 1
 _VERIFIED: Final = 2
@@ -35,11 +36,14 @@ class PageChecks:
     `on_damage`, which belong to the event loop."""
 
     def __init__(self, file: StreamFile | None = None) -> None:
-        """Without a file, or without its path, no page is ever doubted."""
+        """Without a file, or without its path, no page is ever doubted. The system reads nothing
+        of the file ahead by itself from now on."""
         self.file = file
         self.on_damage: Callable[[], object] | None = None
         """Called when a page is found damaged that was not known to be."""
         self._verifier: PageVerifier | None = None if file is None else file.new_verifier()
+        if file is not None and self._verifier is not None:
+            read_ahead(file.file, False)
         self._states = bytearray()
         self._guard = threading.Lock()
         # The number of calls of `forget`.
@@ -68,21 +72,25 @@ class PageChecks:
         states = self._states
         return page < len(states) and states[page] == _DOUBTED
 
-    def doubt(self, pages: range) -> None:
-        """These pages are about to be read from the disk: others must not send them unverified."""
-        stop = min(pages.stop, self.whole)
-        if self._verifier is None or stop <= pages.start:
+    def verified(self, page: int) -> bool:
+        """Whether the page matched its checksum, and needs no comparison if it is resident."""
+        return self._state(page) == _VERIFIED
+
+    def doubt(self, pages: Iterable[int]) -> None:
+        """Compare these pages, verified or not, before their bytes are sent."""
+        whole = self.whole
+        if self._verifier is None:
             return
         with self._guard:
-            self._extend(stop)
-            states = self._states[pages.start : stop]
-            doubted = states.replace(bytes([_UNKNOWN]), bytes([_DOUBTED]))
-            self._states[pages.start : stop] = doubted
+            for page in pages:
+                if page < whole:
+                    self._extend(page + 1)
+                    self._states[page] = _DOUBTED
 
     def compare(self, pages: Iterable[int]) -> None:
-        """Compare the pages that were not verified yet. Reads the file. Raises `DamagedPage`."""
+        """Compare the pages that are not verified. Reads the file. Raises `DamagedPage`."""
         for page in pages:
-            if self._verifier is not None and self._state(page) != _VERIFIED:
+            if self._verifier is not None and not self.verified(page):
                 # A client that is sent the page meets other errors of the disk itself.
                 with contextlib.suppress(OSError):
                     self.verify(page)
@@ -111,6 +119,19 @@ class PageChecks:
             if known:
                 self._damaged.pop(page, None)
         return known
+
+    def examine(self, page: int) -> DamagedPage | None:
+        """How this page, or the next, differs from its checksum; an entry in one that cannot be
+        read may show damage in the other. Their clients are sent what they were sent before."""
+        if self._verifier is not None:
+            for each in (page, page + 1):
+                try:
+                    self._verifier.verify(each)
+                except DamagedPage as error:
+                    return error
+                except OSError:
+                    return None
+        return None
 
     def verify_all(self, pages: Iterable[int]) -> None:
         """Compare these pages, also those that were verified before. Raises `DamagedPage` and
@@ -146,7 +167,7 @@ class PageChecks:
         self._damaged[error.page] = error
         if known is not None:
             return False
-        _log.error("%s; clients that are due its entries are disconnected", error)
+        _log.error("%s; clients that are due its entries are refused or disconnected", error)
         if self.on_damage is not None:
             self.on_damage()
         return True

@@ -63,7 +63,7 @@ class Sender:
         self._broadcast = broadcast
         self._stream = broadcast.stream
         self._zero_copy = ZeroCopySends(transport)
-        # The last file offset from which pages were read before they were sent.
+        # The file offset from which pages were just read before they are sent.
         self._warm = -1
         self._results_sent = trio.Event()
         self._ending = False
@@ -239,10 +239,8 @@ class Sender:
         """The place of an entry. Its page may be resident afterwards because it was read here."""
         view, cold = self._broadcast.view, self._broadcast.cold
         if number < view.head.entries:
-            page = view.page_holding(number)
-            start = page_start(page)
-            if not cold.resident(start, min(PAGE_SIZE, view.head.length - start)):
-                cold.doubt(range(page, page + 1))
+            start = page_start(view.page_holding(number))
+            cold.is_warm(start, min(PAGE_SIZE, view.head.length - start))
         return view.cursor(number)
 
     def _move(self, cursor: Cursor) -> None:
@@ -265,6 +263,11 @@ class Sender:
     def half_sent(self) -> bool:
         """Whether a part of an entry, or of a span of entries, has been sent."""
         return self.at > self.cursor.offset or self._frame_end is not None
+
+    @property
+    def between_packets(self) -> bool:
+        """Whether no packet is half sent."""
+        return not self.half_sent and not self._bounds.unannounced
 
     @property
     def _frame_end(self) -> Cursor | None:
@@ -439,6 +442,7 @@ class Sender:
         doubted = cold.checks.doubted(number)
         # If memory is so short that the pages were evicted again, they are sent anyway.
         if start == self._warm and not doubted:
+            self._warm = -1  # not after a wait for a client that reads nothing
             return False
         resident = cold.resident(start, count)
         if resident and not doubted:
@@ -464,7 +468,7 @@ class Sender:
             return False  # it was examined before the entry was begun
         if not cold.checks.can_differ(number):
             return False
-        cold.doubt(range(number, number + 1))
+        cold.doubt([number])
         self.cursor = Cursor(start, self.cursor.number)
         self.at = start
         return True

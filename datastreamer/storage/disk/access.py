@@ -21,6 +21,7 @@ from datastreamer.errors import UntrustedFile
 
 _LINUX = sys.platform.startswith("linux")
 _LINK = "is a symbolic link, which is not followed here"
+_IRREGULAR = "is not a regular file"
 _ACL = "system.posix_acl_access"
 _DEFAULT_ACL = "system.posix_acl_default"
 _ACL_OWNER = 1
@@ -127,12 +128,14 @@ def open_file(path: str, access: Access, *, write: bool) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UntrustedFile(path, _LINK) from None
+        if error.errno in (errno.EISDIR, errno.ENXIO):  # a folder, a socket
+            raise UntrustedFile(path, _IRREGULAR) from None
         raise
     try:
         found = os.fstat(fd)
         why = access.distrusts(found)
         if not why and not stat.S_ISREG(found.st_mode):
-            why = "is not a regular file"
+            why = _IRREGULAR
         if why:
             raise UntrustedFile(path, why)
     except BaseException:

@@ -59,7 +59,8 @@ def lost_entries(reader: Reader) -> Iterator[tuple[int, int]]:
 
 
 def _after_damage(reader: Reader, cursor: Cursor) -> Cursor:
-    """The next entry that is found by its number: in a page of another place, none is."""
+    """The next entry that a search for its number finds: no search finds an entry in a page that is
+    at the place of another page."""
     for place in _later_pages(reader, cursor, lambda: None):
         with contextlib.suppress(DamagedEntry):
             if reader.cursor(place.number) == place:

@@ -23,6 +23,7 @@ from datastreamer.storage.sums.sidecar import (
     PageSum,
     SumsFile,
     SumsHeader,
+    discard,
     identity_of,
 )
 
@@ -132,9 +133,8 @@ class SumsKeeper:
         self._surely(lambda: adopt(found))
 
     def discard(self) -> None:
-        """Remove the sidecar, durably. Raises `OSError`."""
-        if self._disk.exists(self._path):
-            self._disk.unlink(self._path)
+        """Remove the sidecar as `sidecar.discard` does. Raises `OSError`."""
+        discard(self._disk, self._path, self._stream.access())
 
     def _is_ours(self, found: SumsHeader, recorded: int) -> bool:
         same = (found.stream_id, found.file_id) == self._header[:2]

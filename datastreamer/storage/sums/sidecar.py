@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from datastreamer.errors import UntrustedFile
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Disk, File, Readable
 from datastreamer.storage.header.records import NO_ID
@@ -181,3 +182,20 @@ class SumsFile(StoredSums):
         size = RECORDS_OFFSET + pages * RECORD_SIZE
         if self.file.size() > size:
             self.file.resize(size)
+
+
+def discard(disk: Disk, path: str, beside: Access) -> None:
+    """Remove the sidecar at `path`, durably; what is no file that is used there, such as a folder
+    or another user's file, stays. Raises `OSError`, which names it."""
+    try:
+        with contextlib.suppress(OSError):  # it may be possible to remove it nevertheless
+            found = SumsFile.open(disk, path, beside)
+            if found is None:
+                return
+            found.close()
+        disk.unlink(path)
+    except UntrustedFile:
+        pass
+    except OSError as error:
+        why = f"{path} can be neither written nor removed ({error.strerror or error})"
+        raise OSError(error.errno, why) from error

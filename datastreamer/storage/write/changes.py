@@ -45,7 +45,7 @@ from datastreamer.storage.read.file import cannot_undo
 from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import SealedTail, last_page
 from datastreamer.storage.sums.sidecar import SUFFIX as SUMS_SUFFIX
-from datastreamer.storage.sums.sidecar import PageSum, SumsFile
+from datastreamer.storage.sums.sidecar import PageSum, SumsFile, discard
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
@@ -420,11 +420,17 @@ def _differing(old: bytes, entries: bytes) -> int:
 
 
 def _forget_sums(disk: Disk, path: str, file: File, undo: Undo) -> None:
-    """The checksum of the page may be that of the bytes that are about to be overwritten."""
-    with contextlib.suppress(UntrustedFile), _opened_sums(disk, path, file) as sums:
-        if sums is not None:
-            sums.forget(page_of(undo.offset), undo.stream_id)
-            sums.file.sync()
+    """The checksum of the page may be that of the bytes that are about to be overwritten. Raises
+    `OSError`."""
+    try:
+        with _opened_sums(disk, path, file) as sums:
+            if sums is not None:
+                sums.forget(page_of(undo.offset), undo.stream_id)
+                sums.file.sync()
+    except UntrustedFile:
+        pass  # no reader uses it
+    except OSError:
+        discard(disk, path + SUMS_SUFFIX, file.access())
 
 
 @contextlib.contextmanager

@@ -125,6 +125,15 @@ async def test_a_follower_of_the_file_reports_the_same(path: Path) -> None:
             await peer.ask(follow(stream, 40, 21), OK + begun(stream, 21) + report)
 
 
+async def test_an_updated_entry_that_was_truncated_later(stream: DataStream) -> None:
+    commit(stream, 40)
+    update(stream, 39, 1)
+    report = truncate(stream, 30)
+    async with in_memory(stream) as rig, rig.client() as peer:
+        await peer.ask(follow(stream, 30, 0), OK + begun(stream, 0) + report)
+        await peer.expect(update(stream, 29, 2))
+
+
 async def test_a_file_from_elsewhere_reports_nothing(stream: DataStream) -> None:
     commit(stream, 4)
     with contextlib.suppress(AttributeError):

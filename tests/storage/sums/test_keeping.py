@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,19 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import DamagedEntry, WriteFailed
+from datastreamer.storage.disk.access import Access
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import repair
 from datastreamer.storage.maintain.sums import MadeSums, make_sums
-from tests.storage.made import FIRST, PAGE, FaultyDisk, header_of, page_sums, scan_file
+from tests.storage.made import (
+    FIRST,
+    PAGE,
+    FaultyDisk,
+    FaultyFile,
+    header_of,
+    page_sums,
+    scan_file,
+)
 
 SIZE = 300_000
 
@@ -253,37 +264,122 @@ def test_bytes_are_accepted_as_they_are(tmp_path: Path) -> None:
     page_sums(path)
 
 
-def test_a_disk_that_refuses_the_sidecar(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "s.bin"
-    sidecar(path).mkdir()
-    with DataStream.create(path, index="memory") as stream:
-        fill(stream, 2)
-    assert any("cannot be" in it and "not verified" in it for it in caplog.messages)
-    with DataStream.open(path, index="memory") as stream:
-        assert len([*stream.entries()]) == stream.total_entries
-        with pytest.raises(WriteFailed):
-            stream.truncate(2)  # a record might be left that is wrong afterwards
-    sidecar(path).rmdir()
-    with DataStream.open(path, index="memory") as stream:
-        stream.truncate(2)
+class RefusingDisk(FaultyDisk):
+    """Sidecars cannot be opened, as files that the user may not read; nor removed if `keeps`."""
+
+    def __init__(self, *, keeps: bool = False) -> None:
+        super().__init__()
+        self.keeps = keeps
+
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> FaultyFile:
+        if path.endswith(".sums"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return super().open(path, write=write, beside=beside)
+
+    def unlink(self, path: str) -> None:
+        if self.keeps and path.endswith(".sums"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        super().unlink(path)
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_is_in_the_sidecar_s_place(tmp_path: Path, kind: str) -> None:
+def links_elsewhere(path: Path) -> None:
+    path.with_name("elsewhere").write_bytes(b"kept")
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def is_another_user_s(path: Path) -> None:
+    path.write_bytes(b"theirs")
+    try:
+        os.chown(path, 12_345, -1)
+    except PermissionError:
+        pytest.skip("only root can give files away")
+
+
+IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
+    "a link": links_elsewhere,
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "another user's file": is_another_user_s,
+}
+
+
+@pytest.mark.parametrize("put", IN_ITS_PLACE.values(), ids=IN_ITS_PLACE)
+def test_what_is_in_the_sidecar_s_place(
+    tmp_path: Path, put: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named once and left alone, and the stream can be changed."""
     path = made(tmp_path / "s.bin")
     sidecar(path).unlink()
-    if kind == "link":
-        (tmp_path / "elsewhere").write_bytes(b"kept")
-        sidecar(path).symlink_to(tmp_path / "elsewhere")
-    else:
-        os.mkfifo(sidecar(path))
+    put(sidecar(path))
+    before = os.lstat(sidecar(path))
     assert verify(path).ok
     with DataStream.open(path, read_only=True, verify="always") as stream:
         assert len([*stream.entries()]) == stream.total_entries
+    caplog.clear()
     with DataStream.open(path, index="memory") as stream:
         fill(stream, 5)
-    if kind == "link":
-        assert (tmp_path / "elsewhere").read_bytes() == b"kept"
+        stream.update_entry(4, 1, b"new " * (SIZE // 4))
+        stream.truncate(5)
+        stream.update_entry(1, 1, b"new " * (SIZE // 4))
+        assert [entry.data[:4] for entry in (stream.entry(1), stream.entry(4))] == [b"new "] * 2
+    [warning] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert warning.getMessage().startswith(f"{sidecar(path)}: checksums cannot be read (")
+    assert os.lstat(sidecar(path)) == before
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("put", [*IN_ITS_PLACE.values(), None], ids=[*IN_ITS_PLACE, "unreadable"])
+def test_an_interrupted_update_beside_it(
+    tmp_path: Path, put: Callable[[Path], object] | None
+) -> None:
+    path, disk = made(tmp_path / "s.bin"), FaultyDisk()
+    state = tmp_path / "state" / "s.bin"
+    state.parent.mkdir()
+
+    def keep() -> None:
+        if Path(f"{path}.undo").exists() and not state.exists():
+            for each in tmp_path.glob("s.bin*"):
+                shutil.copyfile(each, state.parent / each.name)
+
+    with DataStream.open(path, index="memory", disk=disk) as stream:
+        disk.before = {"sync": keep}
+        stream.update_entry(4, 1, b"new " * (SIZE // 4))
+        disk.before = {}
+    assert Path(f"{state}.undo").exists()
+    if put is not None:
+        sidecar(state).unlink()
+        put(sidecar(state))
+    disk = RefusingDisk() if put is None else FaultyDisk()
+    with DataStream.open(state, index="memory", disk=disk) as stream:
+        assert stream.entry(4).data[:4] == (4).to_bytes(4, "big")
+    assert verify(state).ok
+
+
+def test_a_sidecar_that_cannot_be_opened_is_removed_before_a_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = made(tmp_path / "s.bin")
+    with DataStream.open(path, index="memory", disk=RefusingDisk()) as stream:
+        stream.update_entry(4, 1, b"new " * (SIZE // 4))
+        stream.truncate(5)
+    assert not sidecar(path).exists()
+    [warning] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert str(sidecar(path)) in warning.getMessage()
+
+
+def test_a_sidecar_that_can_be_neither_opened_nor_removed(tmp_path: Path) -> None:
+    """A record would be left that is wrong after a change."""
+    path = made(tmp_path / "s.bin")
+    why = rf"{sidecar(path)} can be neither written nor removed \(Permission denied\)"
+    with DataStream.open(path, index="memory", disk=RefusingDisk(keeps=True)) as stream:
+        with pytest.raises(WriteFailed, match=why):
+            stream.update_entry(4, 1, b"new " * (SIZE // 4))
+        with pytest.raises(WriteFailed, match=why):
+            stream.truncate(2)
+        fill(stream, 5)
+    assert verify(path).ok
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
