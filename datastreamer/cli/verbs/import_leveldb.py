@@ -12,7 +12,7 @@ from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import FileArgument, Format, ReportOutput, text_option
 from datastreamer.cli.shared.output import json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.verbs.reindex import rebuild
+from datastreamer.cli.verbs.reindex import ensure_readable, rebuild
 from datastreamer.errors import FileMissing, UnknownBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, TYPE_BOOKMARK
 from datastreamer.storage.bookmarks.leveldb import ReferenceBookmarks, database_folder
@@ -45,6 +45,7 @@ def import_leveldb(file: FileArgument, *, db: FolderOption = None, output: Repor
     """
     shape = output.chosen()
     folder = database_folder(file) if db is None else db
+    ensure_readable(file)
     with (
         logs.hold_index_errors(),
         DataStream.open(file, verify="always") as stream,

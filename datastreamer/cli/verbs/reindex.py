@@ -29,7 +29,7 @@ def reindex(file: FileArgument) -> None:
     new one would lack the bookmarks in these pages. If there is none, the bookmarks in other pages
     are indexed. The exit code is 1 in both cases.
     """
-    _ensure_readable(file)
+    ensure_readable(file)
     with (
         logs.hold_index_errors(),
         DataStream.open(file, index=LMDB_ANEW, verify="always") as stream,
@@ -41,7 +41,7 @@ def reindex(file: FileArgument) -> None:
         )
 
 
-def _ensure_readable(file: str) -> None:
+def ensure_readable(file: str) -> None:
     """Raise `Failure` if the stream has an index, and entries that cannot be read."""
     folder = index_folder(os.path.abspath(file))
     if not os.path.lexists(os.path.join(folder, "data.mdb")):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput
 from datastreamer.cli.shared.output import count, json_line, text_lines
 from datastreamer.cli.shared.progress import ProgressBar
@@ -39,12 +39,12 @@ def sums(file: FileArgument, *, accept: AcceptOption = False, output: ReportOutp
             text_lines([f"{file}: {count(made.pages, 'whole page')}, {made.made:,} new checksums"])
         )
     if made.refuted:
-        raise Failure(
+        raise DamageFound(
             f"{file}: {made.refuted}: `datastreamer repair --from HOST:PORT` asks a server of the "
             "same stream; --accept takes the pages as they are"
         )
     if made.damaged:
-        raise Failure(
+        raise DamageFound(
             f"{file}: {count(made.damaged, 'page')} cannot be read as entries, so there is no "
             "checksum of them; `datastreamer verify` lists them"
         )

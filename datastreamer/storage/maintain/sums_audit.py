@@ -167,6 +167,8 @@ class SumsAudit:
             return
         proven = self._sums.fits and self._chain is not None and pages[0] >= self._chain.first
         checked = "the commit record proves them" if proven else "only their form was checked"
+        if self.refuted is not None:
+            checked = "nothing shows which of them is damaged"
         ranges: list[list[int]] = []
         for page in pages:
             if ranges and page == ranges[-1][1] + 1:

@@ -162,7 +162,8 @@ def test_reindex_of_a_damaged_stream(invoke: Invoke, copy: Path) -> None:
     assert f"{copy}: at byte 4096: page 0 (entries 0 to 199): the entries do not match" in failed
 
 
-def test_reindex_keeps_the_index_of_a_damaged_stream(invoke: Invoke, copy: Path) -> None:
+@pytest.mark.parametrize("verb", ["reindex", "import-leveldb"])
+def test_the_index_of_a_damaged_stream_is_kept(invoke: Invoke, copy: Path, verb: str) -> None:
     """A new index would lack the bookmarks that cannot be read."""
     DataStream.open(copy).close()
     entry = next(it for it in scan_file(copy) if it.type == BOOKMARK)
@@ -171,7 +172,7 @@ def test_reindex_keeps_the_index_of_a_damaged_stream(invoke: Invoke, copy: Path)
         file.write(bytes([entry.data[0] ^ 1]))
     index = Path(f"{copy}.index")
     before = trace_of(index)
-    failed = invoke("reindex", copy).failed()
+    failed = invoke(verb, copy).failed()
     assert "page 0 (entries 0 to 199): the entries do not match their checksum; the " in failed
     assert f"run `datastreamer repair {copy} --from HOST:PORT` first, or remove {index} " in failed
     assert trace_of(index) == before

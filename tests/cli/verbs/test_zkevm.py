@@ -93,13 +93,13 @@ def test_check_in_order(invoke: Invoke, stream: str, version: int) -> None:
 
 def test_check_reports_every_breach(invoke: Invoke, broken: Path) -> None:
     check = invoke("zkevm", "check", broken, "--json")
-    assert check.failed() == f"{broken}: 3 breaches of the order, the first at entry 15"
+    assert check.failed(3) == f"{broken}: 3 breaches of the order, the first at entry 15"
     (report,) = check.objects
     assert [(breach["entry"], breach["rule"]) for breach in report["breaches"]] == [
         *((15, "batch"), (17, "decode"), (18, "decode"))
     ]
     table = invoke("zkevm", "check", broken, "--format", "table")
-    assert table.code == 1
+    assert table.code == 3
     assert "entry 15, batch:" in table.lines
     assert "  batch 7 begins, but 2 is expected" in table.lines
 
@@ -116,7 +116,7 @@ def test_check_holds_few_breaches(
         for _ in range(50):
             op.add_entry(2, b"\xff")
     check = invoke("zkevm", "check", path, "--json")
-    assert check.failed() == f"{path}: 50 breaches of the order, the first at entry 0"
+    assert check.failed(3) == f"{path}: 50 breaches of the order, the first at entry 0"
     (report,) = check.objects
     assert [breach["entry"] for breach in report["breaches"]] == list(range(50))
     assert (report["ok"], report["broken"], report["first"]) == (False, {"decode": 50}, 0)
@@ -134,7 +134,7 @@ def test_check_of_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:
 
 def test_check_with_another_version(invoke: Invoke, broken: Path) -> None:
     check = invoke("zkevm", "check", broken, "--stream-version", "1")
-    assert check.code == 1
+    assert check.code == 3
     assert check.objects[0]["version"] == 1
     assert "of the order" in check.err
 
@@ -142,7 +142,7 @@ def test_check_with_another_version(invoke: Invoke, broken: Path) -> None:
 @needs_extra
 def test_check_of_the_real_stream(invoke: Invoke, real_stream: Path) -> None:
     check = invoke("zkevm", "check", real_stream)
-    assert "1 breach of the order, the first at entry 8" in check.failed()
+    assert "1 breach of the order, the first at entry 8" in check.failed(3)
     assert check.objects[0]["parents"] == 11_270
 
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Final
 
-from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import (
     Format,
     ReportOutput,
@@ -32,7 +32,7 @@ def check(
 ) -> None:
     """Check the sequence of entries, bookmarks, batches, blocks, timestamps and parents.
 
-    Prints every breach with its entry number; exit code 1 if there is any.
+    Prints every breach with its entry number; exit code 3 if there is any.
     """
     breaches = _BreachOutput(output.chosen())
     with open_source(source, options) as stream:
@@ -47,7 +47,7 @@ def check(
     breaches.end(source, report)
     if not report.ok:
         number = count(sum(report.broken.values()), "breach").replace("breachs", "breaches")
-        raise Failure(f"{source}: {number} of the order, the first at entry {report.first}")
+        raise DamageFound(f"{source}: {number} of the order, the first at entry {report.first}")
 
 
 class _BreachOutput:
