@@ -59,7 +59,8 @@ def rendered(*what: RenderableType, width: int | None = None, styled: bool = Tru
         width=None if on_terminal else width,
     )
     for each in what:
-        console.print(each)
+        # rich loses this when it prints a text.
+        console.print(each, soft_wrap=bool(getattr(each, "no_wrap", False)))
     return Rendered(text.getvalue().encode(sys.stdout.encoding or "utf-8", "replace"))
 
 
@@ -70,8 +71,9 @@ def live_display() -> Live:
     return Live(console=new_console(sys.stdout), auto_refresh=False, vertical_overflow="crop")
 
 
-def text(value: str, style: str = "") -> Text:
-    """Outside data as text on one line."""
+def text(value: str, style: str = "", *, wrap: bool = True) -> Text:
+    """Outside data as text on one line. Without `wrap`, no part of it begins a new line, where it
+    could look like a line of the program's."""
     from rich.text import Text
 
-    return Text(one_line(value), style)
+    return Text(one_line(value), style, no_wrap=not wrap)

@@ -189,7 +189,7 @@ def _table(name: str, facts: dict[str, Any], rows: list[tuple[str, str]]) -> byt
     shown.add_column()
     for title, value in (*_described(facts), *rows):
         shown.add_row(title, text(value))
-    parts: list[RenderableType] = [text(name, "bold"), shown]
+    parts: list[RenderableType] = [text(name, "bold", wrap=False), shown]
     if facts.get("entries_by_type"):
         everything = sum(facts["bytes_by_type"].values())
         kinds = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
