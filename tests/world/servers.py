@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -35,7 +35,8 @@ BACKOFF = Backoff(0.1, 2.0)
 
 # Beside the package, so that the trace has it.
 _log = logging.getLogger("datastreamer.world")
-_LIMITS = Limits(write_timeout=20.0, handshake_timeout=30.0, command_timeout=20.0)
+LIMITS = Limits(write_timeout=20.0, handshake_timeout=30.0, command_timeout=20.0)
+SCRUBBING = replace(LIMITS, scrub_rate=20e6)
 _RETRY_SECONDS = 1.0
 _FILE_BYTES = 128 << 10
 
@@ -49,6 +50,7 @@ class Origin:
     token_file: str
     image: Callable[[], Image]
     """The file, as the model reads it."""
+    limits: Limits
     stream: DataStream | None = None
     server: Server | None = None
 
@@ -56,7 +58,7 @@ class Origin:
         stream = await self._open(program)
         try:
             terms = Publishing(token_file=self.token_file, lease=LEASE_SECONDS)
-            self.server = Server(stream, limits=_LIMITS, publishing=terms)
+            self.server = Server(stream, limits=self.limits, publishing=terms)
             self.stream = stream
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.server.run, [])
@@ -143,6 +145,7 @@ class RelayProgram:
 
     upstreams: tuple[str, ...]
     sync: SyncPolicy
+    limits: Limits
     relay: Relay | None = None
 
     async def run(self, program: Program) -> None:
@@ -151,7 +154,7 @@ class RelayProgram:
             PATH,
             index="memory",
             sync=self.sync,
-            limits=_LIMITS,
+            limits=self.limits,
             on_rewrite="follow",
             patience=10.0,
             timeout=4.0,

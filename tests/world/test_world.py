@@ -40,15 +40,16 @@ def test_any_plan(plan: Plan) -> None:
 
 
 def test_changed_bits() -> None:
-    """The wrong bytes reach nobody, and everybody has the right ones after a repair."""
-    found = run(plan_of(19, 120))
-    assert found.flipped
+    """On disks of servers that run, and of others: no wrong byte reaches a client, a log names each
+    damaged page, relays restore theirs, and every client has the right bytes in the end."""
+    found = run(plan_of(59, 120))
+    assert found.healed == found.flipped > 3
     assert found.damage
 
 
 def test_changed_bits_of_relays() -> None:
     """The same if the origin changes and removes entries of the pages."""
-    found = run(plan_of(55, 120))
+    found = run(plan_of(63, 120))
     assert found.damage
     assert found.replaced
 
