@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import trio
 
 from datastreamer.errors import DatastreamerError, FileMissing, LeaseHeld, OperationOpen
-from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.relay import Relay
 from datastreamer.server.limits import Limits
@@ -118,7 +117,8 @@ class Origin:
             return False
         self.model.look(self.image())
         total = min(stream.total_entries, len(self.model.history))
-        events = [n for n in range(total) if stream.entry(n).type != TYPE_BOOKMARK]
+        present = enumerate(self.model.history[:total])
+        events = [n for n, (op, at) in present if self.model.operations[op].sizes[at]]
         if not events:
             return False
         number = events[at % len(events)]
