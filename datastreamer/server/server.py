@@ -82,7 +82,8 @@ class Server:
         self.counts = Counts()
         self.scrub = Scrub(self.limits.scrub_rate, self.counts)
         self._healer = Healer(heal_from, self.counts)
-        self.sessions: set[Session] = set()
+        self.sessions: dict[Session, None] = {}
+        """The clients' sessions, in the order in which they were accepted."""
         self.publish_lease = (
             None if publishing is None else PublishLease(publishing, stream, tls, self.counts)
         )
@@ -266,14 +267,14 @@ class Server:
             gate=self.gate,
             place=place,
         )
-        self.sessions.add(session)
+        self.sessions[session] = None
         _log.debug("%s: connected", transport.peer)
         if self._finishing:
             session.finish(0)
         try:
             await session.run()
         finally:
-            self.sessions.discard(session)
+            del self.sessions[session]
             self.broadcast.forget(session.sender)
             if place is None or not place.short_of:
                 self.counts.ended[session.reason or SERVER_ENDED] += 1
@@ -333,24 +334,26 @@ class Server:
 
     def _affected(
         self, start: int, stop: int | None, *, late: bool = False
-    ) -> tuple[int, set[Session]]:
+    ) -> tuple[int, list[Session]]:
         """The file offset of entry `start`, and the sessions that a change of the entries from it
         up to `stop` affects."""
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
-        found = {s for s in self.sessions if s.affected(start, offset, stop, end, late)}
+        found = [s for s in self.sessions if s.affected(start, offset, stop, end, late)]
         return offset, found
 
     def _apply_change(
-        self, start: int, stop: int | None, offset: int, affected: set[Session], by: str = ""
+        self, start: int, stop: int | None, offset: int, affected: list[Session], by: str = ""
     ) -> None:
         what = "truncated" if stop is None else "changed"
         for session in affected:
             self._end(session, what + by, start)
         if stop is None:
-            for session in self.sessions.difference(affected):
-                session.sender.cut_short(start, offset)
+            ended = set(affected)
+            for session in self.sessions:
+                if session not in ended:
+                    session.sender.cut_short(start, offset)
 
     def _start_over(self) -> None:
         """Another process has truncated or updated entries."""
