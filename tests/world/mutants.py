@@ -387,6 +387,7 @@ MUTANTS = [
         ),
         (ROT, KILL, LOSE),
         largest=60_000,
+        clients=3,
         pace=14.0,
     ),
     Mutant(
@@ -394,6 +395,7 @@ MUTANTS = [
         changed(PageChecks, "doubt", _doubts_no_verified_page),
         (ROT_SERVED, LOSE, LOSE),
         largest=60_000,
+        clients=2,
         pace=14.0,
     ),
     Mutant(
