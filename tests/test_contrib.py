@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
+import tomllib
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +16,6 @@ import yaml
 
 from datastreamer.client.blocking_client import BlockingClient
 from tests.cli.process import Running, running
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CONTRIB = Path(__file__).resolve().parent.parent / "contrib"
 DOCKER = CONTRIB / "docker"
