@@ -16,7 +16,8 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help core setup test demo spark-demo lint format types proto build bench soak sanitize clean distclean
+.PHONY: help core setup test test-oldest demo spark-demo lint format types proto build bench soak \
+	sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +27,7 @@ help:
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
 	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
+	@echo "make test-oldest all tests, with the oldest dependencies that are allowed"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
 	@echo "make clean      remove what was built    make distclean  ... and the environment"
 	@echo "PYTHON=... (now $(PYTHON), 3.11 or later), VENV=..., ARGS='options for pytest',"
@@ -37,6 +39,11 @@ setup: core $(VENV)/.dev
 
 test: setup
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+test-oldest: $(VENV)/.created
+	@mkdir -p build
+	@$(PY) .ci/requirements.py oldest >build/oldest.txt
+	PIP_CONSTRAINT=$(abspath build/oldest.txt) $(MAKE) test VENV=.venv-oldest
 
 demo: core
 	@$(PY) examples/showcase.py
@@ -54,7 +61,7 @@ format: setup
 	$(PY) -m ruff format .
 
 types: setup
-	$(PY) -m mypy
+	$(PY) -m mypy $(ARGS)
 
 proto: setup
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO)
@@ -81,7 +88,7 @@ clean:
 	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-oldest
 
 $(VENV)/.created:
 	@PYTHON='$(PYTHON)' .ci/python $(VENV)

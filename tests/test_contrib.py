@@ -17,7 +17,8 @@ import yaml
 from datastreamer.client.blocking_client import BlockingClient
 from tests.cli.process import Running, running
 
-CONTRIB = Path(__file__).resolve().parent.parent / "contrib"
+ROOT = Path(__file__).resolve().parent.parent
+CONTRIB = ROOT / "contrib"
 DOCKER = CONTRIB / "docker"
 COMPOSE: Any = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: Any = COMPOSE["services"]
@@ -35,6 +36,15 @@ def targets() -> list[str]:
     [static] = job["static_configs"]
     found: list[str] = static["targets"]
     return found
+
+
+def test_the_workflow_runs_each_python_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [each.split(" :: ")[-1] for each in project["classifiers"] if each.startswith(prefix)]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    assert workflow["jobs"]["versions"]["strategy"]["matrix"]["python"] == named
+    assert project["requires-python"] == f">={named[0]}"
 
 
 def test_the_compose_file_hangs_together() -> None:
