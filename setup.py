@@ -62,7 +62,6 @@ class Build(build_ext):
                 "initializedcheck": CHECKED,
                 "freethreading_compatible": False,
             },
-            quiet=True,
         )
         for extension, made in zip(self.extensions, translated, strict=True):
             extension.sources, extension.depends = made.sources, [*made.depends, "setup.py"]
