@@ -12,7 +12,7 @@ ARGS ?=
 # a JVM at times. tests/conftest.py orders the files. A process that crashes ends the run, because
 # a replacement makes the rest hang.
 SIDE_BY_SIDE ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# What a change of most modules breaks, without the tests that start processes or crash disks.
+# The lower layers, which most changes concern, and the rules for all modules.
 FAST := codec protocol transport storage/disk storage/header storage/read \
 	test_architecture.py test_language.py test_public_names.py
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -30,7 +30,7 @@ help:
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
 	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
-	@echo "make test-fast  the tests for an edit loop: no Spark, no crashes"
+	@echo "make test-fast  the tests for an edit loop: the lower layers"
 	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
 	@echo "make clean      remove what was built    make distclean  ... and the environment"
