@@ -25,7 +25,7 @@ trap 'exit 130' INT TERM
 mkdir "$scratch/main"
 (cd "$here" && find setup.py pyproject.toml datastreamer tests bench docs examples -type f \
     ! -name '*.c' ! -name '*.so' ! -name '*.pyc' | tar -cf - -T -) | tar -xf - -C "$scratch/main"
-# The tests look for recorded data beside the checkout.
+# The tests look for the stream of a production node beside the checkout.
 [ ! -d "$here/../shared" ] || ln -s "$(cd "$here/../shared" && pwd)" "$scratch/shared"
 
 cd "$scratch/main"
