@@ -33,5 +33,12 @@ cdef class Packed:
     cdef uint64_t _number
 
 
+# Of an `EntryPacker`, which is given as what it inherits from.
+cdef bint is_packing(Packed packed) except -1
+cdef int pack_event(Packed packed, int64_t offset, uint64_t number, object kind, object data,
+                    object bookmark) except -1
+cdef int end_packing(Packed packed) except -1
+
+
 cdef inline Py_ssize_t segment_end(Packed packed, Py_ssize_t i) noexcept:
     return packed._used if i + 1 == packed._count else packed._segments[i + 1].begin

@@ -167,8 +167,10 @@ cdef class EntryPacker(Packed):
 
         `total_length` is a file offset, as in the header. The arena's memory is reused.
         """
-        cdef int64_t offset = as_file_offset(total_length)
-        cdef uint64_t number = as_u64(total_entries, "the number of entries")
+        self._begin(as_file_offset(total_length), as_u64(total_entries, "the number of entries"))
+
+    @cython.final
+    cdef int _begin(self, int64_t offset, uint64_t number) except -1:
         if offset > INT64_MAX - LARGEST_OPERATION:
             raise ValueError(f"a stream of {offset} bytes has no space for an operation")
         self._spare = None
@@ -178,6 +180,7 @@ cdef class EntryPacker(Packed):
         self._room = page_room(offset)
         self._number = number
         self._open = True
+        return 0
 
     def close(self):
         """End the operation. The packed bytes can be read until the next `begin`."""
@@ -252,6 +255,10 @@ cdef class EntryPacker(Packed):
         Raises `BadEntryType` if `type` is not a u32 or is that of bookmarks (0xb0), and
         `EntryTooLarge` if `data` has more than 1,048,559 bytes.
         """
+        return self._add_event(type, data)
+
+    @cython.final
+    cdef uint64_t _add_event(self, type, data) except? 0xFFFFFFFFFFFFFFFF:
         cdef uint32_t kind = as_event_type(type)
         cdef Py_buffer view
         if PyBytes_CheckExact(data):
@@ -265,6 +272,10 @@ cdef class EntryPacker(Packed):
     def add_bookmark(self, key):
         """Add a bookmark and return its number. Raises `BadBookmark` if its key is not 1 to 16
         bytes."""
+        return self._add_mark(key)
+
+    @cython.final
+    cdef uint64_t _add_mark(self, key) except? 0xFFFFFFFFFFFFFFFF:
         cdef bytes its_key = key if PyBytes_CheckExact(key) else copied(key)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(its_key)
         if not 1 <= size <= MAX_BOOKMARK_SIZE:
@@ -603,3 +614,36 @@ cdef class EntryPacker(Packed):
             self._add(kinds[i] if kinds != NULL else kind,
                       <const uint8_t*>bytes_of(items[i]), size_of(items[i]))
         return 0
+
+
+cdef inline EntryPacker its_packer(Packed packed):
+    if not isinstance(packed, EntryPacker):
+        raise TypeError("an EntryPacker is expected")
+    return <EntryPacker>packed
+
+
+cdef bint is_packing(Packed packed) except -1:
+    """Whether an operation is open."""
+    return its_packer(packed)._open
+
+
+cdef int pack_event(Packed packed, int64_t offset, uint64_t number, object kind, object data,
+                    object bookmark) except -1:
+    """Open an operation on a stream that ends there, with a bookmark (None: without) and an
+    event. If it raises, no operation is open."""
+    cdef EntryPacker packer = its_packer(packed)
+    packer._begin(offset, number)
+    try:
+        if bookmark is not None:
+            packer._add_mark(bookmark)
+        packer._add_event(kind, data)
+    except BaseException:
+        packer._open = False
+        raise
+    return 0
+
+
+cdef int end_packing(Packed packed) except -1:
+    """End the operation."""
+    its_packer(packed)._open = False
+    return 0

@@ -60,6 +60,14 @@ class StreamEnd:
     @property
     def ready(self) -> bool: ...
     def commit_on(self, packer: EntryPacker, writer: Committer, wait: bool) -> Head | None: ...
+    def append_on(
+        self,
+        packer: EntryPacker,
+        writer: Committer,
+        type: int,
+        data: Buffer,
+        bookmark: Buffer | None,
+    ) -> Head | None: ...
     def __init__(
         self,
         file: CommitFile,

@@ -17,7 +17,9 @@ from libc.string cimport memcpy
 from posix.unistd cimport write
 
 from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
-from datastreamer._packer cimport Packed, segment_end
+from datastreamer._packer cimport (
+    Packed, end_packing, is_packing, pack_event, segment_end,
+)
 from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
 from datastreamer.storage.sums._page_sums cimport PageSums
 
@@ -451,6 +453,18 @@ cdef class StreamEnd:
             return self._commit_on(packer, writer, True)
         finally:
             syncing.release()
+
+    def append_on(self, packer, writer, type, data, bookmark):
+        """As `commit_on`, of one event after a bookmark (None: without), which are added to the
+        packer first. If it returns None, they are added if the packer's operation is open."""
+        if self.limit < 0 or self.unfinished or is_packing(packer):
+            return None
+        pack_event(packer, <object>PyTuple_GET_ITEM(self.written, 0),
+                   <object>PyTuple_GET_ITEM(self.written, 1), type, data, bookmark)
+        head = self.commit_on(packer, writer, True)
+        if head is not None:
+            end_packing(packer)
+        return head
 
     cdef _commit_on(self, packer, writer, bint sync):
         cdef Packed packed = packer
