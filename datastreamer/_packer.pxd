@@ -34,10 +34,9 @@ cdef class Packed:
 
 
 # Of an `EntryPacker`, which is given as what it inherits from.
-cdef bint is_packing(Packed packed) except -1
-cdef int pack_event(Packed packed, int64_t offset, uint64_t number, object kind, object data,
-                    object bookmark) except -1
-cdef int end_packing(Packed packed) except -1
+cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object type,
+                         object items, object bookmark) except -1
+cdef int end_operation(Packed packed) except -1
 
 
 cdef inline Py_ssize_t segment_end(Packed packed, Py_ssize_t i) noexcept:

@@ -13,6 +13,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
+from cpython.long cimport PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX
@@ -61,10 +62,11 @@ cdef bytes copied(object data):
         PyBuffer_Release(&view)
 
 
-cdef Py_ssize_t measure(object items) except -2:
+cdef Py_ssize_t measure(object items, bint refuse=True) except -2:
     """An upper bound of the packed size of a list or tuple of bytes, with padding marks.
 
-    -1 if an item is of another type; raises `EntryTooLarge`. Runs no Python code.
+    -1 if an item is of another type; raises `EntryTooLarge`, or without `refuse` returns -1. Runs
+    no Python code.
     """
     cdef PyObject** item = PySequence_Fast_ITEMS(items)
     cdef Py_ssize_t i, size, total = 0
@@ -73,6 +75,8 @@ cdef Py_ssize_t measure(object items) except -2:
             return -1
         size = size_of(item[i])
         if size > MAX_DATA_SIZE:
+            if not refuse:
+                return -1
             refuse_size(size, i)
         total += HEAD_SIZE + size + 1
     return total
@@ -255,10 +259,6 @@ cdef class EntryPacker(Packed):
         Raises `BadEntryType` if `type` is not a u32 or is that of bookmarks (0xb0), and
         `EntryTooLarge` if `data` has more than 1,048,559 bytes.
         """
-        return self._add_event(type, data)
-
-    @cython.final
-    cdef uint64_t _add_event(self, type, data) except? 0xFFFFFFFFFFFFFFFF:
         cdef uint32_t kind = as_event_type(type)
         cdef Py_buffer view
         if PyBytes_CheckExact(data):
@@ -616,34 +616,35 @@ cdef class EntryPacker(Packed):
         return 0
 
 
-cdef inline EntryPacker its_packer(Packed packed):
-    if not isinstance(packed, EntryPacker):
-        raise TypeError("an EntryPacker is expected")
-    return <EntryPacker>packed
-
-
-cdef bint is_packing(Packed packed) except -1:
-    """Whether an operation is open."""
-    return its_packer(packed)._open
-
-
-cdef int pack_event(Packed packed, int64_t offset, uint64_t number, object kind, object data,
-                    object bookmark) except -1:
-    """Open an operation on a stream that ends there, with a bookmark (None: without) and an
-    event. If it raises, no operation is open."""
-    cdef EntryPacker packer = its_packer(packed)
+cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object type,
+                         object items, object bookmark) except -1:
+    """Open an operation on a stream that ends there, and add a bookmark (None: without) and an
+    event of this type for each item. False if only the methods of `EntryPacker` can add them, or
+    refuse them: then no operation is open that was not open before."""
+    cdef EntryPacker packer = packed
+    cdef Py_ssize_t total
+    if packer._open or not PyLong_CheckExact(type) or not isinstance(items, (list, tuple)):
+        return False
+    if bookmark is not None and not (PyBytes_CheckExact(bookmark)
+                                     and 1 <= PyBytes_GET_SIZE(bookmark) <= MAX_BOOKMARK_SIZE):
+        return False
     packer._begin(offset, number)
     try:
+        kind = as_event_type(type)
         if bookmark is not None:
             packer._add_mark(bookmark)
-        packer._add_event(kind, data)
+        total = measure(items, False)
+        if 0 < total <= packer._spill_at - packer._used:
+            packer._put_all(kind, NULL, PySequence_Fast_ITEMS(items),
+                            PySequence_Fast_GET_SIZE(items))
+            return True
     except BaseException:
         packer._open = False
         raise
-    return 0
+    packer._open = False
+    return False
 
 
-cdef int end_packing(Packed packed) except -1:
-    """End the operation."""
-    its_packer(packed)._open = False
+cdef int end_operation(Packed packed) except -1:
+    (<EntryPacker?>packed)._open = False
     return 0

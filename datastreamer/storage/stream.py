@@ -183,11 +183,11 @@ class DataStream(StreamView):
         and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
         are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
         """
-        return self._op.append(type, data, bookmark)
+        return self._op.append(type, (data,), bookmark) - 1
 
     def append_many(
         self,
-        type: int | Iterable[int],
+        type: int | Sequence[int],
         data: Iterable[Buffer],
         *,
         bookmark: Buffer | None = None,
@@ -197,7 +197,9 @@ class DataStream(StreamView):
 
         `type` is one type for all, or one for each item. The rest as for `append`.
         """
-        return self._op.append_many(type, data, bookmark)
+        items = data if isinstance(data, list | tuple) else list(data)
+        end = self._op.append(type, items, bookmark)
+        return range(end - len(items), end)
 
     def start_atomic_op(self, *, lease: object = None) -> None:
         """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another

@@ -64,8 +64,8 @@ class StreamEnd:
         self,
         packer: EntryPacker,
         writer: Committer,
-        type: int,
-        data: Buffer,
+        type: int | Sequence[int],
+        items: Sequence[Buffer],
         bookmark: Buffer | None,
     ) -> Head | None: ...
     def __init__(

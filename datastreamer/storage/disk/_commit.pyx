@@ -17,9 +17,7 @@ from libc.string cimport memcpy
 from posix.unistd cimport write
 
 from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
-from datastreamer._packer cimport (
-    Packed, end_packing, is_packing, pack_event, segment_end,
-)
+from datastreamer._packer cimport Packed, end_operation, pack_operation, segment_end
 from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
 from datastreamer.storage.sums._page_sums cimport PageSums
 
@@ -443,31 +441,33 @@ cdef class StreamEnd:
         Acquires the locks of the `writer`'s file, moves its head, and wakes the threads that wait
         for that. `writer.not_committed` raises the error for an `OSError`.
         """
+        return self._commit_on(packer, writer, wait)
+
+    def append_on(self, packer, writer, type, items, bookmark):
+        """As `commit_on`, of a bookmark (None: without) and an event of this type for each item.
+        If it returns None, no operation is open that was not open before; if it raises after the
+        packer has accepted them, the operation is open."""
+        if self.limit < 0 or self.unfinished or not pack_operation(
+                packer, <object>PyTuple_GET_ITEM(self.written, 0),
+                <object>PyTuple_GET_ITEM(self.written, 1), type, items, bookmark):
+            return None
+        head = self._commit_on(packer, writer, True)
+        end_operation(packer)
+        return head
+
+    cdef _commit_on(self, Packed packed, writer, bint wait):
         if not self.synced:
-            return self._commit_on(packer, writer, False)
+            return self._commit_locked(packed, writer, False)
         if not wait:
             return None
         syncing = writer.owned.syncing
         syncing.acquire()
         try:
-            return self._commit_on(packer, writer, True)
+            return self._commit_locked(packed, writer, True)
         finally:
             syncing.release()
 
-    def append_on(self, packer, writer, type, data, bookmark):
-        """As `commit_on`, of one event after a bookmark (None: without), which are added to the
-        packer first. If it returns None, they are added if the packer's operation is open."""
-        if self.limit < 0 or self.unfinished or is_packing(packer):
-            return None
-        pack_event(packer, <object>PyTuple_GET_ITEM(self.written, 0),
-                   <object>PyTuple_GET_ITEM(self.written, 1), type, data, bookmark)
-        head = self.commit_on(packer, writer, True)
-        if head is not None:
-            end_packing(packer)
-        return head
-
-    cdef _commit_on(self, packer, writer, bint sync):
-        cdef Packed packed = packer
+    cdef _commit_locked(self, Packed packed, writer, bint sync):
         owned = writer.owned
         lock = owned.lock
         lock.acquire()
@@ -480,12 +480,12 @@ cdef class StreamEnd:
             if sync and self.base is not self.written:
                 return None
             try:
-                head = self.commit(packer, None, None, sync, owned.wakers)
+                head = self.commit(packed, None, None, sync, owned.wakers)
             except OSError as error:
                 writer.not_committed(error)
             if self.sums._finished:
                 writer.pages_finished()
-            owned.reader.head = head
+            move_head(owned.reader, head)
             self.unfinished = False
             if owned.inside_wakers:
                 owned.wake_inside()
@@ -623,6 +623,18 @@ cdef class StreamEnd:
 cdef inline int set_item(new, Py_ssize_t at, item) except -1:
     Py_INCREF(item)
     PyTuple_SET_ITEM(new, at, <PyObject*>item)
+    return 0
+
+
+cdef inline int move_head(reader, head) except -1:
+    """`reader.head = head`, without the cost of the call."""
+    state = reader._state
+    cdef type kind = type(state)
+    moved = (<PyTypeObject*>kind).tp_alloc(kind, 3)
+    set_item(moved, 0, head)
+    set_item(moved, 1, <object>PyTuple_GET_ITEM(state, 1))
+    set_item(moved, 2, <object>PyTuple_GET_ITEM(state, 2))
+    reader._state = moved
     return 0
 
 

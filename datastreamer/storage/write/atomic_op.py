@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -103,26 +103,32 @@ class AtomicOp(EntryPacker):
             with raised_after(error):
                 self.rollback()
             return
-        self._finish()
+        try:
+            self.commit()
+        except Exception as error:
+            self._roll_back_after(error)
+            raise
+        except BaseException:
+            self.close()
+            raise
 
-    def append(self, type: int, data: Buffer, bookmark: Buffer | None) -> int:
-        """As `DataStream.append`."""
-        writer, deferred = self._writer, self._deferred
-        if (
-            writer is None
-            or deferred is None
-            or self.is_open
-            or self.committing
-            or self._stream.commit_guard is not None
-        ):
-            return self._append(type, data, bookmark)
-        failures, start = writer.owned.failures, writer.end.written
+    def append(
+        self, type: int | Sequence[int], items: Sequence[Buffer], bookmark: Buffer | None
+    ) -> int:
+        """Append a bookmark (None: without) and an event for each item in an operation; returns
+        the number after it. Raises as `DataStream.append`."""
+        writer, deferred, guard = self._writer, self._deferred, self._stream.commit_guard
+        if writer is None or deferred is None or self.committing:
+            return self._append(type, items, bookmark)
+        if guard is not None:
+            guard()
+        start = writer.end.written
         # First: another thread that lends the stream checks for it then.
         self.committing = True
         try:
             if self.lease is not None:
                 raise self.lent("operation")
-            head = writer.end.append_on(self, writer, type, data, bookmark)
+            head = writer.end.append_on(self, writer, type, items, bookmark)
         except Exception as error:
             if writer.owned.interrupted:
                 self.close()
@@ -133,43 +139,21 @@ class AtomicOp(EntryPacker):
             self.close()
             raise
         if head is None:
-            # The writer has to check something first.
             self.committing = False
-            if not self.is_open:
-                return self._append(type, data, bookmark)
-            self._failures, self._start, self._placed = failures, start, None
-            self._finish()
-            return self.next_number - 1
+            return self._append(type, items, bookmark)
         deferred.keeper.committed(self.bookmarks, start[1], head, writer.end.base)
         self.committing = False
-        return head[1] - 1
+        return head[1]
 
-    def _append(self, type: int, data: Buffer, bookmark: Buffer | None) -> int:
+    def _append(
+        self, type: int | Sequence[int], items: Sequence[Buffer], bookmark: Buffer | None
+    ) -> int:
         """The same with all checks, step by step."""
         with self:
             if bookmark is not None:
                 self.add_bookmark(bookmark)
-            return self.add_entry(type, data)
-
-    def append_many(
-        self, type: int | Iterable[int], data: Iterable[Buffer], bookmark: Buffer | None
-    ) -> range:
-        """As `DataStream.append_many`."""
-        with self:
-            if bookmark is not None:
-                self.add_bookmark(bookmark)
-            return self.add_entries(type, data)
-
-    def _finish(self) -> None:
-        """Commit. A commit that fails is rolled back."""
-        try:
-            self.commit()
-        except Exception as error:
-            self._roll_back_after(error)
-            raise
-        except BaseException:
-            self.close()
-            raise
+            self.add_entries(type, items)
+        return self.next_number
 
     def _roll_back_after(self, error: Exception) -> None:
         """Roll the operation back because of `error`. Raises what replaces that error."""
