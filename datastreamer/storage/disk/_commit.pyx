@@ -328,6 +328,9 @@ cdef class StreamEnd:
     # When a commit next has to check the file's path first, by the coarse clock.
     cdef uint64_t _look_at
     cdef object _file
+    cdef object _owner
+    # Of the owner: its lock's methods, and its lists.
+    cdef object _acquire, _release, _wakers, _inside_wakers
     cdef type _head
     cdef object _page
     cdef uint8_t* _bytes
@@ -376,6 +379,13 @@ cdef class StreamEnd:
         self.written = head
         self.sums = sums
         self.all_on_disk(head)
+
+    def belong_to(self, owner):
+        """Commit with the locks of the `OwnedFile` `owner`, move its head, and wake those that it
+        lists. Its lock and lists are not replaced from then on."""
+        self._owner = owner
+        self._acquire, self._release = owner.lock.acquire, owner.lock.release
+        self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
 
     def __dealloc__(self):
         if self._bytes != NULL:
@@ -438,8 +448,7 @@ cdef class StreamEnd:
         """`commit` the packer's entries, visible on return, unless the writer has to check
         something first: then does nothing and returns None. Returns the new end.
 
-        Acquires the locks of the `writer`'s file, moves its head, and wakes the threads that wait
-        for that. `writer.not_committed` raises the error for an `OSError`.
+        Requires `belong_to`. `writer.not_committed` raises the error for an `OSError`.
         """
         return self._commit_on(packer, writer, wait)
 
@@ -460,7 +469,7 @@ cdef class StreamEnd:
             return self._commit_locked(packed, writer, False)
         if not wait:
             return None
-        syncing = writer.owned.syncing
+        syncing = self._owner.syncing
         syncing.acquire()
         try:
             return self._commit_locked(packed, writer, True)
@@ -468,9 +477,7 @@ cdef class StreamEnd:
             syncing.release()
 
     cdef _commit_locked(self, Packed packed, writer, bint sync):
-        owned = writer.owned
-        lock = owned.lock
-        lock.acquire()
+        self._acquire()
         try:
             if packed._offset > self.limit or self.unfinished or self.synced != sync:
                 return None
@@ -480,18 +487,18 @@ cdef class StreamEnd:
             if sync and self.base is not self.written:
                 return None
             try:
-                head = self.commit(packed, None, None, sync, owned.wakers)
+                head = self.commit(packed, None, None, sync, self._wakers)
             except OSError as error:
                 writer.not_committed(error)
             if self.sums._finished:
                 writer.pages_finished()
-            move_head(owned.reader, head)
+            move_head(self._owner.reader, head)
             self.unfinished = False
-            if owned.inside_wakers:
-                owned.wake_inside()
+            if self._inside_wakers:
+                self._owner.wake_inside()
             return head
         finally:
-            lock.release()
+            self._release()
 
     cpdef all_on_disk(self, head):
         """Everything up to `head`, the end, is on disk."""
