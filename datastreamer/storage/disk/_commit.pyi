@@ -44,6 +44,7 @@ class StreamEnd:
     unfinished: bool
     limit: int
     synced: bool
+    hidden: bool
     commits: int
     durable: int
     sequence: int

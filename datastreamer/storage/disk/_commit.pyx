@@ -309,7 +309,8 @@ cdef class StreamEnd:
     the hashes up to these. `unfinished` is true from the first write of a commit or
     change until its end. `commits` is the number of commits, `durable` the number of those known to
     be on disk. A commit that ends at or before offset `limit` needs no check by the writer, only
-    its writes, and a sync if `synced` is true; -1: each commit needs one. `sequence` is that of the
+    its writes, and a sync if `synced` is true; it does not become visible if `hidden` is true, and
+    is one that does not wait; -1: each commit needs a check. `sequence` is that of the
     newest synced header in the page. For one thread at a time; only `commit_on` locks.
     """
 
@@ -322,6 +323,7 @@ cdef class StreamEnd:
     cdef public bint unfinished
     cdef public int64_t limit
     cdef public bint synced
+    cdef public bint hidden
     cdef public int64_t commits
     cdef public int64_t durable
     cdef public uint64_t sequence
@@ -445,8 +447,8 @@ cdef class StreamEnd:
         return self.limit >= 0 and not self.unfinished
 
     def commit_on(self, packer, writer, bint wait):
-        """`commit` the packer's entries, visible on return, unless the writer has to check
-        something first: then does nothing and returns None. Returns the new end.
+        """`commit` the packer's entries, visible on return if this is to `wait`, unless the writer
+        has to check something first: then does nothing and returns None. Returns the new end.
 
         Requires `belong_to`. `writer.not_committed` raises the error for an `OSError`.
         """
@@ -465,21 +467,24 @@ cdef class StreamEnd:
         return head
 
     cdef _commit_on(self, Packed packed, writer, bint wait):
+        if self.hidden:
+            return None if wait else self._commit_locked(packed, writer, False, True)
         if not self.synced:
-            return self._commit_locked(packed, writer, False)
+            return self._commit_locked(packed, writer, False, False)
         if not wait:
             return None
         syncing = self._owner.syncing
         syncing.acquire()
         try:
-            return self._commit_locked(packed, writer, True)
+            return self._commit_locked(packed, writer, True, False)
         finally:
             syncing.release()
 
-    cdef _commit_locked(self, Packed packed, writer, bint sync):
+    cdef _commit_locked(self, Packed packed, writer, bint sync, bint hidden):
         self._acquire()
         try:
-            if packed._offset > self.limit or self.unfinished or self.synced != sync:
+            if (packed._offset > self.limit or self.unfinished or self.synced != sync
+                    or self.hidden != hidden):
                 return None
             if coarse_ns() >= self._look_at:
                 return None
@@ -487,11 +492,17 @@ cdef class StreamEnd:
             if sync and self.base is not self.written:
                 return None
             try:
-                head = self.commit(packed, None, None, sync, self._wakers)
+                if hidden:
+                    head = self.commit(packed, None, self._owner.reader.head, False, ())
+                else:
+                    head = self.commit(packed, None, None, sync, self._wakers)
             except OSError as error:
                 writer.not_committed(error)
             if self.sums._finished:
                 writer.pages_finished()
+            if hidden:
+                self.unfinished = False
+                return head
             move_head(self._owner.reader, head)
             self.unfinished = False
             if self._inside_wakers:

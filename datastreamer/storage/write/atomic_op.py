@@ -271,7 +271,8 @@ class AtomicOp(EntryPacker):
             deferred.keeper.committed(self.bookmarks, start, head, writer.end.base)
         else:
             pending = PendingCommit(writer.durability, writer.end.commits)
-            writer.durability.announce()
+            if head.entries <= writer.owned.head.entries:
+                writer.durability.announce()
         self.committing = False
         return pending
 
