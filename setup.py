@@ -26,6 +26,9 @@ modules = {
     "datastreamer.storage.disk._placement": ["datastreamer/storage/disk/_placement.pyx"],
     "datastreamer.zkevm._wire": ["datastreamer/zkevm/_wire.pyx"],
     "datastreamer.server.streaming._fanout": ["datastreamer/server/streaming/_fanout.pyx"],
+    "datastreamer.server.streaming._live_thread": [
+        "datastreamer/server/streaming/_live_thread.pyx"
+    ],
 }
 
 setup(
