@@ -18,6 +18,7 @@ from datastreamer._entry cimport (
 )
 
 import os
+import weakref
 
 from datastreamer.storage.header.records import VISIBLE_LAYOUT
 
@@ -388,6 +389,17 @@ cdef void* run(void* what) noexcept nogil:
     return NULL
 
 
+_threads = weakref.WeakSet()
+
+
+def _lose_all():
+    for thread in list(_threads):
+        (<LiveThread>thread)._lose()
+
+
+os.register_at_fork(after_in_child=_lose_all)
+
+
 cdef class LiveThread:
     """The thread, and the live clients while it is armed. For the event loop's thread only.
 
@@ -396,20 +408,19 @@ cdef class LiveThread:
 
     cdef Shared* _it
     cdef pthread_t _thread
-    cdef int _process
+    cdef bint _runs
+    cdef object __weakref__
 
     def __cinit__(self, int file, int wakeup, int notice):
         """`wakeup` becomes readable with each commit to `file`; the thread makes `notice`, an
         eventfd, readable when `collect` has something to return. Raises `OSError` if the system
         has no thread left."""
         cdef int failed
-        self._process = os.getpid()
         self._it = <Shared*>calloc(1, sizeof(Shared))
         if self._it == NULL:
             raise MemoryError
         pthread_mutex_init(&self._it.guard, NULL)
         pthread_cond_init(&self._it.resume, NULL)
-        self._it.file = self._it.wakeup = self._it.notice = -1
         # The stream may be closed, and its descriptor reused, while the thread reads.
         self._it.file = os.dup(file)
         self._it.wakeup = wakeup
@@ -419,6 +430,8 @@ cdef class LiveThread:
             close(self._it.file)
             self._free()
             raise OSError(failed, os.strerror(failed))
+        self._runs = True
+        _threads.add(self)
 
     def __dealloc__(self):
         if self._it != NULL:
@@ -442,23 +455,26 @@ cdef class LiveThread:
         free(self._it)
         self._it = NULL
 
+    cdef void _lose(self) noexcept:
+        """In the child of a fork: there is no thread, which may have held the guard."""
+        if self._it != NULL:
+            pthread_mutex_init(&self._it.guard, NULL)
+            pthread_cond_init(&self._it.resume, NULL)
+            self._it.armed = False
+            self._runs = False
+
     cdef void _end(self) noexcept:
         cdef uint64_t one = 1
-        close_fd = self._it.file
-        if os.getpid() != self._process:
-            # In the child of a fork there is no thread, and its guard may be held forever.
-            close(close_fd)
-            self._it = NULL
-            return
-        self._lock()
-        self._it.closing = True
-        self._it.armed = False
-        self._unlock()
-        # It may be waiting for a commit.
-        write(self._it.wakeup, &one, 8)
-        with nogil:
-            pthread_join(self._thread, NULL)
-        close(close_fd)
+        if self._runs:
+            self._lock()
+            self._it.closing = True
+            self._it.armed = False
+            self._unlock()
+            # It may be waiting for a commit.
+            write(self._it.wakeup, &one, 8)
+            with nogil:
+                pthread_join(self._thread, NULL)
+        close(self._it.file)
         self._free()
 
     def close(self):
