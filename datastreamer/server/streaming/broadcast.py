@@ -130,7 +130,13 @@ class Broadcast:
         """Have the thread serve the live clients, if it can; whether it does."""
         if self._looking or self.changing or self.trouble:
             return self._live.armed
-        return self._live.arm(wakeup, Cursor(*self.view.head))
+        armed = self._live.arm(wakeup, Cursor(*self.view.head))
+        self._report_if_awaited()
+        return armed
+
+    def _report_if_awaited(self) -> None:
+        """Have the thread report each pass while somebody waits for the view to move."""
+        self._live.want(bool(self.parked or self.watchers), self.view.head.entries)
 
     async def poll(self, start_over: Callable[[], None]) -> None:
         """Make a pass if `run` has made none for `_POLL_SECONDS`, forever."""
@@ -172,7 +178,7 @@ class Broadcast:
                     self.begin_anew(self._epoch)
                 if not self._live.armed:
                     await self._catch_up_live()
-                self._live.want(bool(self.parked or self.watchers), self.view.head.entries)
+                self._report_if_awaited()
                 # After the pass, because clients wait for it.
                 self._looked_at = trio.current_time()
                 self.cold.look_again(self._looked_at)
@@ -194,15 +200,13 @@ class Broadcast:
     def park(self, sender: LiveSender) -> None:
         """Wake this client when the view moves."""
         self.parked.add(sender)
-        self._await_view()
+        self._report_if_awaited()
+        self._company.set()
 
     def watch(self, watcher: trio.Event) -> None:
         """Set `watcher` when the view moves or entries were truncated."""
         self.watchers.add(watcher)
-        self._await_view()
-
-    def _await_view(self) -> None:
-        self._live.want(True, self.view.head.entries)
+        self._report_if_awaited()
         self._company.set()
 
     def leave(self, sender: LiveSender) -> bool:
