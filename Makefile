@@ -24,7 +24,7 @@ help:
 	@echo "make lint       ruff                     make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
-	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
+	@echo "make sanitize   the tests of the C code with bounds checks, AddressSanitizer, ThreadSanitizer"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
 	@echo "make clean      remove what was built    make distclean  ... and the environment"
 	@echo "PYTHON=... (now $(PYTHON), 3.10 or later), VENV=..., ARGS='options for pytest',"
