@@ -24,7 +24,7 @@ from datastreamer.server.streaming import broadcast as broadcast_module
 from datastreamer.server.streaming import live_clients as live_module
 from datastreamer.server.streaming._live_thread import LiveThread
 from datastreamer.server.streaming.sender import State
-from datastreamer.storage.header.records import MARK_OFFSET
+from datastreamer.storage.header.records import MARK, MARK_OFFSET
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import Peer, Rig, append, over_loopback, until
@@ -386,23 +386,28 @@ async def test_a_stream_that_another_process_truncates_all_the_time(
 
 
 async def test_a_mark_that_is_not_whole(writer: DataStream, follower: DataStream) -> None:
-    """The thread sends nothing by it, and stops if it stays so; nothing else is of use there."""
+    """The thread sends nothing by it, and stops if it stays so."""
+    page, head = settled_page(follower), follower.reader.head
     with bare_thread(follower) as (thread, notice, wake), client_of(thread, follower) as peer:
-        page = Path(writer.path).read_bytes()[:4096]
+        append(writer, (1, b"not visible yet"))
         with open(writer.path, "r+b", buffering=0) as file:
-            file.seek(MARK_OFFSET + 24)
+            file.seek(MARK_OFFSET + MARK.sum_offset)
+            whole = file.read(8)
+            file.seek(MARK_OFFSET + MARK.sum_offset)
             file.write(bytes(8))
-            thread.arm(settled_page(follower), *follower.reader.head)
-            for _ in range(20):
-                wake()
-            await trio.lowlevel.wait_readable(notice)
+            thread.arm(page, *head)
+            wake()
+            with trio.fail_after(PATIENCE):
+                await trio.lowlevel.wait_readable(notice)
             assert thread.collect()[0]
-            file.seek(0)
-            file.write(page)
-        thread.arm(settled_page(follower), *follower.reader.head)
-        append(writer, (1, b"whole"))
+            peer.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                peer.recv(1)
+            file.seek(MARK_OFFSET + MARK.sum_offset)
+            file.write(whole)
+        thread.arm(page, *head)
         wake()
-        await trio.to_thread.run_sync(peer.recv, 1, socket.MSG_PEEK)
+        await trio.lowlevel.wait_readable(peer)
         assert peer.recv(1 << 16) == modelled(writer).packed(1)
 
 
