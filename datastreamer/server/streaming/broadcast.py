@@ -135,7 +135,7 @@ class Broadcast:
         return armed
 
     def _report_if_awaited(self) -> None:
-        """Have the thread report each pass while somebody waits for the view to move."""
+        """Have the thread report each pass while a client waits for the view to move."""
         self._live.want(bool(self.parked or self.watchers), self.view.head.entries)
 
     async def poll(self, start_over: Callable[[], None]) -> None:
