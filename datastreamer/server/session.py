@@ -196,11 +196,11 @@ class Session:
 
     def end(self, reason: str, words: str, *, reset: bool = True) -> None:
         """End the connection now. With `reset`, bytes that are not sent yet are dropped."""
+        self._broadcast.leave(self.sender)
         if not self.reason:
             self.reason = reason
             fields = self._end_fields(reason)
             _log.info("%s: connection ended: %s", self.transport.peer, words, extra=fields)
-        self._broadcast.leave(self.sender)
         if reset:
             self.transport.reset()
         self._scope.cancel()
