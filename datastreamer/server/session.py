@@ -299,8 +299,10 @@ class Session:
                 entries, bookmarks, event = answers.answer_at_hand(event, protocol.next_event, most)
                 asked += entries + bookmarks
                 self.taken += entries + bookmarks
-                self._counts.commands[ENTRY] += entries
-                self._counts.commands[BOOKMARK] += bookmarks
+                if entries:
+                    self._counts.commands[ENTRY] += entries
+                if bookmarks:
+                    self._counts.commands[BOOKMARK] += bookmarks
                 if event is None:
                     continue
             if asked < _QUESTIONS_A_TURN and not answers.full:
