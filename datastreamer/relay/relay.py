@@ -17,6 +17,7 @@ import trio
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
+from datastreamer.http.serving import serve_metrics
 from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.protocol import exchanges
@@ -25,7 +26,6 @@ from datastreamer.protocol.retry import BACKOFF, Backoff, check_seconds, check_w
 from datastreamer.relay.download import Download
 from datastreamer.relay.status import READY_LAG, gather, unready
 from datastreamer.server.limits import Limits
-from datastreamer.server.metrics_http import serve_metrics
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.server.server import Server
 from datastreamer.storage.disk.file_ops import Disk

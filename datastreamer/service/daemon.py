@@ -17,9 +17,9 @@ import trio
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ServerFailed, UsageError
+from datastreamer.http.serving import serve_metrics_of
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import Limits
-from datastreamer.server.metrics_http import serve_metrics_of
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
 from datastreamer.service import systemd
@@ -59,7 +59,7 @@ def serve_until_signal(
     On the first signal the server stops accepting connections and gives clients the limits' grace
     period to receive committed entries; a second signal ends that at once; more are ignored while
     the stream is closed. On SIGHUP the files of `tls` are read again. `metrics` is host and port
-    of the metrics endpoint (`metrics_http.py`).
+    of the metrics endpoint (`http/serving.py`).
 
     The addresses are bound before the stream is opened, so that a port in use leaves no trace on
     disk; listeners passed by systemd are used instead. systemd is notified when clients can

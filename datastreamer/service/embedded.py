@@ -210,7 +210,7 @@ class _ServerThread:
     ) -> None:
         import trio
 
-        from datastreamer.server.metrics_http import serve_metrics_of
+        from datastreamer.http.serving import serve_metrics_of
         from datastreamer.server.server import Server
         from datastreamer.transport.trio_thread import TrioThread
 

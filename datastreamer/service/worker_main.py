@@ -18,12 +18,12 @@ import trio
 
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
+from datastreamer.http.serving import serve_metrics_of
 from datastreamer.metrics.exposition import load_exporter
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
-from datastreamer.server.metrics_http import serve_metrics_of
 from datastreamer.server.server import Server
 from datastreamer.service import control_protocol as control
 from datastreamer.service.log import log_to_stderr
