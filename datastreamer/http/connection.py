@@ -219,6 +219,14 @@ class HttpConnection:
         for part in self._after_piece:
             await self._send_raw(part)
 
+    @property
+    def direct_fd(self) -> int | None:
+        """With HTTP/1.0 a body has no chunks."""
+        return None if self._h11.their_http_version == b"1.0" else self.transport.socket_fd
+
+    async def send_rest(self, data: bytes) -> None:
+        await self._send_raw(data)
+
     async def _send_raw(self, data: Buffer) -> None:
         """Raises `trio.TooSlowError` if the client receives nothing for the write timeout."""
         transport, view = self.transport, memoryview(data)

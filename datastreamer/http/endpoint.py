@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from datastreamer.http.connection import HttpConnection, Respond
-from datastreamer.http.messages import BodyOutput, HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.http.messages import AnswerCut, BodyOutput, HttpAnswer, HttpProblem, HttpRequest
 from datastreamer.server.admission.fair_slots import FairSlots
 from datastreamer.transport.listeners import address_of, host_of, peer_of
 from datastreamer.transport.refusal_log import RefusalLog
@@ -114,8 +114,10 @@ class HttpEndpoint:
                 await connection.run(respond)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        except trio.TooSlowError:
-            transport.reset()
+        except (trio.TooSlowError, AnswerCut) as error:
+            _log.debug("%s: an HTTP answer was cut: %r", transport.peer, error)
+            if isinstance(error, trio.TooSlowError):
+                transport.reset()
         except Exception:  # noqa: BLE001 - other connections continue
             _log.exception("%s: an HTTP answer failed", transport.peer)
         finally:

@@ -45,6 +45,10 @@ class HttpProblem(Exception):
         return HttpAnswer(self.status, _PROBLEM, f"{json_text(body)}\n".encode(), headers)
 
 
+class AnswerCut(Exception):
+    """An answer that has begun cannot be completed: its body ends without its end."""
+
+
 class BodyOutput(Protocol):
     """Where a body goes."""
 
@@ -59,6 +63,13 @@ class BodyOutput(Protocol):
         """The caller sends `size` bytes through `transport` itself, and calls `end_piece` then."""
 
     async def end_piece(self) -> None: ...
+
+    @property
+    def direct_fd(self) -> int | None:
+        """The socket that other parts may send whole chunks of the body to; None if they cannot."""
+
+    async def send_rest(self, data: bytes) -> None:
+        """Send what such a part could not send of its chunk."""
 
     async def until_gone(self) -> None:
         """Return when the client has ended its side of the connection."""

@@ -5,29 +5,146 @@ Owns which paths each has. The caller closes nothing: the listeners are closed h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from datastreamer.http.access import HttpAccess
+from datastreamer.http.blocks import BlockQueries
 from datastreamer.http.endpoint import HttpEndpoint, shown
+from datastreamer.http.entries import CachePolicy, EntryQueries
+from datastreamer.http.follow import Events, FollowQueries
+from datastreamer.http.live_followers import LiveFollowers
 from datastreamer.http.monitoring import Gather, Monitoring
-from datastreamer.http.routes import Routes
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.ranges import EntryRanges
+from datastreamer.http.reading import HttpSource
+from datastreamer.http.routes import Handler, Routes
+from datastreamer.metrics.counters import Counts
 from datastreamer.metrics.exposition import load_exporter
 from datastreamer.metrics.writer_numbers import WriterNumbers
+from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.metrics import collect
+from datastreamer.server.server import Server
 from datastreamer.transport.listeners import host_of
-
-if TYPE_CHECKING:
-    from datastreamer.server.server import Server
+from datastreamer.transport.refusal_log import RefusalLog
+from datastreamer.transport.tls import ServerTLS
 
 _log = logging.getLogger(__name__)
 
 _MONITORING_CONNECTIONS: Final = 64
+
+
+def source_of(server: Server, numbers: WriterNumbers | None = None) -> HttpSource:
+    """A server and, if it is in this process, its stream's writer as the source of answers."""
+    return HttpSource(lambda: server, partial(collect, server, numbers), lambda: server.unready)
+
+
+class HttpPort:
+    """The HTTP port of one process."""
+
+    def __init__(
+        self,
+        source: HttpSource,
+        listeners: Iterable[socket.socket],
+        options: HttpOptions,
+        *,
+        tls: ServerTLS | None = None,
+        write_timeout: float | None = None,
+    ) -> None:
+        """Owns `listeners`. A client that receives nothing for `write_timeout` is disconnected."""
+        self._listeners = list(listeners)
+        self._tls = tls
+        examiner = None
+        if options.token_file is not None:
+            examiner = TokenExaminer(str(options.token_file), Counts(), RefusalLog(_log))
+        access = HttpAccess(options.cors, examiner, _hosts(self._listeners))
+        self._live = [LiveFollowers(Events())]
+        handlers = stream_handlers(source, CachePolicy(private=access.private), *self._live)
+        self._endpoint = HttpEndpoint(
+            Routes(handlers, access, OPEN_PATHS).answer,
+            most=options.max_clients,
+            most_followers=options.max_followers,
+            write_timeout=write_timeout,
+            tls=tls,
+        )
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled or finished; closes the listeners. A failed answer is logged and
+        affects no other."""
+        urls = shown(self._listeners, self._tls, "/")
+        _log.info("HTTP on %s", urls, extra={"address": urls})
+        with contextlib.suppress(ImportError):
+            load_exporter()
+        async with trio.open_nursery() as nursery:
+            for live in self._live:
+                nursery.start_soon(live.run)
+            await self._endpoint.run(self._listeners, task_status)
+            nursery.cancel_scope.cancel()
+
+    async def finish(self, grace: float) -> None:
+        """Stop accepting; let answers end within `grace` seconds and followers reconnect."""
+        await self._endpoint.finish(grace)
+
+
+async def serve_http(
+    server: Server,
+    listeners: Iterable[socket.socket],
+    options: HttpOptions,
+    source: HttpSource | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the HTTP port of a server until it is cancelled or the server has finished. `source`: the
+    server alone if None."""
+    port = HttpPort(
+        source or source_of(server),
+        listeners,
+        options,
+        tls=server.tls,
+        write_timeout=server.limits.write_timeout,
+    )
+    server.finish_with.add(port.finish)
+    await port.run(task_status)
+
+
+OPEN_PATHS: Final = frozenset({"/healthz"})
+"""Paths without anything of the stream."""
+
+
+def stream_handlers(
+    source: HttpSource, cache: CachePolicy, live: LiveFollowers
+) -> dict[str, Handler]:
+    """The handlers of a port with the stream, by path."""
+    queries, ranges, blocks = (
+        EntryQueries(source, cache),
+        EntryRanges(source, cache),
+        BlockQueries(source),
+    )
+    return {
+        "/v1/stream": queries.stream,
+        "/v1/entries/{number}": queries.entry,
+        "/v1/entries": ranges.entries,
+        "/v1/bookmarks/{key}": queries.bookmark,
+        "/v1/follow": FollowQueries(source, live).follow,
+        "/v1/blocks/{number}": blocks.block,
+        "/v1/batches/{number}": blocks.batch,
+        **monitoring_handlers(Monitoring(source.gather, source.unready)),
+    }
+
+
+def monitoring_handlers(monitoring: Monitoring) -> dict[str, Handler]:
+    """The handlers of the monitoring paths, by path."""
+    return {
+        "/v1/clients": monitoring.clients,
+        "/metrics": monitoring.metrics,
+        "/healthz": monitoring.healthz,
+        "/readyz": monitoring.readyz,
+    }
 
 
 async def serve_metrics_of(
@@ -57,13 +174,10 @@ async def serve_metrics(
     listeners = list(listeners)
     urls = shown(listeners, None, "/metrics")
     _log.info("metrics on %s", urls, extra={"address": urls})
-    monitoring = Monitoring(gather, unready)
-    handlers = {
-        "/metrics": monitoring.metrics,
-        "/healthz": monitoring.healthz,
-        "/readyz": monitoring.readyz,
-        "/v1/clients": monitoring.clients,
-    }
-    hosts = [host_of(each.getsockname()) for each in listeners]
-    routes = Routes(handlers, HttpAccess(listeners=hosts), frozenset(handlers))
+    handlers = monitoring_handlers(Monitoring(gather, unready))
+    routes = Routes(handlers, HttpAccess(listeners=_hosts(listeners)), frozenset(handlers))
     await HttpEndpoint(routes.answer, most=_MONITORING_CONNECTIONS).run(listeners, task_status)
+
+
+def _hosts(listeners: Iterable[socket.socket]) -> list[str]:
+    return [host_of(each.getsockname()) for each in listeners]

@@ -20,32 +20,33 @@ async def ask(port: int, request: str | bytes, *more: str) -> tuple[int, dict[st
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(request)
         answer = b"".join([part async for part in stream])
-    code, headers, body = parsed_answer(answer)
+    code, headers, body = parsed_answer(answer, has_body=not request.startswith(b"HEAD"))
     if not request.startswith(b"HEAD") and "Content-Length" in headers:
         assert int(headers["Content-Length"]) == len(body)
     return code, headers, body
 
 
-def parsed_answer(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+def parsed_answer(answer: bytes, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
     """Code, headers and body of an answer; a body in chunks has to be whole."""
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *rest = head.decode().split("\r\n")
     headers = {name.title(): text for name, text in (line.split(": ", 1) for line in rest)}
-    if headers.get("Transfer-Encoding") == "chunked":
+    if has_body and headers.get("Transfer-Encoding") == "chunked":
         body = joined(body)
     return int(first.split()[1]), headers, body
 
 
 def joined(body: bytes) -> bytes:
     """The content of all chunks of a body, which is complete."""
-    parts = []
+    parts, at = [], 0
     while True:
-        size, _, body = body.partition(b"\r\n")
-        length = int(size, 16)
-        part, end, body = body[:length], body[length : length + 2], body[length + 2 :]
-        assert (len(part), end) == (length, b"\r\n")
+        begin = body.index(b"\r\n", at) + 2
+        length = int(body[at : begin - 2], 16)
+        at = begin + length + 2
+        part = body[begin : begin + length]
+        assert (len(part), body[at - 2 : at]) == (length, b"\r\n")
         if not length:
-            assert body == b""
+            assert at == len(body)
             return b"".join(parts)
         parts.append(part)
 
