@@ -20,7 +20,7 @@ from datastreamer.transport.server_stream import Buffer, Transport
 MOST_HEADERS: Final = 16 * 1024
 _REQUEST_SECONDS: Final = 10.0
 _KEEP_ALIVE_SECONDS: Final = 60.0
-# An answer with a whole body is small: it is sent within this time.
+# A small answer is sent within this time.
 _ANSWER_SECONDS: Final = 10.0
 # If a part of a request is not read, the system resets the connection on close.
 _LINGER_SECONDS: Final = 1.0
@@ -187,8 +187,11 @@ class HttpConnection:
             if body and method != "HEAD" and answer.status not in (204, 304):
                 head += self._h11.send(h11.Data(data=body)) or b""
             head += self._h11.send(h11.EndOfMessage()) or b""
-            with trio.fail_after(_ANSWER_SECONDS):
-                await self.transport.send(head)
+            if len(head) > _PIECE_BYTES:
+                await self._send_raw(head)
+            else:
+                with trio.fail_after(_ANSWER_SECONDS):
+                    await self.transport.send(head)
             return
         await self._send_raw(head)
         if method != "HEAD":

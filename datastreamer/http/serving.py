@@ -16,6 +16,7 @@ import trio
 
 from datastreamer.http.access import HttpAccess
 from datastreamer.http.blocks import BlockQueries
+from datastreamer.http.durable import DurableEvents, DurableStreams
 from datastreamer.http.endpoint import HttpEndpoint, shown
 from datastreamer.http.entries import CachePolicy, EntryQueries
 from datastreamer.http.follow import Events, FollowQueries
@@ -64,8 +65,10 @@ class HttpPort:
         if options.token_file is not None:
             examiner = TokenExaminer(str(options.token_file), Counts(), RefusalLog(_log))
         access = HttpAccess(options.cors, examiner, _hosts(self._listeners))
-        self._live = [LiveFollowers(Events())]
-        handlers = stream_handlers(source, CachePolicy(private=access.private), *self._live)
+        cache = CachePolicy(private=access.private)
+        self._live = [LiveFollowers(Events()), LiveFollowers(DurableEvents(source))]
+        self._durable = DurableStreams(source, cache, self._live[1])
+        handlers = stream_handlers(source, cache, self._live[0], self._durable)
         self._endpoint = HttpEndpoint(
             Routes(handlers, access, OPEN_PATHS).answer,
             most=options.max_clients,
@@ -89,6 +92,7 @@ class HttpPort:
 
     async def finish(self, grace: float) -> None:
         """Stop accepting; let answers end within `grace` seconds and followers reconnect."""
+        self._durable.finish()
         await self._endpoint.finish(grace)
 
 
@@ -117,7 +121,7 @@ OPEN_PATHS: Final = frozenset({"/healthz"})
 
 
 def stream_handlers(
-    source: HttpSource, cache: CachePolicy, live: LiveFollowers
+    source: HttpSource, cache: CachePolicy, live: LiveFollowers, durable: DurableStreams
 ) -> dict[str, Handler]:
     """The handlers of a port with the stream, by path."""
     queries, ranges, blocks = (
@@ -131,6 +135,7 @@ def stream_handlers(
         "/v1/entries": ranges.entries,
         "/v1/bookmarks/{key}": queries.bookmark,
         "/v1/follow": FollowQueries(source, live).follow,
+        "/v1/streams/{name}": durable.stream,
         "/v1/blocks/{number}": blocks.block,
         "/v1/batches/{number}": blocks.batch,
         **monitoring_handlers(Monitoring(source.gather, source.unready)),
