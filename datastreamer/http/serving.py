@@ -14,18 +14,18 @@ from typing import Final
 
 import trio
 
-from datastreamer.http.access import HttpAccess
-from datastreamer.http.blocks import BlockQueries
-from datastreamer.http.durable import DurableEvents, DurableStreams
-from datastreamer.http.endpoint import HttpEndpoint, shown
-from datastreamer.http.entries import CachePolicy, EntryQueries
-from datastreamer.http.follow import Events, FollowQueries
-from datastreamer.http.live_followers import LiveFollowers
-from datastreamer.http.monitoring import Gather, Monitoring
+from datastreamer.http.answers.blocks import BlockQueries
+from datastreamer.http.answers.durable import DurableEvents, DurableStreams
+from datastreamer.http.answers.entries import CachePolicy, EntryQueries
+from datastreamer.http.answers.follow import Events, FollowQueries
+from datastreamer.http.answers.live_followers import LiveFollowers
+from datastreamer.http.answers.monitoring import Gather, Monitoring
+from datastreamer.http.answers.ranges import EntryRanges
+from datastreamer.http.answers.reading import HttpSource
 from datastreamer.http.options import HttpOptions
-from datastreamer.http.ranges import EntryRanges
-from datastreamer.http.reading import HttpSource
-from datastreamer.http.routes import Handler, Routes
+from datastreamer.http.port.access import HttpAccess
+from datastreamer.http.port.endpoint import HttpEndpoint, shown
+from datastreamer.http.port.routes import Handler, Routes
 from datastreamer.metrics.counters import Counts
 from datastreamer.metrics.exposition import load_exporter
 from datastreamer.metrics.writer_numbers import WriterNumbers

@@ -17,8 +17,8 @@ import trio
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
+from datastreamer.http.answers.reading import HttpSource
 from datastreamer.http.options import HttpOptions, http_listeners
-from datastreamer.http.reading import HttpSource
 from datastreamer.http.serving import HttpPort, serve_metrics
 from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.metrics.writer_numbers import WriterNumbers

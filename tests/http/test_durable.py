@@ -85,7 +85,7 @@ async def test_long_poll(stream: DataStream, monkeypatch: pytest.MonkeyPatch) ->
         while not web.server.broadcast.watchers:
             await trio.lowlevel.checkpoint()
         append(stream, (1, b"two"))
-    monkeypatch.setattr("datastreamer.http.durable._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("datastreamer.http.answers.durable._POLL_SECONDS", 0.01)
     async with serving(stream) as web:
         code, headers, body = await ask(web.port, f"{PATH}?offset=now&live=long-poll")
         assert (code, body, headers["Stream-Up-To-Date"]) == (204, b"", "true")

@@ -251,7 +251,7 @@ async def test_who_leaves_is_forgotten(stream: DataStream) -> None:
 
 
 async def test_heartbeats(stream: DataStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datastreamer.http.follow._HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("datastreamer.http.answers.follow._HEARTBEAT_SECONDS", 0.01)
     async with serving(stream) as web, following(web) as client:
         while client._body.count(b":\n\n") < 3:
             assert await client.more()

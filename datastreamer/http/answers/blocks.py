@@ -11,9 +11,15 @@ from typing import Any, Final, NamedTuple
 
 from datastreamer._codec import Entry
 from datastreamer.errors import DecodeFailed, ExtraMissing
-from datastreamer.http.entries import NOT_CACHED
-from datastreamer.http.messages import HttpAnswer, HttpProblem, HttpRequest, json_answer, number
-from datastreamer.http.reading import HttpSource, Reading
+from datastreamer.http.answers.entries import NOT_CACHED
+from datastreamer.http.answers.reading import HttpSource, Reading
+from datastreamer.http.port.messages import (
+    HttpAnswer,
+    HttpProblem,
+    HttpRequest,
+    json_answer,
+    number,
+)
 from datastreamer.zkevm.block_json import batch_json, blocks_json, marked_entries
 from datastreamer.zkevm.bookmark_keys import Kind
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from datastreamer._codec import EntryBatch
 from datastreamer._lines import json_lines
 from datastreamer.errors import ExtraMissing
-from datastreamer.http.messages import JSON, HttpProblem, HttpRequest
+from datastreamer.http.port.messages import JSON, HttpProblem, HttpRequest
 
 NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"

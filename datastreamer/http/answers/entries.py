@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from datastreamer.errors import UnknownEntry
-from datastreamer.http.messages import Headers, HttpAnswer, HttpRequest, json_answer, number
-from datastreamer.http.reading import HttpSource, Reading
+from datastreamer.http.answers.reading import HttpSource, Reading
+from datastreamer.http.port.messages import Headers, HttpAnswer, HttpRequest, json_answer, number
 from datastreamer.zkevm.entry_json import entry_json, meaning_json
 
 _CACHE_SECONDS: Final = 60

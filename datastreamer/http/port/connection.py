@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import h11
 import trio
 
-from datastreamer.http.messages import HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
 from datastreamer.transport.server_stream import Buffer, Transport
 
 MOST_HEADERS: Final = 16 * 1024

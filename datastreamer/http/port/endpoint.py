@@ -14,8 +14,14 @@ from typing import Final
 
 import trio
 
-from datastreamer.http.connection import HttpConnection, Respond
-from datastreamer.http.messages import AnswerCut, BodyOutput, HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.http.port.connection import HttpConnection, Respond
+from datastreamer.http.port.messages import (
+    AnswerCut,
+    BodyOutput,
+    HttpAnswer,
+    HttpProblem,
+    HttpRequest,
+)
 from datastreamer.server.admission.fair_slots import FairSlots
 from datastreamer.transport.listeners import address_of, host_of, peer_of
 from datastreamer.transport.refusal_log import RefusalLog

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
-from datastreamer.http.access import HttpAccess
-from datastreamer.http.messages import HttpAnswer, HttpProblem, HttpRequest, not_found
+from datastreamer.http.port.access import HttpAccess
+from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest, not_found
 
 Handler = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 

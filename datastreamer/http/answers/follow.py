@@ -13,9 +13,10 @@ from typing import Final
 import trio
 
 from datastreamer.errors import UnknownEntry
-from datastreamer.http.formats import json_items
-from datastreamer.http.live_followers import EventForm, LiveFollowers
-from datastreamer.http.messages import (
+from datastreamer.http.answers.formats import json_items
+from datastreamer.http.answers.live_followers import EventForm, LiveFollowers
+from datastreamer.http.answers.reading import EVENT_BYTES, HttpSource, Reading
+from datastreamer.http.port.messages import (
     AnswerCut,
     BodyOutput,
     HttpAnswer,
@@ -23,7 +24,6 @@ from datastreamer.http.messages import (
     HttpRequest,
     number,
 )
-from datastreamer.http.reading import EVENT_BYTES, HttpSource, Reading
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.storage.read.spans import Cursor
 

@@ -13,9 +13,9 @@ from typing import Final, Protocol
 import trio
 
 from datastreamer.errors import UnknownEntry
-from datastreamer.http.formats import json_items
-from datastreamer.http.messages import HttpProblem
-from datastreamer.http.reading import EVENT_BYTES, Reading
+from datastreamer.http.answers.formats import json_items
+from datastreamer.http.answers.reading import EVENT_BYTES, Reading
+from datastreamer.http.port.messages import HttpProblem
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.storage.read.spans import Cursor

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import trio
 
-from datastreamer.http.messages import JSON, PLAIN, HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.http.port.messages import JSON, PLAIN, HttpAnswer, HttpProblem, HttpRequest
 from datastreamer.metrics.exposition import (
     LISTED_CLIENTS,
     TEXT,

@@ -14,11 +14,12 @@ from typing import Final
 import trio
 
 from datastreamer.errors import UnknownEntry
-from datastreamer.http.entries import CachePolicy
-from datastreamer.http.follow import EVENT_HEADERS, EVENT_STREAM, Follower
-from datastreamer.http.formats import json_items
-from datastreamer.http.live_followers import LiveFollowers
-from datastreamer.http.messages import (
+from datastreamer.http.answers.entries import CachePolicy
+from datastreamer.http.answers.follow import EVENT_HEADERS, EVENT_STREAM, Follower
+from datastreamer.http.answers.formats import json_items
+from datastreamer.http.answers.live_followers import LiveFollowers
+from datastreamer.http.answers.reading import HttpSource, Reading
+from datastreamer.http.port.messages import (
     JSON,
     Headers,
     HttpAnswer,
@@ -26,7 +27,6 @@ from datastreamer.http.messages import (
     HttpRequest,
     not_found,
 )
-from datastreamer.http.reading import HttpSource, Reading
 from datastreamer.printable import json_text
 
 _NAME: Final = "default"

@@ -21,8 +21,8 @@ from datastreamer.errors import (
     StreamClosed,
     UnknownEntry,
 )
-from datastreamer.http.messages import HttpProblem, number
-from datastreamer.http.monitoring import Gather
+from datastreamer.http.answers.monitoring import Gather
+from datastreamer.http.port.messages import HttpProblem, number
 from datastreamer.server import damage
 from datastreamer.server.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server

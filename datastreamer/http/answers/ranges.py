@@ -14,8 +14,8 @@ import trio
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedFile, StreamClosed, UnknownEntry
 from datastreamer.format import PAGE_SIZE, U32_MAX, U64_MAX
-from datastreamer.http.entries import NOT_CACHED, CachePolicy
-from datastreamer.http.formats import (
+from datastreamer.http.answers.entries import NOT_CACHED, CachePolicy
+from datastreamer.http.answers.formats import (
     NAMES,
     NDJSON,
     OCTETS,
@@ -27,7 +27,8 @@ from datastreamer.http.formats import (
     form_of,
     name_of,
 )
-from datastreamer.http.messages import (
+from datastreamer.http.answers.reading import Encode, HttpSource, Piece, Reading
+from datastreamer.http.port.messages import (
     JSON,
     AnswerCut,
     BodyOutput,
@@ -36,7 +37,6 @@ from datastreamer.http.messages import (
     HttpRequest,
     Parameters,
 )
-from datastreamer.http.reading import Encode, HttpSource, Piece, Reading
 from datastreamer.protocol.messages import BatchQuery
 from datastreamer.server.batch_reads import BatchAnswers
 from datastreamer.server.streaming.other_readers import EntryChange

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from datastreamer.http.messages import HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.transport.listeners import is_local
 
