@@ -14,12 +14,14 @@ from typing import Final
 
 import trio
 
+from datastreamer.http import console
 from datastreamer.http.answers.blocks import BlockQueries
 from datastreamer.http.answers.durable import DurableEvents, DurableStreams
 from datastreamer.http.answers.entries import CachePolicy, EntryQueries
 from datastreamer.http.answers.follow import Events, FollowQueries
 from datastreamer.http.answers.live_followers import LiveFollowers
 from datastreamer.http.answers.monitoring import Gather, Monitoring
+from datastreamer.http.answers.openapi import openapi
 from datastreamer.http.answers.ranges import EntryRanges
 from datastreamer.http.answers.reading import HttpSource
 from datastreamer.http.options import HttpOptions
@@ -116,7 +118,7 @@ async def serve_http(
     await port.run(task_status)
 
 
-OPEN_PATHS: Final = frozenset({"/healthz"})
+OPEN_PATHS: Final = frozenset({"/", "/console/{file}", "/healthz"})
 """Paths without anything of the stream."""
 
 
@@ -130,6 +132,8 @@ def stream_handlers(
         BlockQueries(source),
     )
     return {
+        "/": console.page,
+        "/console/{file}": console.file,
         "/v1/stream": queries.stream,
         "/v1/entries/{number}": queries.entry,
         "/v1/entries": ranges.entries,
@@ -138,6 +142,7 @@ def stream_handlers(
         "/v1/streams/{name}": durable.stream,
         "/v1/blocks/{number}": blocks.block,
         "/v1/batches/{number}": blocks.batch,
+        "/v1/openapi.json": openapi,
         **monitoring_handlers(Monitoring(source.gather, source.unready)),
     }
 

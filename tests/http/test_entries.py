@@ -40,6 +40,7 @@ async def test_stream_and_entry(stream: DataStream) -> None:
             "total_length": stream.header.total_length,
             "epoch": stream.epoch,
             "first_entry": 0,
+            "sync": "os",
         }
         entry = {"number": 1, "type": 7, "length": 3, "data": "0x6f6e65"}
         assert await read(web, "/v1/entries/1") == entry

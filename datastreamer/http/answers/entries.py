@@ -55,6 +55,8 @@ class EntryQueries:
             "total_length": header.total_length,
             "epoch": reading.stream.epoch,
             "first_entry": 0,
+            # Known where the stream is written.
+            "sync": reading.stream.sync_policy if reading.stream.writable else None,
         }
         return json_answer(found, NOT_CACHED)
 

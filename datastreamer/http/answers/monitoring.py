@@ -103,6 +103,7 @@ def overview(snapshot: MetricsSnapshot) -> dict[str, object]:
                 ]
             }
         ),
+        "index_lag_entries": one("index_lag_entries"),
         "sent_entries": one("sent_entries_total"),
         "sent_bytes": one("sent_bytes_total"),
         "connected": {

@@ -44,12 +44,15 @@ class Routes:
         self._access.check_request(request)
         if request.method == "OPTIONS":
             return self._access.preflight()
-        if request.path not in self._open:
+        path, request, handler = self._find(request)
+        if path not in self._open:
             await self._access.check_token(request)
-        request, handler = self._find(request)
+        if handler is None:
+            raise not_found(f"no such path; there are {', '.join(self.paths)}")
         return _conditional(request, await handler(request))
 
-    def _find(self, request: HttpRequest) -> tuple[HttpRequest, Handler]:
+    def _find(self, request: HttpRequest) -> tuple[str, HttpRequest, Handler | None]:
+        """The path with its variables, the request with their values, and the handler."""
         parts = request.path.split("/")
         for pattern, handler in self._handlers:
             if len(pattern) == len(parts):
@@ -60,8 +63,8 @@ class Routes:
                         for each, part in pairs
                         if each[:1] == "{"
                     }
-                    return dataclasses.replace(request, found=found), handler
-        raise not_found(f"no such path; there are {', '.join(self.paths)}")
+                    return "/".join(pattern), dataclasses.replace(request, found=found), handler
+        return "", request, None
 
 
 def _conditional(request: HttpRequest, answer: HttpAnswer) -> HttpAnswer:
