@@ -71,7 +71,7 @@ async function newestBlock(signal) {
 
 function neighbours(kind, number) {
   const title = kind === "batch" ? "batch" : "block"
-  return el("p.tools", {},
+  return el("p.links", {},
     number > 0 ? el("a", { href: `#${title}/${number - 1}` }, `Previous ${title}`) : el("span.dim", {}, `Previous ${title}`),
     el("a", { href: `#${title}/${number + 1}` }, `Next ${title}`))
 }
@@ -88,13 +88,13 @@ function block(found) {
     inBatch === undefined ? "" : el("a", { href: `#batch/${inBatch}` }, `Batch ${integer(Number(inBatch))}`),
     el("span.rest", {}, entryLink(found.block)))
   return [title, el("div.panel", {}, el("h2", {}, found.block.kind), fields(values)),
-    el("div.title", {}), transactions(found.transactions)]
+    el("h2.gap", {}, "Transactions"), transactions(found.transactions)]
 }
 
 function batch(found) {
   const parts = [el("div.title", {}, el("h1.num", {}, `Batch ${integer(found.number)}`), neighbours("batch", found.number))]
   const about = { blocks: found.blocks.length, ...found.start?.fields, ...found.end?.fields }
-  parts.push(el("div.panel", {}, el("h2", {}, "Batch"), fields(about)), el("div.title", {}))
+  parts.push(el("div.panel", {}, el("h2", {}, "Batch"), fields(about)), el("h2.gap", {}, "Blocks"))
   const rows = found.blocks.slice(0, 1000).map((each) => {
     const values = each.block.fields
     const number = values.number ?? values.l2_block_number
@@ -113,7 +113,7 @@ function batch(found) {
 
 function transactions(all) {
   if (all.length === 0) return el("p.empty", {}, "The block has no transactions.")
-  const heads = [["Hash", "c-hash"], ["From", "c-hash"], ["To", "c-hash"], ["Value in ether", "n"], ["Gas", "c-length.n.optional"], ["Input", "optional"]]
+  const heads = [["Hash", "c-hash"], ["From", "c-hash"], ["To", "c-hash"], ["Ether", "n"], ["Gas", "c-length.n.optional"], ["Input", "optional"]]
   const rows = all.map((each) => {
     const open = each.opened
     const cells = open

@@ -77,7 +77,7 @@ export async function entries(main, signal, name, argument) {
   const empty = el("p.empty", { hidden: true })
   const foot = el("p.foot", { role: "status" })
   const panel = el("section.panel", { hidden: true, "aria-label": "Entry" })
-  const columns = [["Number", "c-number.n"], ["Type", "c-type"], ["Bytes", "c-length.n"], ["Data", "data"]]
+  const columns = [["Number", "c-number.n"], ["Type", "c-type"], ["Bytes", "c-length.n.optional"], ["Data", "data"]]
   const table = el("table", { "aria-label": "Entries" },
     el("thead", {}, el("tr", {}, ...columns.map(([title, kind]) => el(`th.${kind}`, { scope: "col" }, title)))), body)
   const split = el("div.split", {},
@@ -118,10 +118,12 @@ export async function entries(main, signal, name, argument) {
     while (body.rows.length > rows.length) body.deleteRow(-1)
     while (body.rows.length < rows.length) {
       const row = body.insertRow()
-      row.append(el("td.n", {}, el("a")), el("td"), el("td.n"), el("td.mono"))
+      row.append(el("td.n", {}, el("a")), el("td"), el("td.n.optional"), el("td.mono"))
     }
-    rows.forEach((each, at) => {
-      const row = body.rows[at]
+    const following = live.getAttribute("aria-pressed") === "true"
+    rows.forEach((each, index) => {
+      // While it follows, the newest entry is on top, where it can be seen.
+      const row = body.rows[following ? rows.length - 1 - index : index]
       const [link] = row.cells[0].children
       put(link, integer(each.number))
       link.setAttribute("href", `#entry/${each.number}`)
@@ -131,10 +133,9 @@ export async function entries(main, signal, name, argument) {
       row.setAttribute("aria-selected", String(each.number === selected))
     })
     empty.hidden = rows.length > 0
-    const following = live.getAttribute("aria-pressed") === "true"
     put(empty, following ? "Waiting for the next entry." : types.length ? "No entry of these types here." : "The stream has no entries here.")
     const range = rows.length ? `Entries ${integer(rows[0].number)} to ${integer(rows.at(-1).number)}` : ""
-    put(foot, following ? `${range}${range && ", "}newest last, following the head` : range)
+    put(foot, following ? `${range}${range && ", "}newest first, following the head` : range)
     first.disabled = start === 0 && !following
     back.disabled = !following && start === 0
     on.disabled = following || next === null

@@ -106,7 +106,8 @@ export async function overview(main, signal) {
     put(commit.big, moved === null ? "–" : `${age(at - moved)} ago`)
     put(commit.sub, moved === null ? "none since this page was opened" : "")
     put(file.big, size(stream.total_length))
-    put(file.sub, `${integer(Math.ceil((stream.total_length - 4096) / 1048576))} pages`)
+    const pages = Math.ceil((stream.total_length - 4096) / 1048576)
+    put(file.sub, pages === 1 ? "1 page" : `${integer(pages)} pages`)
     pace.draw("entryRate")
     volume.draw("byteRate")
     const sync = { commit: "each commit is on disk", os: "left to the operating system" }
