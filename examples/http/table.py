@@ -18,6 +18,5 @@ def table(url: str, first: int, last: int) -> pd.DataFrame:
 
 if __name__ == "__main__":
     found = table(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    print(
-        found.groupby("type")["data"].agg(entries="count", bytes=lambda data: data.str.len().sum())
-    )
+    found["bytes"] = found["data"].str.len()
+    print(found.groupby("type")["bytes"].agg(["count", "sum"]))

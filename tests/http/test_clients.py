@@ -42,7 +42,7 @@ def running(*words: object) -> Iterator[Running]:
     try:
         yield started
     finally:
-        started.process.kill()
+        started.process.terminate()
         started.process.wait()
         for stream in (started.process.stdout, started.process.stderr):
             assert stream is not None
