@@ -60,9 +60,9 @@ def repair(
     """Repair a file: restore damaged pages from servers, fix header, totals, size and index.
 
     A damaged page that no server restores remains in its place: its entries cannot be read, all
-    others can, and no number changes. Of a file that is cut short, the missing entries are removed.
-    The exit code is 3 in both cases, with --dry-run too. What is changed is copied to
-    FILE.<time>.repair first. A healthy file is not changed.
+    others can, and no number changes. If the file is cut short, the stream is truncated before the
+    missing entries; with --from it is not. The exit code is 3 in these cases, with --dry-run too.
+    What is changed is copied to FILE.<time>.repair first. A healthy file is not changed.
     """
     shape = output.chosen()
     if cut and from_:

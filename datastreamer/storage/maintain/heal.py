@@ -273,8 +273,8 @@ class FileHealer:
         self._end_sum = record.after_sum if record is not None and self._confirmed else None
         self._survey = self._examine()
         self.doubtful_tail = False
-        """Whether servers were asked for the last page, whose checksum is lost, and none of them
-        has these entries."""
+        """Whether the checksum of the last page is lost and no server that was asked has the same
+        entries."""
 
     def _examine(self) -> Survey:
         if self._end is None:
