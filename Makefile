@@ -29,7 +29,7 @@ help:
 	@echo "make lint       ruff                     make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
-	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
+	@echo "make sanitize   the tests of the C code with bounds checks, AddressSanitizer, ThreadSanitizer"
 	@echo "make test-fast  the tests for an edit loop: the lower layers"
 	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"

@@ -29,6 +29,7 @@ MODULES = [
     "datastreamer.reassembly._messages",
     "datastreamer.reassembly._reassembler",
     "datastreamer.server.streaming._fanout",
+    "datastreamer.server.streaming._live_thread",
     "datastreamer.storage.bookmarks._blocks",
     "datastreamer.storage.bookmarks._pairs",
     "datastreamer.storage.disk._commit",

@@ -302,7 +302,7 @@ class Server:
         entries = self.stream.total_entries
         late = not await self._leave_within(grace * _UNHURRIED, entries)
         if late:
-            unfinished = sum(session.sender.owes(entries) for session in self.sessions)
+            unfinished = self._owes(entries)
             await self._leave_within(grace * (1 - _UNHURRIED), 0)
             if unfinished:
                 words = "%d clients did not receive all committed entries within %g s"
@@ -323,6 +323,7 @@ class Server:
     def change(self, start: int, stop: int | None, done: bool) -> None:
         """Entries are about to be truncated or updated: end the sessions that this affects. With
         `done` the change is made: waiting clients continue."""
+        self.broadcast.disarm()
         self.stream.refresh_open_file()
         if done:
             self.broadcast.release()
@@ -404,10 +405,15 @@ class Server:
         target = self.stream.total_entries
         with trio.move_on_after(seconds):
             # Entries are sent in many places, which would each have to count.
-            while any(session.sender.owes(target) for session in self.sessions):  # noqa: ASYNC110
+            while self._owes(target):  # noqa: ASYNC110
                 await trio.sleep(_POLL_SECONDS)
             return True
         return False
+
+    def _owes(self, entries: int) -> int:
+        """The number of streaming clients that were not sent the first `entries` entries."""
+        self.broadcast.locate()
+        return sum(session.sender.owes(entries) for session in self.sessions)
 
 
 async def serve(
