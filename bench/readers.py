@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -320,35 +320,38 @@ def _live(
     poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
     for fileno in connections:
         poll.register(fileno, select.POLLIN)
-    buffer = memoryview(bytearray(1 << 20))
-    begun: dict[int, bytes] = dict.fromkeys(connections, b"")  # the start of an operation
-    left = clients * operations
-    waits: list[int] = []
-    receive = {fileno: connection.recv_into for fileno, connection in connections.items()}
+    left = clients * operations * size
+    received: list[tuple[int, bytes, int]] = []  # looked at when all have come
+    receive = {fileno: connection.recv for fileno, connection in connections.items()}
     deadline = time.monotonic() + timeout
     unit = 1 if hasattr(select, "epoll") else 1000
     while left > 0:
         events = poll.poll(max(0.0, deadline - time.monotonic()) * unit)
         if not events:
-            raise TimeoutError(f"{left} of {clients * operations} did not come in {timeout} s")
+            raise TimeoutError(
+                f"{left} of {clients * operations * size} bytes did not come in time"
+            )
         for fileno, _ in events:
-            count = receive[fileno](buffer)
-            now = time.time_ns()
-            if not count:
-                raise ConnectionError(f"the server closed, {left} operations too early")
-            data: memoryview | bytes = buffer[:count]
-            if begun[fileno]:
-                data = begun[fileno] + bytes(data)
-                count = len(data)
-            place = 0
-            while count - place >= size:
-                waits.append(now - STAMP.unpack_from(data, place + HEAD)[0])
-                place += size
-                left -= 1
-            begun[fileno] = bytes(data[place:])
+            data = receive[fileno](_GATHERED)
+            received.append((fileno, data, time.time_ns()))
+            if not data:
+                raise ConnectionError(f"the server closed, {left} bytes too early")
+            left -= len(data)
     if left:
-        raise ConnectionError(f"{-left} operations came that had come already")
-    return Latencies.of([wait / 1e9 for wait in waits])
+        raise ConnectionError(f"{-left} bytes came that had come already")
+    return Latencies.of([wait / 1e9 for wait in _waits(received, size)])
+
+
+def _waits(received: Iterable[tuple[int, bytes, int]], size: int) -> Iterator[int]:
+    """From commit to receipt of the last byte, in ns: of each operation of each connection."""
+    begun: dict[int, bytes] = {}  # the start of an operation
+    for fileno, data, at in received:
+        data = begun.get(fileno, b"") + data
+        place = 0
+        while len(data) - place >= size:
+            yield at - STAMP.unpack_from(data, place + HEAD)[0]
+            place += size
+        begun[fileno] = data[place:]
 
 
 def main() -> None:

@@ -183,7 +183,7 @@ class DataStream(StreamView):
         and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
         are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
         """
-        return self._op.append(type, (data,), bookmark) - 1
+        return self._op.append(type, (data,), bookmark, True) - 1
 
     def append_many(
         self,
@@ -197,8 +197,8 @@ class DataStream(StreamView):
 
         `type` is one type for all, or one for each item. The rest as for `append`.
         """
-        items = data if isinstance(data, list | tuple) else list(data)
-        end = self._op.append(type, items, bookmark)
+        items = tuple(data)
+        end = self._op.append(type, items, bookmark, False)
         return range(end - len(items), end)
 
     def start_atomic_op(self, *, lease: object = None) -> None:

@@ -83,11 +83,15 @@ cdef extern from *:
         for (int i = 7; i >= 0; i--) value = value << 8 | p[i];
         return value;
     }
+    /* The halves of the product of 128 bits, which not every machine has, combined by XOR. */
     static uint64_t mix16(const unsigned char *p, const unsigned char *secret) {
-        unsigned __int128 product =
-            (unsigned __int128)(little_u64(p) ^ little_u64(secret))
-            * (little_u64(p + 8) ^ little_u64(secret + 8));
-        return (uint64_t)product ^ (uint64_t)(product >> 64);
+        const uint64_t mask = 0xFFFFFFFFu;
+        uint64_t a = little_u64(p) ^ little_u64(secret);
+        uint64_t b = little_u64(p + 8) ^ little_u64(secret + 8);
+        uint64_t low = (a & mask) * (b & mask), side = (a >> 32) * (b & mask);
+        uint64_t middle = (low >> 32) + (side & mask) + (a & mask) * (b >> 32);
+        uint64_t high = (a >> 32) * (b >> 32) + (side >> 32) + (middle >> 32);
+        return high ^ (middle << 32 | (low & mask));
     }
     static uint64_t xxh3_of_33_to_64(const unsigned char *p, size_t size) {
         uint64_t sum = size * 0x9E3779B185EBCA87ull;
@@ -112,7 +116,7 @@ cdef enum:
     PASS_BYTES = 128 * 1024
     # A commit wakes the thread; at this interval it also looks for commits that did not.
     POLL_MS = 10
-    # Header pages in a row, at that interval at most, of which the mark was not whole.
+    # Header pages in a row, at that interval at most, that were not those of whole commits.
     MOST_TORN = 3
 
 cdef int TOTALS, TOTALS_END, ENDS, AFTER, MARK, MARKED, MARK_END
@@ -209,8 +213,10 @@ cdef Outcome look(Shared* it, uint64_t turn, Place* head) noexcept nogil:
     head.offset = <int64_t>get_u64(it.page + MARKED)
     head.number = get_u64(it.page + MARKED + 8)
     if (xxh3_of_33_to_64(it.page + MARK, MARK_END - MARK) != get_u64(it.page + MARK_END)
+            or memcmp(it.page + TOTALS, it.page + AFTER, TOTALS_END - TOTALS) != 0
             or head.offset > <int64_t>get_u64(it.page + AFTER)):
-        # In the middle of a commit, which wakes the thread at its end.
+        # In the middle of a commit, which wakes the thread at its end. If it stays so, a program
+        # that writes no commit record appends.
         it.torn += 1
         return STOP if it.torn > MOST_TORN else IDLE
     it.torn = 0
@@ -319,12 +325,12 @@ cdef Outcome step(Shared* it) noexcept nogil:
     cdef uint64_t limit
     cdef Place head, begin, end
     cdef Client* client
-    cdef Py_ssize_t i, before
+    cdef Py_ssize_t i
     cdef Outcome outcome = look(it, turn, &head)
     if outcome != MORE:
         return outcome
-    if head.number < it.top.number or (head.number == it.top.number
-                                       and head.offset < it.top.offset):
+    if head.number < it.top.number or head.offset < it.top.offset or (
+            head.number > it.top.number and head.offset == it.top.offset):
         return STOP
     begin = head
     limit = head.number
@@ -343,7 +349,6 @@ cdef Outcome step(Shared* it) noexcept nogil:
     outcome = take(it, turn, &begin, &head, limit, &end)
     if outcome != MORE:
         return outcome
-    before = it.dropped
     i = 0
     while i < it.count:
         client = it.clients + i
@@ -352,7 +357,7 @@ cdef Outcome step(Shared* it) noexcept nogil:
             if not give_way(it, turn):
                 return IDLE
         i += 1
-    if it.dropped > before:
+    if it.dropped:
         notify(it)
     rise(it, &end)
     return MORE
@@ -362,6 +367,7 @@ cdef void* run(void* what) noexcept nogil:
     cdef Shared* it = <Shared*>what
     cdef uint64_t turn
     cdef Outcome outcome
+    cdef bint readable = False
     cdef uint8_t[4096] ignored
     pthread_mutex_lock(&it.guard)
     while True:
@@ -379,12 +385,16 @@ cdef void* run(void* what) noexcept nogil:
             it.turn += 1
             notify(it)
             continue
-        pthread_mutex_unlock(&it.guard)
-        wait_readable(it.wakeup, POLL_MS)
-        pthread_mutex_lock(&it.guard)
-        if give_way(it, turn):
-            # Otherwise the event loop waits for it.
+        if readable:
+            # After the first look, because clients wait; then it looks again.
+            readable = False
             read(it.wakeup, ignored, 4096)
+            continue
+        pthread_mutex_unlock(&it.guard)
+        readable = wait_readable(it.wakeup, POLL_MS) > 0
+        pthread_mutex_lock(&it.guard)
+        # If it is not armed any more, the event loop waits for it.
+        readable = give_way(it, turn) and readable
     pthread_mutex_unlock(&it.guard)
     return NULL
 
@@ -414,11 +424,12 @@ cdef class LiveThread:
     def __cinit__(self, int file, int wakeup, int notice):
         """`wakeup` becomes readable with each commit to `file`; the thread makes `notice`, an
         eventfd, readable when `collect` has something to return. Raises `OSError` if the system
-        has no thread left."""
+        has no thread or descriptor left."""
         cdef int failed
         self._it = <Shared*>calloc(1, sizeof(Shared))
         if self._it == NULL:
             raise MemoryError
+        self._it.file = -1
         pthread_mutex_init(&self._it.guard, NULL)
         pthread_cond_init(&self._it.resume, NULL)
         # The stream may be closed, and its descriptor reused, while the thread reads.
@@ -474,7 +485,8 @@ cdef class LiveThread:
             write(self._it.wakeup, &one, 8)
             with nogil:
                 pthread_join(self._thread, NULL)
-        close(self._it.file)
+        if self._it.file >= 0:
+            close(self._it.file)
         self._free()
 
     def close(self):

@@ -128,11 +128,16 @@ class Broadcast:
 
     def _arm(self, wakeup: int) -> bool:
         """Have the thread serve the live clients, if it can; whether it does."""
-        if self._looking or self.changing or self.trouble:
+        # First: a change that begins from now on changes the page.
+        page = self._settled_page()
+        if page is None or self._looking or self.changing or self.trouble:
             return self._live.armed
-        armed = self._live.arm(wakeup, Cursor(*self.view.head))
+        armed = self._live.arm(wakeup, page, Cursor(*self.view.head))
         self._report_if_awaited()
         return armed
+
+    def _settled_page(self) -> bytes | None:
+        return self.stream._internals.file.settled_page()
 
     def _report_if_awaited(self) -> None:
         """Have the thread report each pass while a client waits for the view to move."""
@@ -170,7 +175,7 @@ class Broadcast:
                     self._due = True
                     continue
                 self.trouble = ""
-                if self.changing:
+                if self.changing or self._settled_page() is None:
                     self.disarm()
                 if self.stream.epoch != self._epoch:
                     start_over()

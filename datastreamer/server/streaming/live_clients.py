@@ -8,6 +8,7 @@ system has no eventfd, the pass serves all clients.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -96,9 +97,9 @@ class LiveClients:
 
     # The thread.
 
-    def arm(self, wakeup: int, view: Cursor) -> bool:
+    def arm(self, wakeup: int, page: bytes, view: Cursor) -> bool:
         """Have the thread send what follows `view` to all clients, and read `wakeup`; False if that
-        is not possible now."""
+        is not possible now. `page` is the header page while nothing but commits happens."""
         if self.armed:
             return True
         if not self._able or not self._slots:
@@ -107,8 +108,7 @@ class LiveClients:
             # Otherwise a page that only the thread refuses would keep both busy.
             self._stopped = False
             return False
-        page = self._stream._internals.file.settled_page()
-        if page is None or any(sender.cursor.number != view.number for sender in self):
+        if any(sender.cursor.number != view.number for sender in self):
             return False
         thread = self._thread or self._start(wakeup)
         if thread is None:
@@ -118,13 +118,17 @@ class LiveClients:
         return True
 
     def _start(self, wakeup: int) -> LiveThread | None:
-        notice = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        notice = -1
         try:
+            notice = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._thread = LiveThread(self._stream.fileno(), wakeup, notice)
         except OSError as error:
-            os.close(notice)
-            self._able = False
-            _log.warning("no thread can be started, clients are served without one: %s", error)
+            if notice >= 0:
+                os.close(notice)
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                # (Descriptors become free when clients leave.)
+                self._able = False
+                _log.warning("no thread can be started, clients are served without one: %s", error)
             return None
         self.notice = notice
         for sender in self._slots:

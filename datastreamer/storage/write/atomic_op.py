@@ -113,21 +113,27 @@ class AtomicOp(EntryPacker):
             raise
 
     def append(
-        self, type: int | Sequence[int], items: Sequence[Buffer], bookmark: Buffer | None
+        self,
+        type: int | Sequence[int],
+        items: tuple[Buffer, ...],
+        bookmark: Buffer | None,
+        single: bool,
     ) -> int:
         """Append a bookmark (None: without) and an event for each item in an operation; returns
-        the number after it. Raises as `DataStream.append`."""
+        the number after it. `single`: one event, whose type is a number. Raises as
+        `DataStream.append`."""
         writer, deferred, guard = self._writer, self._deferred, self._stream.commit_guard
-        if writer is None or deferred is None or self.committing:
-            return self._append(type, items, bookmark)
+        if writer is None or deferred is None or self.is_open or self.committing:
+            return self._append(type, items, bookmark, single)
         if guard is not None:
             guard()
         start = writer.end.written
         # First: another thread that lends the stream checks for it then.
         self.committing = True
+        if self.lease is not None:
+            self.committing = False
+            raise self.lent("operation")
         try:
-            if self.lease is not None:
-                raise self.lent("operation")
             head = writer.end.append_on(self, writer, type, items, bookmark)
         except Exception as error:
             if writer.owned.interrupted:
@@ -140,19 +146,26 @@ class AtomicOp(EntryPacker):
             raise
         if head is None:
             self.committing = False
-            return self._append(type, items, bookmark)
+            return self._append(type, items, bookmark, single)
         deferred.keeper.committed(self.bookmarks, start[1], head, writer.end.base)
         self.committing = False
         return head[1]
 
     def _append(
-        self, type: int | Sequence[int], items: Sequence[Buffer], bookmark: Buffer | None
+        self,
+        type: int | Sequence[int],
+        items: tuple[Buffer, ...],
+        bookmark: Buffer | None,
+        single: bool,
     ) -> int:
         """The same with all checks, step by step."""
         with self:
             if bookmark is not None:
                 self.add_bookmark(bookmark)
-            self.add_entries(type, items)
+            if single:
+                self.add_entry(type, items[0])  # type: ignore[arg-type]
+            else:
+                self.add_entries(type, items)
         return self.next_number
 
     def _roll_back_after(self, error: Exception) -> None:
@@ -182,11 +195,16 @@ class AtomicOp(EntryPacker):
         self._failures = writer.owned.failures
         self._placed = None
         self._start = start = writer.end.written
-        self.begin(start[0], start[1])
-        if self.lease is not lease:
-            # Another thread lent the stream between the two checks; `lend` checks for an operation.
+        try:
+            self.begin(start[0], start[1])
+            if self.lease is not lease:
+                # Another thread lent the stream between the two checks; `lend` checks for an
+                # operation.
+                raise self.lent("operation")
+        except BaseException:
+            # Also one of a signal.
             self.close()
-            raise self.lent("operation")
+            raise
 
     def lent(self, what: str) -> LeaseHeld:
         """The error for `what` is not allowed while a publisher holds the lease."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
+import select
 import socket
 import struct
 import subprocess
@@ -24,7 +26,7 @@ from datastreamer.server.streaming import broadcast as broadcast_module
 from datastreamer.server.streaming import live_clients as live_module
 from datastreamer.server.streaming._live_thread import LiveThread
 from datastreamer.server.streaming.sender import State
-from datastreamer.storage.header.records import MARK, MARK_OFFSET
+from datastreamer.storage.header.records import MARK, MARK_OFFSET, VISIBLE_LAYOUT
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import Peer, Rig, append, over_loopback, until
@@ -32,6 +34,7 @@ from tests.network.model import OK, Model
 
 SMALL_BUFFER = 4096
 PATIENCE = 60
+TOTALS_OFFSET = VISIBLE_LAYOUT[0]
 
 
 def modelled(stream: DataStream) -> Model:
@@ -411,6 +414,39 @@ async def test_a_mark_that_is_not_whole(writer: DataStream, follower: DataStream
         assert peer.recv(1 << 16) == modelled(writer).packed(1)
 
 
+async def test_another_program_appends_after_the_writer(
+    writer: DataStream, follower: DataStream, waker: int
+) -> None:
+    """It writes the header's totals and no commit record, so the thread cannot see its commits."""
+    async with streaming(writer, follower, waker, 2) as (rig, peers):
+        total, length = writer.total_entries, writer.header.total_length
+        writer.close()
+        with open(writer.path, "r+b", buffering=0) as file:
+            for number in range(total, total + 5):
+                entry = wire.pack(number, 1, b"by another program")
+                file.seek(length)
+                file.write(entry)
+                length += len(entry)
+                file.seek(TOTALS_OFFSET)
+                file.write(struct.pack(">QQ", length, number + 1))
+                for peer in peers:
+                    await peer.expect(entry)
+        assert not is_armed(rig)
+
+
+def test_totals_without_a_commit_record(writer: DataStream, follower: DataStream) -> None:
+    """The thread stops, as it does at everything that it cannot judge."""
+    page, head = settled_page(follower), follower.reader.head
+    with bare_thread(follower) as (thread, notice, wake), client_of(thread, follower):
+        with open(writer.path, "r+b", buffering=0) as file:
+            file.seek(TOTALS_OFFSET)
+            file.write(struct.pack(">QQ", head.length + 20, head.entries + 1))
+        thread.arm(page, *head)
+        wake()
+        assert select.select([notice], [], [], PATIENCE)[0]
+        assert thread.collect()[0]
+
+
 @pytest.mark.parametrize("damage", ["number", "length", "kind"])
 @pytest.mark.usefixtures("only_the_thread")
 async def test_damage_ends_only_who_comes_to_it(
@@ -452,9 +488,11 @@ def settled_page(follower: DataStream) -> bytes:
 
 
 @contextlib.contextmanager
-def bare_thread(follower: DataStream) -> Iterator[tuple[LiveThread, int, Callable[[], None]]]:
+def bare_thread(
+    follower: DataStream, flags: int = os.EFD_NONBLOCK
+) -> Iterator[tuple[LiveThread, int, Callable[[], None]]]:
     """The thread alone, its `notice`, and what wakes it."""
-    wakeup, notice = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+    wakeup, notice = (os.eventfd(0, flags | os.EFD_CLOEXEC) for _ in range(2))
     thread = LiveThread(follower.fileno(), wakeup, notice)
     try:
         yield thread, notice, lambda: os.eventfd_write(wakeup, 1)
@@ -509,6 +547,27 @@ def test_a_removed_descriptor_is_not_used_any_more(
         for pair in others:
             for each in pair:
                 each.close()
+
+
+def test_commits_that_do_not_wake_it(writer: DataStream, follower: DataStream) -> None:
+    """It looks for them, and does not wait in a read of `wakeup`, which may block."""
+    page, head = settled_page(follower), follower.reader.head
+    with bare_thread(follower, 0) as (thread, _, _wake), client_of(thread, follower) as peer:
+        peer.settimeout(PATIENCE)
+        thread.arm(page, *head)
+        for turn in range(3):
+            begin = writer.total_entries
+            append(writer, (1, b"%d" % turn))
+            assert peer.recv(1 << 16) == modelled(writer).packed(begin)
+
+
+def test_no_descriptor_left_for_it(follower: DataStream) -> None:
+    """No other descriptor is closed."""
+    before = os.fstat(0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        LiveThread(-1, -1, -1)
+    assert os.path.sameopenfile(0, 0)
+    assert os.fstat(0) == before
 
 
 def flood(writer: DataStream, stop: threading.Event) -> None:
@@ -610,6 +669,29 @@ def test_a_process_that_forks_or_ends_while_it_sends(path: Path, how: str) -> No
 
 
 # Without it.
+
+
+async def test_no_descriptor_left_for_some_time(
+    writer: DataStream, follower: DataStream, waker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop serves the clients until there is one."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    eventfd = os.eventfd
+    async with over_loopback(follower, waker=waker) as rig, rig.client() as peer:
+        monkeypatch.setattr(os, "eventfd", refuse)
+        await peer.ask(wire.start(0), OK + modelled(writer).packed())
+        for turn in range(5):
+            begin = writer.total_entries
+            append(writer, (1, b"%d" % turn))
+            await peer.expect(modelled(writer).packed(begin))
+            assert not is_armed(rig)
+        monkeypatch.setattr(os, "eventfd", eventfd)
+        begin = writer.total_entries
+        await armed(rig, writer)
+        await peer.expect(modelled(writer).packed(begin))
 
 
 @pytest.mark.parametrize("without", ["eventfd", "threads"])

@@ -14,6 +14,7 @@ from datastreamer.errors import (
     BadEntryType,
     CommitInDoubt,
     EntryTooLarge,
+    LeaseHeld,
     OperationOpen,
     StreamClosed,
     StreamReadOnly,
@@ -92,6 +93,47 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
             stream.append_many([1], [b"", b""])
         assert stream.total_entries == 7
     assert verify(path).ok
+
+
+def test_the_error_is_that_of_one_entry(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
+        for types in ([5], (5,)):
+            with pytest.raises(TypeError):
+                stream.append(types, b"x")  # type: ignore[arg-type]
+        with pytest.raises(EntryTooLarge) as caught:
+            stream.append(1, bytes(1 << 20))
+        assert "item" not in str(caught.value)
+        assert stream.total_entries == 0
+
+
+def test_beside_a_publisher(tmp_path: Path) -> None:
+    """The operation of the lease's holder goes on."""
+    with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
+        lease = object()
+        stream._internals.lend(lease)
+        for publishers in (False, True):
+            if publishers:
+                stream.start_atomic_op(lease=lease)
+                stream.add_entry(1, b"the publisher's")
+            with pytest.raises(LeaseHeld):
+                stream.append(1, b"mine")
+            with pytest.raises(LeaseHeld):
+                stream.append_many(1, [b"mine"])
+        stream.commit_atomic_op()
+        stream._internals.end_lease(lease)
+        assert stream.append(1, b"mine") == 1
+    assert items(tmp_path / "s.bin") == [(1, b"the publisher's"), (1, b"mine")]
+
+
+def test_a_list_that_grows_meanwhile(tmp_path: Path) -> None:
+    """During the commit another thread changes the list."""
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        data = [b"a", b"b"]
+        stream.commit_guard = lambda: data.append(b"c")
+        for _ in range(3):
+            first, size = stream.total_entries, len(data)
+            assert stream.append_many(1, data) == range(first, first + size)
+            assert stream.total_entries == first + size < first + len(data)
 
 
 def test_not_within_an_operation(tmp_path: Path) -> None:
