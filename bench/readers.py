@@ -328,9 +328,7 @@ def _live(
     while left > 0:
         events = poll.poll(max(0.0, deadline - time.monotonic()) * unit)
         if not events:
-            raise TimeoutError(
-                f"{left} of {clients * operations * size} bytes did not come in time"
-            )
+            raise TimeoutError(f"{left} bytes did not come in {timeout} s")
         for fileno, _ in events:
             data = receive[fileno](_GATHERED)
             received.append((fileno, data, time.time_ns()))
@@ -345,8 +343,8 @@ def _live(
 def _waits(received: Iterable[tuple[int, bytes, int]], size: int) -> Iterator[int]:
     """From commit to receipt of the last byte, in ns: of each operation of each connection."""
     begun: dict[int, bytes] = {}  # the start of an operation
-    for fileno, data, at in received:
-        data = begun.get(fileno, b"") + data
+    for fileno, news, at in received:
+        data = begun.get(fileno, b"") + news
         place = 0
         while len(data) - place >= size:
             yield at - STAMP.unpack_from(data, place + HEAD)[0]
