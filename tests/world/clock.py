@@ -112,7 +112,7 @@ class TaskSyncer:
         self._asked = trio.Event()
         self._closed = self._started = False
 
-    def request(self, seconds: float = 0.0) -> None:
+    def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
         in_loop(functools.partial(self._request, seconds))
 
     def _request(self, seconds: float) -> None:

@@ -247,7 +247,7 @@ class Durability:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         if self.reached(number):
             return True
-        self._syncer.request()
+        self._syncer.request(urgent=True)
         with self._reaching:
             return self._reached.wait_for(lambda: self.reached(number), timeout)
 

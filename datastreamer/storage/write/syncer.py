@@ -10,6 +10,8 @@ import queue
 import time
 from collections.abc import Callable
 
+_MOST_PAUSE = 0.002  # seconds
+
 
 class Syncer:
     """Calls `work()` in a thread of its own, within the times that `request` names.
@@ -25,9 +27,12 @@ class Syncer:
         self._started = False
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def request(self, seconds: float = 0.0) -> None:
-        """Begin `work` within `seconds`: once for all requests that precede its begin."""
-        self._asked.put(time.monotonic() + seconds)
+    def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
+        """Begin `work` within `seconds`: once for all requests that precede its begin. Between two
+        calls there is a pause, three times as long as the first one and at most `_MOST_PAUSE`, unless
+        a request is `urgent`: committing threads need the processor too, and more commits share a
+        sync."""
+        self._asked.put(0.0 if urgent else time.monotonic() + seconds)
         if not self._started:
             # Not threading.Thread: its start() waits for an event, and a signal's exception during
             # that wait leaves the event's lock acquired.
@@ -36,18 +41,22 @@ class Syncer:
 
     def _run(self) -> None:
         due: float | None = None
+        rested = 0.0
         while True:
             try:
                 left = None if due is None else due - time.monotonic()
                 asked = self._asked.get(left is None or left > 0, left)
             except queue.Empty:
-                due = None
+                due, began = None, time.monotonic()
                 self._work()
+                ended = time.monotonic()
+                rested = ended + min(3 * (ended - began), _MOST_PAUSE)
                 continue
             if asked is None:
                 self._asked.put(None)
                 self._ended.put(None)
                 return
+            asked = asked and max(asked, rested)
             due = asked if due is None else min(due, asked)
 
     def close(self) -> None:

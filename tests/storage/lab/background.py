@@ -98,7 +98,7 @@ class SimSyncer:
         # If the caller waits for the sync that it requests, the sync is done at once.
         self.at_once = False
 
-    def request(self, seconds: float = 0.0) -> None:
+    def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
         due = self._background.now + seconds
         self.due = due if self.due is None else min(self.due, due)
         if self.at_once:
@@ -115,7 +115,7 @@ class IdleSyncer:
     def __init__(self, work: Callable[[], None]) -> None:
         pass
 
-    def request(self, seconds: float = 0.0) -> None:
+    def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
         pass
 
     def close(self) -> None:
