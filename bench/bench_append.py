@@ -122,7 +122,7 @@ def test_in_bulk(versus: Versus, reference: Any, smoke: bool, tmp_path: Path) ->
             "bare pwrites of the bytes": lambda: Done(count, bare_copy(tmp_path, count * 217)),
         },
         unit="entries/s",
-        at_least=5.0,
+        at_least={"reference (Go)": 5.0, "bare pwrites of the bytes": 0.7},
     )
 
 
@@ -228,7 +228,7 @@ def test_operations_synced(versus: Versus, smoke: bool, tmp_path: Path) -> None:
             ),
         },
         unit="operations/s",
-        at_least={"two pwrites, one fdatasync": 0.7},
+        at_least={"one pwrite, one fdatasync": 0.8},
     )
 
 
@@ -251,10 +251,12 @@ def test_operations_that_share_syncs(versus: Versus, smoke: bool, tmp_path: Path
         "append, operations of 5, 200 B, none waits, all on disk at the end",
         ours,
         {
+            "promised": 1e5,
             "two bare pwrites": lambda: bare_commits(tmp_path, operations, size, sync=False),
             "each waits: one pwrite, one fdatasync": (
                 lambda: bare_commits(tmp_path, operations, size, sync=True, header=False)
             ),
         },
         unit="operations/s",
+        at_least=1.0,
     )

@@ -247,6 +247,10 @@ def test_live(
             for _ in range(rounds)
             if (one := its_live(reference, clients, operations, rate)) is not None
         ]
+    promised: dict[str, float] = {"p50": 1.0, "p99": 1.0} if rate > 10 else {}
+    if rate == 100:
+        # At most 0.95, 0.65 and 0.4 of its time.
+        promised["p50"] = {1: 1.05, 10: 1.54, 100: 2.5}.get(clients, 1.0)
     for name in ("p50", "p99", "longest"):
         record(
             f"live, {clients} clients, {rate} op/s of 5, {name}",
@@ -257,7 +261,7 @@ def test_live(
                 else None
             },
             unit="ms",
-            at_least=1.0 if name != "longest" and rate > 10 else None,
+            at_least=promised.get(name),
         )
 
 

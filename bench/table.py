@@ -1,11 +1,13 @@
-"""Prints the rows of a benchmark run as one table.
+"""Prints the rows of benchmark runs as one table.
 
-``table.py FIGURES``: pytest-benchmark's JSON, with the rows that ``bench/conftest.py``
-put into it. A ratio is above 1 where ours is the better one.
+``table.py [--page] FIGURES...``: pytest-benchmark's JSON, with the rows that
+``bench/conftest.py`` put into it. A ratio is above 1 where ours is the better one. With
+``--page`` it prints ``docs/BENCHMARKS.md``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -62,21 +64,73 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: table.py FIGURES.json", file=sys.stderr)
-        return 2
-    figures = json.loads(Path(sys.argv[1]).read_text())
-    rows = rows_of(figures)
+PAGE = """# Benchmarks
+
+What this table shows was measured on {date}: {machine}
+
+```sh
+make bench BENCH="{files}"
+```
+
+Each row compares two things measured in turn in one run: ours, and a rival or a limit. The
+reference is the Go implementation; its rows need `go`. A ratio above 1 means that ours is better,
+whatever the unit; figures are medians. A machine drifts by a quarter within minutes, so only ratios
+are meaningful. *Promised* is what we want to reach; a ratio in bold falls short of it.
+[bench/README.md](../bench/README.md) says how to measure your machine.
+
+| work | ours | rival or limit | | unit | ratio | promised |
+|---|--:|---|--:|---|--:|--:|
+"""
+
+
+def page_of(runs: list[dict[str, Any]]) -> str:
+    """The page of these runs in Markdown."""
+    files = dict.fromkeys(
+        run["fullname"].partition("::")[0] for figures in runs for run in figures["benchmarks"]
+    )
+    lines = []
+    for row in (row for figures in runs for row in rows_of(figures)):
+        ratio = f"{_three(row['ratio'])} x" if row["ratio"] else "-"
+        cells = [
+            row["work"],
+            figure(row["ours"]),
+            row["rival_name"],
+            figure(row["rival"]) if row["rival_name"] else "",
+            row["unit"],
+            f"**{ratio}**" if missed(row) else ratio,
+            f"{row['at_least']:g} x" if row["at_least"] else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    date = max(figures["datetime"] for figures in runs)[:10]
+    page = PAGE.format(date=date, machine=machine_of(runs[0]), files=" ".join(files))
+    return page + "\n".join(lines)
+
+
+def machine_of(figures: dict[str, Any]) -> str:
     machine = figures["machine_info"]
+    return (
+        f"{machine['system']} {machine['release']}, {machine['cpu'].get('brand_raw', '?')}, "
+        f"{machine['cpu'].get('count', '?')} cores, Python {machine['python_version']}."
+    )
+
+
+def main() -> int:
+    words = argparse.ArgumentParser()
+    words.add_argument("figures", type=Path, nargs="+")
+    words.add_argument("--page", action="store_true")
+    given = words.parse_args()
+    runs = [json.loads(path.read_text()) for path in given.figures]
+    if given.page:
+        print(page_of(runs))
+        return 0
+    rows = [row for figures in runs for row in rows_of(figures)]
     console = Console()
     if not console.is_terminal:
         console.width = 140
     console.print(table_of(rows))
     short = [row for row in rows if missed(row)]
     console.print(
-        f"{machine['system']} {machine['release']}, {machine['cpu'].get('brand_raw', '?')}, "
-        f"{machine['cpu'].get('count', '?')} cores, Python {machine['python_version']}. "
+        f"{machine_of(runs[0])} "
         "Ratio: above 1, ours is better; medians, ours and rival in turn in one run."
     )
     if short:
