@@ -377,9 +377,14 @@ cdef void* run(void* what) noexcept nogil:
             break
         turn = it.turn
         outcome = step(it)
-        if it.turn != turn or outcome == MORE:
+        if it.turn != turn:
+            # The event loop may have read it.
+            readable = False
+            continue
+        if outcome == MORE:
             continue
         if outcome == STOP:
+            readable = False
             it.armed = False
             it.stopped = True
             it.turn += 1

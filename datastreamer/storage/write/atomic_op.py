@@ -159,13 +159,22 @@ class AtomicOp(EntryPacker):
         single: bool,
     ) -> int:
         """The same with all checks, step by step."""
-        with self:
+        self.start()
+        # (`with self` would leave the operation open after a signal right before its end.)
+        try:
             if bookmark is not None:
                 self.add_bookmark(bookmark)
             if single:
                 self.add_entry(type, items[0])  # type: ignore[arg-type]
             else:
                 self.add_entries(type, items)
+            self.commit()
+        except Exception as error:
+            self._roll_back_after(error)
+            raise
+        except BaseException:
+            self.close()
+            raise
         return self.next_number
 
     def _roll_back_after(self, error: Exception) -> None:

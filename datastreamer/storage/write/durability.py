@@ -152,8 +152,9 @@ class Durability:
             # Half of the time is left for the sync itself.
             self._syncer.request(policy / 2000)
 
-    def sync_in_background(self) -> None:
-        """Sync while other threads commit; the syncer's thread calls this."""
+    def sync_in_background(self) -> int:
+        """Sync while other threads commit; the syncer's thread calls this. Returns how many commits
+        this has brought to disk."""
         owned, end = self._owned, self._end
         with owned.syncing:
             with owned.lock:
@@ -162,7 +163,7 @@ class Durability:
                 if owned.failed:
                     self.notify_waiting()
                 if owned.failure or owned.closed or end.base == end.written:
-                    return
+                    return 0
                 head, commits, failures = end.written, end.commits, owned.failures
                 end.mid, end.mid_sum = head, end.sums.sum()
             try:
@@ -173,16 +174,19 @@ class Durability:
                 with owned.lock:
                     # After a failure in between, its repair has settled more than this, or will.
                     if not owned.failure and failures == owned.failures:
+                        before = end.durable
                         try:
                             self._settle(head, commits)
                         except CommitInDoubt as doubt:
                             _log.error("%s", doubt)
-                return
+                        return commits - before
+                return 0
             with owned.lock:
                 try:
                     self.fail(failed)
                 except WriteFailed as doubt:
                     _log.error("%s", doubt)
+        return 0
 
     def _settle(self, head: Head, commits: int) -> None:
         """Everything up to `head`, the first `commits` commits, is on disk. Requires the lock."""

@@ -10,29 +10,34 @@ import queue
 import time
 from collections.abc import Callable
 
-_MOST_PAUSE = 0.002  # seconds
+# A pause follows a sync that `_MANY` commits share: `_TIMES` as long as the sync, but no more than
+# `_MOST_PAUSE` seconds. The committing threads need the processor too, and more commits share the
+# next sync.
+_MANY = 8
+_TIMES = 3
+_MOST_PAUSE = 0.002
 
 
 class Syncer:
     """Calls `work()` in a thread of its own, within the times that `request` names.
 
-    The thread starts with the first request. `work` must not raise. A signal's exception may end a
+    The thread starts with the first request. `work` returns how many commits it has brought to
+    disk, if it counts them, and must not raise. A signal's exception may end a
     call of `request` at any point: it holds no lock.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], int | None]) -> None:
         self._work = work
-        # Times by which `work` must begin, by the monotonic clock; None: end the thread.
-        self._asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        # Times by which `work` must begin, by the monotonic clock, and whether it may be later
+        # because of a pause; None: end the thread.
+        self._asked: queue.SimpleQueue[tuple[float, bool] | None] = queue.SimpleQueue()
         self._started = False
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
-        """Begin `work` within `seconds`: once for all requests that precede its begin. Between two
-        calls there is a pause, three times as long as the first one and at most `_MOST_PAUSE`,
-        unless a request is `urgent`: committing threads need the processor too, and more commits
-        share a sync."""
-        self._asked.put(0.0 if urgent else time.monotonic() + seconds)
+        """Begin `work` within `seconds`: once for all requests that precede its begin. Without
+        `seconds`, after a pause at most, unless the request is `urgent`."""
+        self._asked.put((time.monotonic() + seconds, not (seconds or urgent)))
         if not self._started:
             # Not threading.Thread: its start() waits for an event, and a signal's exception during
             # that wait leaves the event's lock acquired.
@@ -48,16 +53,17 @@ class Syncer:
                 asked = self._asked.get(left is None or left > 0, left)
             except queue.Empty:
                 due, began = None, time.monotonic()
-                self._work()
+                many = (self._work() or 0) >= _MANY
                 ended = time.monotonic()
-                rested = ended + min(3 * (ended - began), _MOST_PAUSE)
+                rested = ended + min(_TIMES * (ended - began), _MOST_PAUSE) if many else 0.0
                 continue
             if asked is None:
                 self._asked.put(None)
                 self._ended.put(None)
                 return
-            asked = asked and max(asked, rested)
-            due = asked if due is None else min(due, asked)
+            begin, may_pause = asked
+            begin = max(begin, rested) if may_pause else begin
+            due = begin if due is None else min(due, begin)
 
     def close(self) -> None:
         """Return when no `work` is in progress; none begins after that."""
