@@ -19,7 +19,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help core setup test test-fast test-oldest demo spark-demo lint format types proto build bench soak \
+.PHONY: help core setup test test-fast test-oldest demo spark-demo lint format types proto build wheels bench soak \
 	sanitize clean distclean
 .DELETE_ON_ERROR:
 
@@ -33,6 +33,7 @@ help:
 	@echo "make test-fast  the tests for an edit loop: the lower layers"
 	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
+	@echo "make wheels     manylinux wheels for each CPython of this machine, tried, in dist/"
 	@echo "make clean      remove what was built    make distclean  ... and the environment"
 	@echo "PYTHON=... (now $(PYTHON), 3.11 or later), VENV=..., ARGS='options for pytest',"
 	@echo "BENCH=bench/bench_codec.py (a part of the benchmarks)"
@@ -76,6 +77,10 @@ proto: setup
 build: setup
 	rm -rf dist
 	$(PY) -m build
+
+# Compiles all modules for each Python of the machine.
+wheels:
+	.ci/wheels dist
 
 bench: setup
 	@mkdir -p $(dir $(FIGURES))
