@@ -33,7 +33,10 @@ RUN = {
     "python": [sys.executable, "-W", "error", "-u", "-c"],
     "sh": ["bash", "-euo", "pipefail", "-c"],
 }
-CONNECTS = re.compile(r"(127\.0\.0\.1|sequencer|node2)\W+6900")
+# Connect to port 6900, of another host, or of this one; start a server there.
+ELSEWHERE = re.compile(r"(sequencer|node2)\W+6900")
+HERE = re.compile(r"127\.0\.0\.1\W+6900")
+SERVES = re.compile(" serve |port=6900")
 HOSTS = "sequencer node2 node3 other-relay a b host backup.example stream.example localhost"
 ISOLATE = """
 ip link set lo up
@@ -79,7 +82,7 @@ def run(page: Path) -> None:
     blocks = [block for block in blocks if not block.mark.startswith("needs: ")]
     programs = "".join(block.text for block in blocks)
     with ExitStack() as background, ExitStack() as current:
-        if CONNECTS.search(programs) and not re.search(" serve ", programs):
+        if ELSEWHERE.search(programs) or (HERE.search(programs) and not SERVES.search(programs)):
             server = StreamServer("served.bin", host="127.0.0.1", port=6900, in_process=True)
             background.enter_context(server)
         for block in blocks:
