@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from datastreamer.errors import UsageError
 from datastreamer.spark.options import BATCH_PART_BYTES, Options, read_options
-from datastreamer.spark.read.batch import batch_reader
+from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.paths import is_single
 from datastreamer.spark.read.schemas import table_schema
 from datastreamer.spark.stream.reader import TailReader
@@ -38,7 +38,7 @@ class DatastreamSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of these columns of what is committed now."""
-        return batch_reader(read_options(self.options), schema)
+        return BatchReader(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of these columns as the stream grows."""

@@ -34,8 +34,7 @@ def frame(
     selects columns.
 
     The query is planned now: the frame has the entries that are committed now, however often it
-    is used. Raises what planning raises, `UsageError` for `pushFilters`, since Spark passes no
-    filters here, and `ExtraMissing` without pandas.
+    is used. Raises what planning raises, and `ExtraMissing` without pandas.
     """
     # mapInArrow refuses to run without pandas, although it does not use it here.
     if find_spec("pandas") is None:
@@ -45,12 +44,7 @@ def frame(
     texts = {name: _text(value) for name, value in options.items()}
     source = DatastreamSource(texts)
     columns = source.schema() if schema is None else _columns(schema)
-    wanted = read_options(texts)
-    if wanted.push_filters:
-        raise UsageError(
-            "pushFilters works only with spark.read: use startingOffset and endingOffset here"
-        )
-    reader = BatchReader(wanted, columns)
+    reader = BatchReader(read_options(texts), columns)
     parts = reader.partitions()
     # One task per part, and one task if the stream is empty.
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
