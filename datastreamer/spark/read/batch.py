@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from datastreamer.errors import UsageError
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import read_pages
-from datastreamer.spark.read.partitions import FilePart, ServerPart
+from datastreamer.spark.read.partitions import FilePart, PackedParts, ServerPart
 from datastreamer.spark.read.planning import plan
 from datastreamer.spark.read.rows import RowMaker
 from datastreamer.spark.read.schemas import wanted_columns
@@ -41,7 +41,10 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition, begin: int | None = None) -> Iterator[Any]:
         """The rows of a part, as record batches. `begin` is the first entry of the whole query if
         several plans read it."""
-        if isinstance(partition, FilePart):
+        if isinstance(partition, PackedParts):
+            for part in partition.parts:
+                yield from self.read(part, begin)
+        elif isinstance(partition, FilePart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
             first, stop = partition.first_page, partition.stop_page
             runs = read_pages(partition.snapshot, first, stop, verify=self._options.verify)

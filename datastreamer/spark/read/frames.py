@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import ExtraMissing, UsageError
@@ -21,6 +21,8 @@ from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.source import DatastreamSource
 
 Value = str | int | float | bool | os.PathLike[str]
+
+_SERIALIZER: Final = CPickleSerializer()
 
 
 def frame(
@@ -48,7 +50,7 @@ def frame(
     parts = reader.partitions()
     # One task per part, and one task if the stream is empty.
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
-    return tasks.mapInArrow(_reading(reader, parts), columns)
+    return tasks.mapInArrow(_reading(reader, [_SERIALIZER.dumps(part) for part in parts]), columns)
 
 
 def _columns(schema: StructType | str) -> StructType:
@@ -65,13 +67,16 @@ def _text(value: Value) -> str:
 
 
 def _reading(
-    reader: BatchReader, parts: Sequence[InputPartition]
+    reader: BatchReader, parts: Sequence[bytes]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function that a task calls with the numbers of its parts."""
+    """The function that a task calls with the numbers of its parts.
+
+    Each task receives all `parts`, pickled one by one, so that it unpickles only its own.
+    """
 
     def read(numbers: Iterator[Any]) -> Iterator[Any]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from reader.read(parts[number])
+                yield from reader.read(_SERIALIZER.loads(parts[number]))
 
     return read

@@ -15,7 +15,13 @@ from datastreamer.format import page_of
 from datastreamer.spark.options import Offset, Options
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
 from datastreamer.spark.read.files import FileSnapshot, open_reader, take_snapshot
-from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
+from datastreamer.spark.read.partitions import (
+    FilePart,
+    cut_entries,
+    cut_pages,
+    pack,
+    parts_of_entries,
+)
 from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.servers import (
     Servers,
@@ -34,12 +40,18 @@ def plan(options: Options) -> Iterator[InputPartition]:
     if options.servers:
         yield from _plan_servers(options)
         return
-    for location in find(options.paths):
-        snapshot = take_snapshot(location, options.stream_type)
-        yield from _plan_file(options, snapshot)
+    snapshots = (take_snapshot(location, options.stream_type) for location in find(options.paths))
+    parts = (part for snapshot in snapshots for part in _plan_file(options, snapshot))
+    yield from pack(parts, options.partition_bytes)
 
 
-def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[InputPartition]:
+def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
+    total = snapshot.header.total_entries
+    if options.start == 0 and options.stop is None:
+        # Nothing to look for, so the file is not opened again: there may be thousands.
+        pages = range(snapshot.pages)
+        yield from cut_pages(snapshot, pages, 0, total, options.partition_bytes)
+        return
     version = snapshot.header.version if options.version is None else options.version
     with open_reader(snapshot, verify=options.verify) as reader:
 
@@ -50,7 +62,7 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[InputPartit
         def find(kind: Kind, number: int) -> int:
             return search(kind).entry_of(number)
 
-        start, stop = _offsets(options, snapshot.header.total_entries, find)
+        start, stop = _offsets(options, total, find)
         if start < stop:
             pages = pages_of(reader, snapshot, start, stop)
             yield from cut_pages(snapshot, pages, start, stop, options.partition_bytes)

@@ -303,6 +303,34 @@ def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
     assert Query(path=tmp_path / "a[1].bin").table().num_rows > 0
 
 
+def test_small_files_are_packed_into_parts(tmp_path: Path) -> None:
+    sizes = [100] * 5 + [5_000_000] + [100] * 4
+    for at, size in enumerate(sizes):
+        with DataStream.create(tmp_path / f"{at}.bin", system_id=at, index="memory") as stream:
+            for _ in range(max(1, size // 500_000)):
+                stream.append(1, bytes(min(size, 500_000)))
+    query = Query(path=tmp_path, partitionBytes="4m")
+    ids = [
+        [row["system_id"] for batch in query.part(at) for row in batch.to_pylist()] for at in (0, 1)
+    ]
+    assert ids == [[0, 1, 2], [3, 4]]
+    assert len(query.parts) == 2 + 1 + 2
+    found = [(row["system_id"], row["number"]) for row in query.rows()]
+    assert found == [(at, n) for at in range(10) for n in range(10 if at == 5 else 1)]
+    few = Query(path=tmp_path, partitionBytes="4m", startingOffset=1, endingOffset=1)
+    assert few.parts == []
+    # Each file's errors name it.
+    with (tmp_path / "4.bin").open("r+b") as file:
+        file.seek(page_start(0))
+        file.write(b"\x77")
+    with pytest.raises(DamagedEntry, match=r"4\.bin: at byte"):
+        query.part(1)
+    (row,) = [
+        row for row in Query(path=tmp_path, mode="PERMISSIVE", verify=False).rows() if row["error"]
+    ]
+    assert (row["system_id"], row["number"]) == (4, 0)
+
+
 # Streams that change.
 
 
