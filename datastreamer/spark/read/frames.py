@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import ExtraMissing, UsageError
@@ -47,10 +48,21 @@ def frame(
     source = DatastreamSource(texts)
     columns = source.schema() if schema is None else _columns(schema)
     reader = BatchReader(read_options(texts), columns)
-    parts = reader.partitions()
-    # One task per part, and one task if the stream is empty.
+    return frame_of(spark, reader, reader.partitions(), columns)
+
+
+def frame_of(
+    spark: SparkSession,
+    reader: BatchReader,
+    parts: Sequence[InputPartition],
+    columns: StructType,
+    convert: Callable[[Any], Any] | None = None,
+) -> DataFrame:
+    """The rows of the parts, of each batch what `convert` makes of it."""
+    # One task per part, and one task if there is none.
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
-    return tasks.mapInArrow(_reading(reader, [_SERIALIZER.dumps(part) for part in parts]), columns)
+    pickled = [_SERIALIZER.dumps(part) for part in parts]
+    return tasks.mapInArrow(_reading(reader, pickled, convert), columns)
 
 
 def _columns(schema: StructType | str) -> StructType:
@@ -67,7 +79,7 @@ def _text(value: Value) -> str:
 
 
 def _reading(
-    reader: BatchReader, parts: Sequence[bytes]
+    reader: BatchReader, parts: Sequence[bytes], convert: Callable[[Any], Any] | None
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function that a task calls with the numbers of its parts.
 
@@ -77,6 +89,7 @@ def _reading(
     def read(numbers: Iterator[Any]) -> Iterator[Any]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from reader.read(_SERIALIZER.loads(parts[number]))
+                rows = reader.read(_SERIALIZER.loads(parts[number]))
+                yield from rows if convert is None else map(convert, rows)
 
     return read

@@ -6,7 +6,8 @@ Owns how offsets become pages of files and ranges of entries of servers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
@@ -68,6 +69,27 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
             yield from cut_pages(snapshot, pages, start, stop, options.partition_bytes)
 
 
+def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartition]:
+    """A part for the entries between each two successive `edges`, of one file or server."""
+    if len(edges) < 2:
+        return
+    pieces = list(itertools.pairwise(edges))
+    if options.servers:
+        servers = _servers(options)
+        index, client = servers.connect_any()
+        with client:
+            known, header = {index: history_of(client)}, client.header()
+            snapshot = take_server_snapshot(servers, client, header, edges[-1], known, len(pieces))
+            yield from parts_of_entries(snapshot, pieces)
+        return
+    (location,) = find(options.paths)
+    file = take_snapshot(location, options.stream_type)
+    with open_reader(file, verify=options.verify) as reader:
+        for start, stop in pieces:
+            pages = pages_of(reader, file, start, stop)
+            yield FilePart(file, pages.start, pages.stop, start, stop)
+
+
 def pages_of(reader: Reader, snapshot: FileSnapshot, start: int, stop: int) -> range:
     """The pages with the entries from `start` up to, not including, `stop`; all pages if damage
     hides which."""
@@ -84,9 +106,7 @@ def pages_of(reader: Reader, snapshot: FileSnapshot, start: int, stop: int) -> r
 
 
 def _plan_servers(options: Options) -> Iterator[InputPartition]:
-    servers = Servers(
-        options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
-    )
+    servers = _servers(options)
     index, client = servers.connect_any()
     with client:
         history = history_of(client)
@@ -102,6 +122,12 @@ def _plan_servers(options: Options) -> Iterator[InputPartition]:
             known = {index: history}
             snapshot = take_server_snapshot(servers, client, header, stop, known, len(pieces))
             yield from parts_of_entries(snapshot, pieces)
+
+
+def _servers(options: Options) -> Servers:
+    return Servers(
+        options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
+    )
 
 
 def _offsets(options: Options, total: int, find: FindBookmark) -> tuple[int, int]:

@@ -61,8 +61,8 @@ def test_entries_before_the_second_damage_remain(
             own = [entry for entry in entries if page_of(entry) == at]
             first = chance.randrange(2, len(own))
             begin = page_start(0) + own[first][0] + offset
-            put = put[: page_start(at + 1) - begin]
-            damaged[begin : begin + len(put)] = put
+            end = min(begin + len(put), page_start(at + 1))
+            damaged[begin:end] = put[: end - begin]
             lost |= {entry[3] for entry in own[first:]}
         path = tmp_path / "damaged.bin"
         path.write_bytes(damaged)
