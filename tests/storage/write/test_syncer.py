@@ -21,7 +21,7 @@ def endless_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("endless_pauses")
 @pytest.mark.parametrize("words", [{"urgent": True}, {"seconds": 0.001}])
 def test_what_waits_for_no_pause(words: dict[str, float]) -> None:
-    """After a sync that many commits shared: a thread that waits, and a policy that names a time."""
+    """After a sync of many commits: a thread that waits, and a policy that names a time."""
     calls: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def work() -> int:
