@@ -68,6 +68,8 @@ PAGE = """# Benchmarks
 
 What this table shows was measured on {date}: {machine}
 
+<!-- needs: some minutes on an idle machine -->
+
 ```sh
 make bench BENCH="{files}"
 ```
