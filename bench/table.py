@@ -68,8 +68,7 @@ PAGE = """# Benchmarks
 
 What this table shows was measured on {date}: {machine}
 
-<!-- needs: some minutes on an idle machine -->
-
+<!-- needs: a checkout, and some minutes on an idle machine -->
 ```sh
 make bench BENCH="{files}"
 ```
