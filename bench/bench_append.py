@@ -1,0 +1,221 @@
+"""Appending: per call, in bulk, and operation by operation, with and without a sync.
+
+The limits are what the same bytes cost when they are written with nothing around:
+two bare writes a commit (data, header), and one fdatasync after them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from bench.measure import Done
+from datastreamer import DataStream
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
+
+Versus = Callable[..., None]
+SIZE = 200
+# What a commit writes besides its data: header, record, slots and mark.
+HEADER_BYTES = 1568
+OPERATION = 5
+
+
+@contextmanager
+def new_stream(folder: Path, sync: Literal["commit", "os"] = "os") -> Iterator[DataStream]:
+    path = folder / "ours.bin"
+    try:
+        with DataStream.create(path, sync=sync, index="memory") as stream:
+            yield stream
+    finally:
+        path.unlink()
+
+
+@contextmanager
+def new_file(folder: Path, size: int) -> Iterator[int]:
+    """A descriptor of an empty file with `size` bytes of room."""
+    path = folder / "bare.bin"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        os.fsync(fd)
+        yield fd
+    finally:
+        os.close(fd)
+        path.unlink()
+
+
+def bare_commits(
+    folder: Path, operations: int, size: int, *, sync: bool, header: bool = True
+) -> Done:
+    """Two pwrites an operation from Python, and one fdatasync where `sync` is true.
+
+    Without `header`, one pwrite: of the data alone.
+    """
+    data, head = bytes(size), bytes(HEADER_BYTES)
+    with new_file(folder, HEADER_PAGE_SIZE + size * operations) as fd:
+        offset = HEADER_PAGE_SIZE
+        begin = time.perf_counter()
+        for _ in range(operations):
+            os.pwrite(fd, data, offset)
+            if header:
+                os.pwrite(fd, head, 16)
+            if sync:
+                os.fdatasync(fd)
+            offset += size
+        return Done(operations, time.perf_counter() - begin)
+
+
+def bare_copy(folder: Path, size: int) -> float:
+    """Seconds to write `size` bytes, a page at a time."""
+    page = bytes(PAGE_SIZE)
+    with new_file(folder, size + PAGE_SIZE) as fd:
+        begin = time.perf_counter()
+        for offset in range(0, size, PAGE_SIZE):
+            os.pwrite(fd, page, offset)
+        return time.perf_counter() - begin
+
+
+def test_one_call_an_entry(versus: Versus, smoke: bool, tmp_path: Path) -> None:
+    count = 2_000 if smoke else 500_000
+    data = bytes(SIZE)
+
+    def ours() -> Done:
+        with new_stream(tmp_path) as stream:
+            begin = time.perf_counter()
+            with stream.atomic_op() as op:
+                add = op.add_entry
+                for _ in range(count):
+                    add(1, data)
+            return Done(count, time.perf_counter() - begin)
+
+    versus(
+        "append, one call an entry, 200 B, one operation, not synced",
+        ours,
+        {"bare pwrites of the bytes": lambda: Done(count, bare_copy(tmp_path, count * 217))},
+        unit="entries/s",
+    )
+
+
+def test_in_bulk(versus: Versus, reference: Any, smoke: bool, tmp_path: Path) -> None:
+    count = 2_000 if smoke else 500_000
+    items = [bytes(SIZE)] * 10_000
+
+    def ours() -> Done:
+        with new_stream(tmp_path) as stream:
+            begin = time.perf_counter()
+            with stream.atomic_op() as op:
+                for at in range(0, count, len(items)):
+                    op.add_entries(1, items[: count - at])
+            return Done(count, time.perf_counter() - begin)
+
+    versus(
+        "append in bulk, 200 B, one operation, not synced",
+        ours,
+        {
+            "reference (Go)": reference and (lambda: reference.append(1, count // 10)),
+            "bare pwrites of the bytes": lambda: Done(count, bare_copy(tmp_path, count * 217)),
+        },
+        unit="entries/s",
+        at_least=5.0,
+    )
+
+
+@pytest.mark.parametrize("bookmarks", [False, True], ids=["plain", "bookmarks"])
+def test_operations(
+    versus: Versus, reference: Any, smoke: bool, tmp_path: Path, bookmarks: bool
+) -> None:
+    operations = 50 if smoke else 30_000
+    data = bytes(SIZE)
+
+    def ours() -> Done:
+        with new_stream(tmp_path) as stream:
+            begin = time.perf_counter()
+            for number in range(operations):
+                with stream.atomic_op() as op:
+                    if bookmarks:
+                        op.add_bookmark(number.to_bytes(8, "big"))
+                    add = op.add_entry
+                    for _ in range(OPERATION):
+                        add(1, data)
+            return Done(operations, time.perf_counter() - begin)
+
+    def theirs() -> Done:
+        _, seconds = reference.append(operations, OPERATION, SIZE, bookmarks=bookmarks)
+        return Done(operations, seconds)
+
+    size = OPERATION * (17 + SIZE) + (25 if bookmarks else 0)
+    versus(
+        f"append, operations of 5{' and a bookmark' if bookmarks else ''}, 200 B, not synced",
+        ours,
+        {
+            "reference (Go)": reference and theirs,
+            "two bare pwrites": lambda: bare_commits(tmp_path, operations, size, sync=False),
+        },
+        unit="operations/s",
+        at_least=1.0,
+    )
+
+
+def test_operations_synced(versus: Versus, smoke: bool, tmp_path: Path) -> None:
+    operations = 5 if smoke else 2_000
+    data = bytes(SIZE)
+
+    def ours() -> Done:
+        with new_stream(tmp_path, "commit") as stream:
+            begin = time.perf_counter()
+            for _ in range(operations):
+                with stream.atomic_op() as op:
+                    add = op.add_entry
+                    for _ in range(OPERATION):
+                        add(1, data)
+            return Done(operations, time.perf_counter() - begin)
+
+    size = OPERATION * (17 + SIZE)
+    versus(
+        "append, operations of 5, 200 B, each on disk",
+        ours,
+        {
+            "one pwrite, one fdatasync": (
+                lambda: bare_commits(tmp_path, operations, size, sync=True, header=False)
+            ),
+            "two pwrites, one fdatasync": (
+                lambda: bare_commits(tmp_path, operations, size, sync=True)
+            ),
+        },
+        unit="operations/s",
+        at_least={"two pwrites, one fdatasync": 0.7},
+    )
+
+
+def test_operations_that_share_syncs(versus: Versus, smoke: bool, tmp_path: Path) -> None:
+    operations = 50 if smoke else 20_000
+    items = [bytes(SIZE)] * OPERATION
+
+    def ours() -> Done:
+        with new_stream(tmp_path, "commit") as stream:
+            begin = time.perf_counter()
+            for _ in range(operations):
+                stream.start_atomic_op()
+                stream.add_entries(1, items)
+                stream.commit_atomic_op(wait=False)
+            stream.sync()
+            return Done(operations, time.perf_counter() - begin)
+
+    size = OPERATION * (17 + SIZE)
+    versus(
+        "append, operations of 5, 200 B, none waits, all on disk at the end",
+        ours,
+        {
+            "two bare pwrites": lambda: bare_commits(tmp_path, operations, size, sync=False),
+            "each waits: one pwrite, one fdatasync": (
+                lambda: bare_commits(tmp_path, operations, size, sync=True, header=False)
+            ),
+        },
+        unit="operations/s",
+    )

@@ -1,0 +1,37 @@
+"""Packed entries, as `storage/disk/_commit.pyx` reads them in C: an arena and its segments."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+cdef struct Segment:
+    int64_t file_offset
+    Py_ssize_t begin        # in the arena
+    bint padded             # its last byte is a padding mark
+
+
+@cython.final
+cdef class Arena:
+    """Memory for packed bytes. While it is exported it neither moves nor changes."""
+
+    cdef uint8_t* memory
+    cdef Py_ssize_t size
+    cdef Py_ssize_t used       # the size of the next export
+    cdef Py_ssize_t exports
+
+
+cdef class Packed:
+    """Packed entries and their file offsets; only `EntryPacker` subclasses it."""
+
+    cdef Arena _arena
+    cdef uint8_t* _bytes          # the arena's memory
+    cdef Py_ssize_t _size         # of the arena's memory
+    cdef Py_ssize_t _used
+    cdef Segment* _segments
+    cdef Py_ssize_t _count
+    cdef Py_ssize_t _capacity
+    cdef int64_t _offset          # of the next byte, in the file
+    cdef uint64_t _number
+
+
+cdef inline Py_ssize_t segment_end(Packed packed, Py_ssize_t i) noexcept:
+    return packed._used if i + 1 == packed._count else packed._segments[i + 1].begin

@@ -1,0 +1,27 @@
+"""The clients for asyncio: the same as the package's own for Trio.
+
+Needs an event loop that watches descriptors (`add_reader`), as those of Unix do. Does not load
+trio.
+"""
+
+from __future__ import annotations
+
+from datastreamer.client.async_client import Batches, Client, ClientConnector, Entries
+from datastreamer.client.asyncio_driver import AsyncioDriver
+from datastreamer.consumer.async_reassembly import Reassembly, ReassemblyOpener
+from datastreamer.publisher.async_publisher import Publisher, PublisherConnector
+
+__all__ = [
+    "Batches",
+    "Client",
+    "Entries",
+    "Publisher",
+    "Reassembly",
+    "connect",
+    "connect_publisher",
+    "reassemble",
+]
+
+connect = ClientConnector(AsyncioDriver, Client)
+connect_publisher = PublisherConnector(AsyncioDriver)
+reassemble = ReassemblyOpener(AsyncioDriver)

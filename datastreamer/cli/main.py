@@ -1,0 +1,48 @@
+"""`datastreamer`: the entry point of the operator's tool.
+
+Light to import: signals are handled first, then `run` loads the program with its commands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `datastreamer` with `arguments` (None: the process's); returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        from datastreamer.cli import early_signals
+
+        early_signals.install(expected=_runs_until_signal(given))
+    from datastreamer.cli.shared.exit_codes import run
+
+    return run("datastreamer", _program, given)
+
+
+def _runs_until_signal(arguments: Sequence[str]) -> bool:
+    """Whether a signal is the normal end of this command."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("--log-level", "--log-format"):
+            next(words, None)
+        elif not word.startswith("-"):
+            if word in ("cat", "reassemble", "spark"):
+                return "--follow" in arguments
+            return word in ("serve", "relay", "demo", "top")
+    return False
+
+
+def _program() -> typer.Typer:
+    from datastreamer.cli.program import program
+
+    return program
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Options, input, output, exit codes and signals, shared by the commands."""

@@ -1,0 +1,65 @@
+"""`--config FILE`: options of a command from a TOML file, under their own names.
+
+Options on the command line win.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import text_option
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def _read_config(context: typer.Context, path: str | None) -> str | None:
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except OSError as error:
+        raise Failure(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"{path}: not TOML: {error}") from None
+    options: dict[str, Any] = {
+        name[2:]: option
+        for option in context.command.params
+        for name in option.opts
+        if name.startswith("--") and name != "--config"
+    }
+    defaults = {}
+    for name, value in found.items():
+        option = options.get(name)
+        if option is None:
+            names = ", ".join(each for each in options if each != "help")
+            raise typer.BadParameter(f"{path}: unknown option {name!r}; the options are {names}")
+        many = getattr(option, "multiple", False)
+        items = value if many and isinstance(value, list) else [value]
+        for item in items:
+            if isinstance(item, bool) != bool(getattr(option, "is_flag", False)) or not isinstance(
+                item, str | int
+            ):
+                raise typer.BadParameter(f"{path}: {name} cannot be {item!r}")
+        defaults[option.name] = items if many else value
+    context.default_map = {**defaults, **(context.default_map or {})}
+    return path
+
+
+ConfigOption = Annotated[
+    str | None,
+    text_option(
+        "--config",
+        "TOML",
+        "Read options from this TOML file, under their names without the leading dashes.",
+        is_eager=True,
+        callback=_read_config,
+    ),
+]

@@ -1,0 +1,276 @@
+"""Arguments and options that several commands share, with their parsers.
+
+Wrong usage raises `typer.BadParameter`, here and in the commands.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from datastreamer.errors import BadBookmark
+from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
+
+if TYPE_CHECKING:
+    import ssl
+
+
+Format = Literal["table", "jsonl", "hex", "raw"]
+ReportFormat = Literal["table", "jsonl"]
+
+
+def text_option(name: str, metavar: str, help: str, **more: Any) -> Any:
+    """The option for a text."""
+    return typer.Option(name, metavar=metavar, help=help, **more)
+
+
+# Numbers.
+
+_UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def read_number(text: str, most: int, what: str = "it", *, least: int = 0) -> int:
+    """Parse a decimal number from `least` to `most`."""
+    # Python does not convert numbers of several thousand digits.
+    digits = text.lstrip("0") or text[-1:]
+    fine = digits.isascii() and digits.isdigit() and len(digits) <= len(str(most))
+    if not (fine and least <= int(digits) <= most):
+        raise typer.BadParameter(f"{what} is a number from {least} to {most}, not {_shown(text)}")
+    return int(digits)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def number_parser(most: int = U64_MAX, *, least: int = 0) -> Callable[[str | int], int]:
+    """The parser of an option; typer also passes defaults through it."""
+
+    def read(value: str | int) -> int:
+        return read_number(str(value), most, least=least)
+
+    return read
+
+
+def number_option(
+    name: str, metavar: str, help: str, *, least: int = 0, most: int = U64_MAX
+) -> Any:
+    """The option for a number from `least` to `most`."""
+    return text_option(name, metavar, help, parser=number_parser(most, least=least))
+
+
+def fraction_option(
+    name: str, metavar: str, help: str, *, least: float, most: float, unit: str = "seconds"
+) -> Any:
+    """The option for a number of `unit` from `least` to `most`, which may have a fraction."""
+
+    def parse(value: str | float) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise typer.BadParameter(
+                f"it is a number of {unit} from {least:g} to {most:g}, not {_shown(str(value))}"
+            )
+        return number
+
+    return text_option(name, metavar, help, parser=parse)
+
+
+def rate_option(name: str, help: str) -> Any:
+    """The option for a rate such as 50MB/s, in bytes per second."""
+
+    def parse(value: str) -> float:
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMG]?B|[KMG]iB)/s", value)
+        rate = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]
+        if not rate:
+            raise typer.BadParameter(
+                f"it is a rate above 0, such as 50MB/s or 10MiB/s, not {_shown(value)}"
+            )
+        return rate
+
+    return text_option(name, "RATE", help, parser=parse)
+
+
+def read_type(text: str) -> int:
+    """Parse an entry type, decimal or 0x... in hex."""
+    if re.fullmatch("0[xX]0*[0-9a-fA-F]{1,16}", text):
+        text = str(int(text, 16))
+    return read_number(text, U32_MAX, "an entry type")
+
+
+# Input.
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+    ),
+]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file.")]
+StreamTypeOption = Annotated[
+    int | None,
+    number_option(
+        "--stream-type",
+        "T",
+        "Set the stream type to ask a server for [1], or to require of a file [any].",
+    ),
+]
+
+
+FromOption = Annotated[
+    str | None,
+    text_option("--from", "N|latest", "First entry [0]; latest: only later commits."),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", help="Continue with later commits, until Ctrl-C.")
+]
+
+
+@dataclass(frozen=True)
+class TLSOptions:
+    """The options of TLS on the client's side, a group."""
+
+    tls_ca: Annotated[
+        str | None,
+        text_option(
+            "--tls-ca", "FILE", "With tcps://: trust the CAs in this PEM file [the system's]."
+        ),
+    ] = None
+    tls_cert: Annotated[
+        str | None,
+        text_option(
+            "--tls-cert", "FILE", "With tcps://: present the client certificate in this PEM file."
+        ),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        text_option(
+            "--tls-key", "FILE", "Read the key of --tls-cert from this PEM file [the same file]."
+        ),
+    ] = None
+    tls_server_name: Annotated[
+        str | None,
+        text_option(
+            "--tls-server-name",
+            "NAME",
+            "With tcps://: require this name in the server's certificate [HOST].",
+        ),
+    ] = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises `BadCertificate`."""
+        from datastreamer.transport.tls import client_tls
+
+        if self.tls_key is not None and self.tls_cert is None:
+            raise typer.BadParameter("--tls-key requires --tls-cert")
+        return client_tls(self.tls_ca, self.tls_cert, self.tls_key)
+
+    def check_unused(self, source: str) -> None:
+        """Raises `typer.BadParameter` if an option is given: `source` does not use TLS."""
+        for field in fields(TLSOptions):
+            if getattr(self, field.name) is not None:
+                option = f"--{field.name.replace('_', '-')}"
+                raise typer.BadParameter(f"{option} is for tcps://HOST:PORT, not for {source}")
+
+
+@dataclass(frozen=True)
+class SourceOptions(TLSOptions):
+    """The options of a command that reads SOURCE, a group."""
+
+    stream_type: StreamTypeOption = None
+
+
+NO_OPTIONS = SourceOptions()
+
+
+# Output.
+
+StreamVersionOption = Annotated[
+    int | None,
+    number_option(
+        "--stream-version",
+        "N",
+        "Decode entries as those of this stream version [the header's]: 1 fixed layouts, 2 and "
+        "later protobuf.",
+        most=255,
+        least=1,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class EntryOutput:
+    """The format of entries, a group."""
+
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Set the output format [table on a terminal, else jsonl]; raw: the bytes "
+            "as they are stored.",
+        ),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")] = False
+
+    def chosen(self) -> Format:
+        """The format that --format and --json select, or the default for standard output."""
+        if self.json and self.format not in (None, "jsonl"):
+            raise typer.BadParameter(f"--json and --format {self.format} exclude each other")
+        if self.json or self.format is not None:
+            return self.format or "jsonl"
+        return "table" if sys.stdout.isatty() else "jsonl"
+
+
+@dataclass(frozen=True)
+class ReportOutput(EntryOutput):
+    """The format of other output, a group."""
+
+    format: Annotated[
+        ReportFormat | None,
+        typer.Option("--format", help="Set the output format [table on a terminal, else jsonl]."),
+    ] = None
+
+
+class Key:
+    """The key of a bookmark as the user wrote it; its bytes may depend on the stream version."""
+
+    def __init__(self, text: str) -> None:
+        self._mark: BookmarkName | None = None
+        self._bytes = b""
+        kind, colon, number = text.partition(":")
+        if text[:2].lower() == "0x":
+            try:
+                self._bytes = bytes.fromhex(text[2:])
+            except ValueError:
+                message = f"{text!r} is not hex: 0x and two digits per byte"
+                raise typer.BadParameter(message) from None
+        elif colon and kind in ("block", "batch"):
+            value = read_number(number, U64_MAX, f"the part after {kind}:")
+            self._mark = BookmarkName("block" if kind == "block" else "batch", value)
+        else:
+            self._bytes = os.fsencode(text)
+        if self._mark is None and not 1 <= len(self._bytes) <= MAX_BOOKMARK_SIZE:
+            raise typer.BadParameter(
+                f"the key of a bookmark has 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} has "
+                f"{len(self._bytes)}"
+            )
+
+    def of(self, version: int) -> bytes:
+        """Its bytes in a stream of this version."""
+        if self._mark is None:
+            return self._bytes
+        try:
+            return key_of(version, self._mark)
+        except BadBookmark as error:
+            raise typer.BadParameter(str(error)) from None

@@ -1,0 +1,253 @@
+"""Groups of options of commands that serve: `serve`, `relay`, `reassemble`, `dsapp server`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from datastreamer.cli.shared.options import number_option, rate_option, text_option
+from datastreamer.format import U32_MAX
+from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
+from datastreamer.server.publish.policy import check_client_tokens
+from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
+
+if TYPE_CHECKING:
+    from datastreamer.storage.view import IndexName
+    from datastreamer.transport.tls import ServerTLS
+
+
+def port_option(default: int) -> Any:
+    """The option for the TCP port of a server."""
+    text = f"TCP port to listen on; 0: any free port, which is logged [{default}]."
+    return number_option("--port", "PORT", text, most=65535)
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """The metrics port."""
+
+    metrics_port: Annotated[
+        int | None,
+        number_option(
+            "--metrics-port",
+            "PORT",
+            "Port of the metrics for Prometheus and `top`; 0: any free port, which is logged.",
+            most=65535,
+        ),
+    ] = None
+    metrics_host: Annotated[
+        list[str] | None,
+        text_option(
+            "--metrics-host", "HOST", "Address of the metrics port; repeatable [127.0.0.1]."
+        ),
+    ] = None
+
+    def address(self) -> tuple[list[str] | None, int] | None:
+        """Hosts and port; None without --metrics-port."""
+        if self.metrics_port is None:
+            if self.metrics_host:
+                raise typer.BadParameter("--metrics-host requires --metrics-port")
+            return None
+        return self.metrics_host or None, self.metrics_port
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The addresses, TLS, limits and storage of a server."""
+
+    host: Annotated[
+        list[str] | None,
+        text_option("--host", "HOST", "Address to listen on; repeatable [all, IPv4 and IPv6]."),
+    ] = None
+    unix: Annotated[
+        str | None,
+        text_option(
+            "--unix", "PATH", "Unix socket to listen on; with --host or --port, TCP as well."
+        ),
+    ] = None
+    tls_cert: Annotated[
+        list[str] | None,
+        text_option(
+            "--tls-cert",
+            "FILE",
+            "Use TLS with the certificate chain in this PEM file. Repeatable: each client receives "
+            "the one for the name that it asks for, else the first. SIGHUP reloads the files.",
+        ),
+    ] = None
+    tls_key: Annotated[
+        list[str] | None,
+        text_option(
+            "--tls-key",
+            "FILE",
+            "Read the key from this PEM file, one for each --tls-cert [the same file].",
+        ),
+    ] = None
+    tls_client_ca: Annotated[
+        str | None,
+        text_option(
+            "--tls-client-ca",
+            "FILE",
+            "Accept only clients with a certificate of the CA in this PEM file.",
+        ),
+    ] = None
+    client_token_file: Annotated[
+        str | None,
+        text_option(
+            "--client-token-file",
+            "FILE",
+            "Give a client that presents a token, a line of this file, a reserved slot when the "
+            "server is full.",
+        ),
+    ] = None
+    max_clients: Annotated[
+        int,
+        number_option(
+            "--max-clients",
+            "N",
+            "Maximum number of connections; a full server closes the client that has been idle "
+            "longest, or refuses the new one.",
+            most=U32_MAX,
+            least=1,
+        ),
+    ] = MAX_CLIENTS
+    max_clients_per_address: Annotated[
+        int | None,
+        number_option(
+            "--max-clients-per-address",
+            "N",
+            "Maximum number of connections from one address (IPv6: one /64); 0: no limit [a tenth "
+            "of --max-clients, at least 64; loopback and Unix sockets: no limit].",
+            most=U32_MAX,
+        ),
+    ] = None
+    reserved_clients: Annotated[
+        int | None,
+        number_option(
+            "--reserved-clients",
+            "N",
+            "Number of connections above --max-clients for publishers and for clients with a "
+            "certificate or a token [8].",
+            most=U32_MAX,
+        ),
+    ] = None
+    accept_rate: Annotated[
+        int,
+        number_option(
+            "--accept-rate",
+            "N",
+            "Maximum rate of accepted connections per second; others wait. 0: no limit.",
+            most=U32_MAX,
+        ),
+    ] = 0
+    request_rate: Annotated[
+        int,
+        number_option(
+            "--request-rate",
+            "N",
+            "Maximum rate of commands per second from one client; more wait. 0: no limit.",
+            most=U32_MAX,
+        ),
+    ] = 0
+    inactivity_timeout: Annotated[
+        int,
+        number_option(
+            "--inactivity-timeout",
+            "SECONDS",
+            "Disconnect a client that neither streams nor sends commands for this time; 0: never.",
+            most=U32_MAX,
+        ),
+    ] = int(INACTIVITY_SECONDS)
+    write_timeout: Annotated[
+        int,
+        number_option(
+            "--write-timeout",
+            "SECONDS",
+            "Disconnect a client that receives no byte for this time; 0: never.",
+            most=U32_MAX,
+        ),
+    ] = 0
+    grace: Annotated[
+        int,
+        number_option(
+            "--grace",
+            "SECONDS",
+            "Time after the signal for clients to receive committed entries.",
+            most=U32_MAX,
+        ),
+    ] = int(GRACE_SECONDS)
+    scrub: Annotated[
+        float | None,
+        rate_option(
+            "--scrub",
+            "While idle, read the file again and again at up to this rate (50MB/s), and compare "
+            "its pages with their checksums.",
+        ),
+    ] = None
+    sync: Annotated[
+        Literal["commit", "os"],
+        typer.Option(
+            "--sync", help="Sync to disk with each commit, or leave that to the operating system."
+        ),
+    ] = "commit"
+    index: Annotated[
+        Literal["lmdb", "memory"],
+        typer.Option(
+            "--index",
+            help="Keep the bookmark index in a folder beside the file, or in memory; lmdb falls "
+            "back to memory if no file can be created there.",
+        ),
+    ] = "lmdb"
+
+    @property
+    def backend(self) -> IndexName:
+        """The index of a server, which starts even if the disk has no room for one."""
+        return LMDB_OR_MEMORY if self.index == "lmdb" else self.index
+
+    def port(self, given: int | None, default: int) -> int | None:
+        """The TCP port; None if the server listens on a Unix socket only."""
+        if given is None and (self.unix is None or self.host):
+            return default
+        return given
+
+    def limits(self) -> Limits:
+        return Limits(
+            max_clients=self.max_clients,
+            max_clients_per_address=self.max_clients_per_address,
+            reserved_clients=self.reserved_clients,
+            client_token_file=self.client_token_file,
+            accept_rate=self.accept_rate,
+            request_rate=self.request_rate,
+            inactivity_timeout=self.inactivity_timeout,
+            write_timeout=self.write_timeout,
+            grace=self.grace,
+            scrub_rate=self.scrub,
+        )
+
+    def tls(self) -> ServerTLS | None:
+        certs, keys = self.tls_cert or [], self.tls_key or []
+        if not certs:
+            if keys or self.tls_client_ca is not None:
+                option = "--tls-key" if keys else "--tls-client-ca"
+                raise typer.BadParameter(f"{option} requires --tls-cert")
+            return None
+        if keys and len(keys) != len(certs):
+            raise typer.BadParameter(
+                f"{len(certs)} --tls-cert and {len(keys)} --tls-key: one key for each, in this "
+                "order, or none if the keys are in the same files"
+            )
+        from datastreamer.transport.tls import ServerTLS
+
+        pairs = zip(certs, keys or certs, strict=True)
+        return ServerTLS(*pairs, client_ca=self.tls_client_ca)
+
+    def check_reserve(self, tls: ServerTLS | None, *, publishing: bool) -> None:
+        """Raises for unreadable tokens, and for reserved slots that no client can use."""
+        check_client_tokens(self.client_token_file)
+        proofs = (self.client_token_file, publishing, tls is not None and tls.asks_clients)
+        if self.reserved_clients and not any(proofs):
+            raise typer.BadParameter(
+                "--reserved-clients requires --client-token-file, --tls-client-ca or publishing: "
+                "no other client can use these slots"
+            )

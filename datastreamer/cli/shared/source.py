@@ -1,0 +1,283 @@
+"""SOURCE: a stream file or a server, read in the same way.
+
+Owns the syntax of the argument. Files are opened for reading only: nothing is written, not
+even beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple
+
+import typer
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.errors import (
+    BadFromBookmark,
+    DamagedFile,
+    FileMissing,
+    StreamBusy,
+    UnknownBookmark,
+    UnknownEntry,
+)
+from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.listeners import address_of
+
+# Interval between checks of a followed file for new entries; a check is one small read.
+_POLL_SECONDS = 0.01
+# Committed entries arrive at once; a server that sends nothing for this time is probed.
+_PROBE_SECONDS = 10.0
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
+
+
+def open_source(
+    text: str,
+    options: SourceOptions = NO_OPTIONS,
+    *,
+    follow: bool = False,
+    heartbeat: float | None = None,
+    batch_reads: bool = False,
+) -> Source:
+    """Open the stream that `text` names. An existing path wins over HOST:PORT.
+
+    `follow`: read entries that another process commits later, and reconnect to a lost server.
+    `heartbeat`: seconds of silence until a server is probed; None: 10 s, or no probes with
+    `follow`. `batch_reads`: use batch reads and filtered reads if the server supports them and
+    is not followed.
+    """
+    address = server_address(text)
+    if address is not None:
+        return ServerSource(
+            address, options, follow=follow, heartbeat=heartbeat, batch_reads=batch_reads
+        )
+    if not os.path.lexists(text) and "/" not in text and ":" in text:
+        raise Failure(
+            f"{text}: no such file, and not HOST:PORT; write an IPv6 address as [::1]:6900"
+        )
+    if heartbeat is not None:
+        raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
+    options.check_unused(text)
+    return FileSource(text, options.stream_type, follow)
+
+
+def server_address(text: str) -> SourceAddress | None:
+    """The server that `text` names; None if it names a file."""
+    return None if os.path.lexists(text) else parse_address(text)
+
+
+class SourceAddress(NamedTuple):
+    """The address of a server, as the user wrote it."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+
+def parse_address(text: str) -> SourceAddress | None:
+    """Parse HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH; None for other text."""
+    if text.startswith("unix:"):
+        if text == "unix:":
+            raise typer.BadParameter(f"{text!r} names no socket; write unix:/run/stream.sock")
+        return SourceAddress(text, 0)
+    scheme, _, rest = text.rpartition("://")
+    is_url = scheme in ("tcp", "tcps")
+    found = _ADDRESS.fullmatch(rest.rstrip("/") if is_url else text)
+    if found is None:
+        if is_url:
+            raise typer.BadParameter(f"{text!r}: write the server as {scheme}://HOST:PORT")
+        return None
+    host, port = found["v6"] or found["host"], found["port"].lstrip("0")
+    if not host:
+        raise typer.BadParameter(f"{text!r} names no host; write localhost:{port}")
+    if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
+        raise typer.BadParameter(f"{text!r}: a port is a number from 1 to 65535")
+    return SourceAddress(host, int(port), scheme == "tcps")
+
+
+def addresses_of(option: str, texts: Sequence[str]) -> list[SourceAddress]:
+    """The servers that an option names, each once."""
+    found: list[SourceAddress] = []
+    for text in texts:
+        address = parse_address(text)
+        if address is None:
+            raise typer.BadParameter(f"{option}: {text!r} is not HOST:PORT")
+        if address not in found:
+            found.append(address)
+    return found
+
+
+@contextlib.contextmanager
+def named_not_found(source: str, key: str = "") -> Iterator[None]:
+    """Name the source in errors about missing entries and bookmarks, and the key as the user
+    wrote it."""
+    try:
+        yield
+    except UnknownEntry as error:
+        raise Failure(f"{source}: {error}") from None
+    except UnknownBookmark as error:
+        text = str(error).replace(f"0x{error.key.hex()}", key)
+        raise Failure(f"{source}: {text}") from None
+
+
+def no_such_file(path: str) -> Failure:
+    """The error about a SOURCE that is neither a file nor an address."""
+    return Failure(f"{path}: no such file{'' if '/' in path else ', and not HOST:PORT'}")
+
+
+class FileSource:
+    """A stream file; a context manager that closes it."""
+
+    def __init__(self, path: str, stream_type: int | None, follow: bool) -> None:
+        self.name = path
+        self._follow = follow
+        try:
+            # What is printed or exported is right, also if its page was in the page cache.
+            self.stream = DataStream.open(
+                path, stream_type=stream_type, read_only=True, follow=follow, verify="always"
+            )
+        except FileMissing:
+            raise no_such_file(path) from None
+        self._epoch = self.stream.epoch
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        stream = self.stream
+        # Inconsistent data may come from a change of history during the read.
+        busy = isinstance(raised[1], DamagedFile) and (
+            stream.epoch != self._epoch or stream.outdated
+        )
+        stream.close()
+        if busy:
+            raise StreamBusy(
+                self.name,
+                "busy: it was truncated or updated during the read, which is not damage; try "
+                "again, or read a snapshot",
+            ) from None
+
+    def header(self) -> Header:
+        """The header as committed now."""
+        self.stream.refresh()
+        return self.stream.header
+
+    def entry(self, number: int) -> Entry:
+        """The entry of this number. Raises `UnknownEntry`."""
+        return self.stream.entry(number)
+
+    def first_event(self, key: bytes) -> Entry:
+        """The first event at or after a bookmark. Raises `UnknownBookmark`."""
+        return self.stream.first_event_after_bookmark(key)
+
+    def bookmark(self, key: bytes) -> int:
+        """The number of the bookmark's own entry. Raises `UnknownBookmark`."""
+        return self.stream.bookmark(key)
+
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        """Entries from a number or bookmark up to, not including, `stop`; with `types` only those
+        of these types.
+
+        Waits for later commits; without a `stop` it does not end.
+        """
+        stream = self.stream
+        number = start if isinstance(start, int) else stream.bookmark(start)
+        epoch = stream.epoch
+        while True:
+            for batch in stream.batches(number, stop):
+                number = batch.next_number
+                yield batch if types is None else batch.select(types)
+            if stop is not None and number >= stop:
+                return
+            # Without follow, only committed entries were asked for: missing ones were truncated.
+            while self._follow and not stream.refresh():
+                time.sleep(_POLL_SECONDS)
+            if not self._follow or stream.epoch != epoch or stream.total_entries < number:
+                raise Failure(
+                    f"{self.name}: the stream was truncated or updated during the read (up to "
+                    f"entry {number - 1}); it now holds {stream.total_entries} entries"
+                )
+
+
+class ServerSource:
+    """A server, read as a `FileSource`. With `follow` the client reconnects when it is lost."""
+
+    def __init__(
+        self,
+        address: SourceAddress,
+        options: SourceOptions = NO_OPTIONS,
+        *,
+        follow: bool = False,
+        heartbeat: float | None = None,
+        batch_reads: bool = False,
+    ) -> None:
+        stream_type = options.stream_type
+        if not address.tls:
+            options.check_unused(address_of(address[:2]))
+        self.client = BlockingClient(
+            address.host,
+            address.port,
+            stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
+            tls=options.context() if address.tls else False,
+            tls_server_name=options.tls_server_name,
+            resume=follow,
+            heartbeat=_PROBE_SECONDS if heartbeat is None and not follow else heartbeat,
+            batch_reads=batch_reads,
+        )
+        self._batch_reads = batch_reads and not follow
+        self.name = self.client.peer
+
+    def __enter__(self) -> ServerSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def header(self) -> Header:
+        return self.client.header()
+
+    def entry(self, number: int) -> Entry:
+        return self.client.entry(number)
+
+    def first_event(self, key: bytes) -> Entry:
+        return self.client.bookmark(key)
+
+    def bookmark(self, key: bytes) -> int:
+        try:
+            with self.client.batches(from_bookmark=key) as batches:
+                return next(batches).first_number
+        except BadFromBookmark:
+            raise UnknownBookmark(key) from None
+
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        client = self.client
+        try:
+            if isinstance(start, int) and stop is not None and self._batch_reads:
+                yield from client.read_batches(from_entry=start, stop=stop, types=types)
+            elif isinstance(start, int):
+                yield from client.batches(from_entry=start, stop=stop, types=types)
+            else:
+                yield from client.batches(from_bookmark=start, stop=stop, types=types)
+        except BadFromBookmark:
+            assert isinstance(start, bytes)
+            raise UnknownBookmark(start) from None
+
+
+Source = FileSource | ServerSource
+
+
+def check_start(start: int, header: Header) -> None:
+    """Raises `UnknownEntry` if `start` is past the head."""
+    if start > header.total_entries:
+        raise UnknownEntry(start, header.total_entries)

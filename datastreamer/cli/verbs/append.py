@@ -1,0 +1,155 @@
+"""`datastreamer append`: atomic operations from JSON lines on standard input.
+
+Owns the grammar of the lines. The first line after a commit begins an operation; if the
+command ends before its commit, the operation is rolled back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from datastreamer.cli.shared.creation import CreationOptions
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
+from datastreamer.cli.shared.options import TLSOptions
+from datastreamer.cli.shared.signals import StopRequest
+from datastreamer.cli.verbs.append_remote import (
+    PublisherOptions,
+    RemoteStream,
+    TargetArgument,
+    is_server,
+)
+from datastreamer.errors import CommitInDoubt, HistoryChanged, PeerError
+from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK
+from datastreamer.storage.stream import DataStream
+from datastreamer.storage.write.atomic_op import AtomicOp
+
+# Twice the hex of the largest entry.
+_MAX_LINE = 4 * MAX_DATA_SIZE
+_EVENT = (("type", "data"), ("data", "type"))
+_SHAPES = (
+    'a line is {"bookmark": "0x.."}, {"type": 3, "data": "0x.."}, {"commit": true} or '
+    '{"rollback": true}'
+)
+
+
+def append(
+    file: TargetArgument,
+    *,
+    creation: CreationOptions,
+    publisher: PublisherOptions,
+    tls: TLSOptions,
+) -> None:
+    """Append atomic operations, read as JSON lines from standard input.
+
+    {"bookmark": "0x.."} and {"type": 3, "data": "0x.."} add an entry, {"commit": true} commits
+    the entries since the last commit and prints a line when they are durable,
+    {"rollback": true} discards them.
+    """
+    if is_server(file):
+        if creation != CreationOptions(stream_type=creation.stream_type):
+            raise typer.BadParameter(
+                "--create, --system-id and --stream-version are for files, and FILE is a server"
+            )
+        lines = InputLines("operations", _MAX_LINE)
+        with RemoteStream(file, creation.stream_type, publisher, tls) as remote:
+            _Appender(remote, lines).run()
+        return
+    publisher.check_unused(file)
+    tls.check_unused(file)
+    creation.check()
+    lines = InputLines("operations", _MAX_LINE)
+    with creation.open(file) as stream:
+        _Appender(stream, lines).run()
+
+
+class _Appender:
+    """Applies lines to a stream."""
+
+    def __init__(self, stream: DataStream | RemoteStream, lines: InputLines) -> None:
+        self._stream = stream
+        self._op: AtomicOp | RemoteStream = stream.atomic_op()
+        self._lines = lines
+
+    def run(self) -> None:
+        try:
+            self._lines.process(self._apply, self._roll_back)
+        except HistoryChanged as error:
+            raise Failure(f"line {self._lines.number}: {error}") from error
+        except PeerError as error:
+            raise Failure(f"line {self._lines.number}: {error}{self._in_doubt()}") from error
+        if self._op.is_open:
+            number = self._lines.number
+            raise Failure(
+                f"the input ended after line {number} without a commit; {self._roll_back()}"
+            )
+
+    def _in_doubt(self) -> str:
+        """Advice about the operation that was sent last, if it was not acknowledged."""
+        remote = self._stream
+        first = remote.publisher.first_unacknowledged if isinstance(remote, RemoteStream) else None
+        if first is None:
+            return ""
+        return (
+            f"; the operation from entry {first} on may be in the stream: send it again with "
+            f"--next-entry {first}, which compares it instead of appending it twice"
+        )
+
+    def _roll_back(self) -> str:
+        """Roll back the open operation; says what was done and what the stream holds."""
+        holds = f"the stream holds {self._stream.total_entries} entries"
+        if not self._op.is_open:
+            return f"no operation was open, {holds}"
+        count = self._op.next_number - self._stream.total_entries
+        entries = "1 entry" if count == 1 else f"{count} entries"
+        try:
+            self._stream.rollback_atomic_op()
+        except CommitInDoubt as error:
+            return f"the open operation ({entries}) may be in the stream nevertheless: {error}"
+        return f"the open operation ({entries}) was rolled back, {holds}"
+
+    def _apply(self, what: Any) -> None:
+        keys = tuple(what) if type(what) is dict else ()
+        if keys in _EVENT:
+            kind, data = what["type"], bytes_of(what["data"])
+            if type(kind) is not int:  # isinstance would accept a bool
+                raise BadLine(f"an entry type is a number, not {shown(kind)}")
+            if kind == TYPE_BOOKMARK:
+                raise BadLine(
+                    f'entry type {kind} is for bookmarks; add them as {{"bookmark": "0x.."}}'
+                )
+            self._begin()
+            self._op.add_entry(kind, data)
+        elif keys == ("bookmark",):
+            key = bytes_of(what["bookmark"])
+            self._begin()
+            self._op.add_bookmark(key)
+        elif keys == ("commit",) and what["commit"] is True:
+            self._commit()
+        elif keys == ("rollback",) and what["rollback"] is True:
+            if self._op.is_open:
+                self._stream.rollback_atomic_op()
+        else:
+            raise BadLine(f"it is {shown(what)}; {_SHAPES}")
+
+    def _begin(self) -> None:
+        if not self._op.is_open:
+            self._stream.start_atomic_op()
+
+    def _commit(self) -> None:
+        first = self._stream.total_entries
+        # A signal waits until the result is known and printed, but not for a lost server.
+        request = StopRequest()
+        if isinstance(self._stream, RemoteStream):
+            request = StopRequest(self._stream.publisher.give_up)
+        with request as stop:
+            if self._op.is_open:
+                self._stream.commit_atomic_op()
+        total = self._stream.total_entries
+        self._lines.acknowledge(
+            {"first_entry": first, "entries": total - first, "total_entries": total}
+        )
+        if stop.is_set():
+            raise KeyboardInterrupt

@@ -1,0 +1,155 @@
+"""`append tcp://...`: publish operations to a server.
+
+Owns the options of a publisher, and gives `append` the part of `DataStream` that it uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared.options import TLSOptions, number_option, text_option
+from datastreamer.cli.shared.source import parse_address
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX
+from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
+from datastreamer.server.publish.policy import read_tokens
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="Stream file, or server that accepts publishers: tcp://HOST:PORT, "
+        "tcps://HOST:PORT with TLS, unix:PATH.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class PublisherOptions:
+    """The options for a server, a group."""
+
+    token_file: Annotated[
+        str | None,
+        text_option("--token-file", "FILE", "To a server: present the first token in this file."),
+    ] = None
+    epoch: Annotated[
+        int | None,
+        number_option(
+            "--epoch",
+            "N",
+            "To a server: acquire the lease with this epoch, which fences publishers with lower "
+            "epochs [the next epoch, if the lease is free].",
+            least=1,
+            most=(1 << 63) - 1,
+        ),
+    ] = None
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="To a server: take the lease over from the publisher that holds it."
+        ),
+    ] = False
+    next_entry: Annotated[
+        int | None,
+        number_option(
+            "--next-entry",
+            "N",
+            "To a server: begin the first operation at entry N; entries that the stream already "
+            "holds are compared [the head].",
+        ),
+    ] = None
+    retry_for: Annotated[
+        int | None,
+        number_option(
+            "--retry-for",
+            "SECONDS",
+            "To a server: reconnect to a lost server for up to this time [60].",
+            most=U32_MAX,
+        ),
+    ] = None
+
+    def check_unused(self, file: str) -> None:
+        """Raises `typer.BadParameter` if an option is given: `file` is not a server."""
+        for name, value in asdict(self).items():
+            if value not in (None, False):
+                option = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter(f"{option} is for tcp://HOST:PORT, and {file} is a file")
+
+
+def is_server(target: str) -> bool:
+    """Whether `target` is a server's address; a bare HOST:PORT is a file's name."""
+    return target.startswith(("tcp://", "tcps://", "unix:"))
+
+
+class RemoteStream:
+    """A publisher as the part of `DataStream` and `AtomicOp` that `append` uses; a context manager
+    that releases the lease."""
+
+    def __init__(
+        self, target: str, stream_type: int | None, options: PublisherOptions, tls: TLSOptions
+    ) -> None:
+        address = parse_address(target)
+        assert address is not None
+        if options.epoch is not None and options.take_over:
+            raise typer.BadParameter(
+                "--epoch and --take-over exclude each other: --take-over uses the next epoch"
+            )
+        if not address.tls:
+            tls.check_unused(target)
+        self.publisher = BlockingPublisher(
+            address.host,
+            address.port,
+            token=None if options.token_file is None else read_tokens(options.token_file)[0],
+            stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
+            epoch=options.epoch or 0,
+            take_over=options.take_over,
+            next_entry=options.next_entry,
+            tls=tls.context() if address.tls else False,
+            tls_server_name=tls.tls_server_name,
+            retry_for=60.0 if options.retry_for is None else float(options.retry_for),
+        )
+        self._op: BlockingOp | None = None
+
+    @property
+    def total_entries(self) -> int:
+        return self.publisher.next_entry
+
+    def atomic_op(self) -> RemoteStream:
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        return self._op is not None
+
+    @property
+    def next_number(self) -> int:
+        return self.total_entries if self._op is None else self._op.next_number
+
+    def start_atomic_op(self) -> None:
+        self._op = self.publisher.atomic_op()
+
+    def add_entry(self, kind: int, data: bytes) -> None:
+        assert self._op is not None
+        self._op.add_entry(kind, data)
+
+    def add_bookmark(self, key: bytes) -> None:
+        assert self._op is not None
+        self._op.add_bookmark(key)
+
+    def commit_atomic_op(self) -> None:
+        op, self._op = self._op, None
+        assert op is not None
+        op.commit()
+
+    def rollback_atomic_op(self) -> None:
+        op, self._op = self._op, None
+        assert op is not None
+        op.roll_back()
+
+    def __enter__(self) -> RemoteStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.publisher.close()

@@ -1,0 +1,152 @@
+"""`datastreamer bench`: the performance of this machine, in a few seconds.
+
+The project's own benchmarks are in bench/.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from datastreamer.cli.shared.console import rendered
+from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.options import ReportOutput, fraction_option, text_option
+from datastreamer.cli.shared.output import json_line
+
+if TYPE_CHECKING:
+    from datastreamer.storage.stream import DataStream
+
+_DATA = bytes(200)
+_AT_ONCE = 10_000
+_IN_OPERATION = 5
+# 217 MB.
+_MOST_ENTRIES = 1_000_000
+
+
+SecondsOption = Annotated[
+    float,
+    fraction_option("--seconds", "SECONDS", "Duration of each measurement.", least=0.01, most=60),
+]
+FolderOption = Annotated[
+    Path,
+    text_option(
+        "--folder",
+        "FOLDER",
+        "Folder on the disk to measure; up to 0.5 GB is written there, and removed.",
+    ),
+]
+
+
+class _Figure(NamedTuple):
+    work: str
+    figure: float
+    unit: str
+
+
+def bench(
+    folder: FolderOption = Path(),
+    seconds: SecondsOption = 0.5,
+    *,
+    output: ReportOutput,
+) -> None:
+    """Measure writing, reading and serving of entries of 200 bytes.
+
+    Over the loopback interface, with a server in its own process. Takes some seconds.
+    """
+    shape = output.chosen()
+    if not folder.is_dir():
+        raise Failure(f"{folder}: no such folder")
+    with tempfile.TemporaryDirectory(prefix="datastreamer-bench-", dir=folder) as place:
+        figures = []
+        for found in _measured(Path(place), seconds):
+            figures.append(found)
+            if shape == "jsonl":
+                write_out(json_line({**found._asdict(), "figure": round(found.figure, 1)}))
+    if shape == "table":
+        write_out(_table(figures))
+
+
+def _measured(place: Path, seconds: float) -> Iterator[_Figure]:
+    from datastreamer.client.blocking_client import BlockingClient
+    from datastreamer.service.embedded import StreamServer
+    from datastreamer.storage.stream import DataStream
+
+    def rate(work: str, unit: str, once: Callable[[], int]) -> _Figure:
+        """The rate of `once`, which returns how much it did, 0 at its end."""
+        done, begin = 0, time.perf_counter()
+        while True:
+            more = once()
+            done += more
+            spent = time.perf_counter() - begin
+            if not more or spent >= seconds:
+                return _Figure(work, done / spent, unit)
+
+    def operation(stream: DataStream) -> int:
+        with stream.atomic_op() as op:
+            for _ in range(_IN_OPERATION):
+                op.add_entry(1, _DATA)
+        return 1
+
+    def many(stream: DataStream) -> int:
+        if stream.total_entries >= _MOST_ENTRIES:
+            return 0
+        with stream.atomic_op() as op:
+            op.add_entries(1, [_DATA] * _AT_ONCE)
+        return _AT_ONCE
+
+    with DataStream.create(place / "synced.bin", sync="commit", index="memory") as stream:
+        work = f"write, operations of {_IN_OPERATION}, each on disk (--sync commit)"
+        yield rate(work, "operations/s", lambda: operation(stream))
+    with DataStream.create(place / "stream.bin", sync="os", index="memory") as stream:
+        work = f"write, operations of {_IN_OPERATION}, --sync os"
+        yield rate(work, "operations/s", lambda: operation(stream))
+        work = f"write, operations of {_AT_ONCE:,}, --sync os"
+        yield rate(work, "entries/s", lambda: many(stream))
+        total = stream.total_entries
+        numbers = _scattered(total)
+        yield rate(
+            "read the file, in batches", "entries/s", lambda: sum(map(len, stream.batches(0, None)))
+        )
+        yield rate(
+            "read the file, entry by number",
+            "entries/s",
+            lambda: len([stream.entry(next(numbers)) for _ in range(100)]),
+        )
+    with (
+        StreamServer(
+            place / "stream.bin", host="127.0.0.1", port=0, sync="os", index="memory"
+        ) as server,
+        BlockingClient(*server.addresses[0]) as client,
+    ):
+        yield rate(
+            "one client catches up, loopback",
+            "entries/s",
+            lambda: sum(map(len, client.batches(from_entry=0, stop=total))),
+        )
+        yield rate(
+            "one client asks for entries by number, one by one, loopback",
+            "entries/s",
+            lambda: len([client.entry(next(numbers)) for _ in range(10)]),
+        )
+
+
+def _scattered(total: int) -> Iterator[int]:
+    """Numbers of entries in scattered order, endlessly."""
+    at = 0
+    while True:
+        yield at % total
+        at += 7919
+
+
+def _table(figures: list[_Figure]) -> bytes:
+    from rich.table import Table
+
+    made = Table("work")
+    made.add_column("figure", justify="right")
+    made.add_column("unit")
+    for work, figure, unit in figures:
+        made.add_row(work, f"{figure:,.0f}", unit)
+    return rendered(made, width=120, styled=False)

@@ -1,0 +1,193 @@
+"""`datastreamer cat`: print entries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated, Literal
+
+import typer
+
+from datastreamer.cli.shared.decoded import Decoded
+from datastreamer.cli.shared.exit_codes import (
+    Failure,
+    exit_when_output_closes,
+    exit_zero_on_signal,
+    write_out,
+    write_raw,
+)
+from datastreamer.cli.shared.options import (
+    EntryOutput,
+    FollowOption,
+    FromOption,
+    Key,
+    SourceArgument,
+    SourceOptions,
+    StreamVersionOption,
+    fraction_option,
+    number_option,
+    read_number,
+    read_type,
+    text_option,
+)
+from datastreamer.cli.shared.output import form_of
+from datastreamer.cli.shared.progress import ProgressBar
+from datastreamer.cli.shared.source import check_start, named_not_found, open_source
+from datastreamer.errors import HistoryChanged
+from datastreamer.format import U64_MAX
+
+FromBookmarkOption = Annotated[
+    str | None,
+    text_option(
+        "--from-bookmark",
+        "KEY",
+        "Begin at this bookmark: 0x... in hex, block:N, batch:N, or text.",
+    ),
+]
+ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
+CountOption = Annotated[int | None, number_option("--count", "N", "Print at most N entries.")]
+TypeOption = Annotated[
+    list[str] | None,
+    text_option("--type", "T", "Print only entries of this type, decimal or 0x...; repeatable."),
+]
+TimeoutOption = Annotated[
+    float | None,
+    fraction_option(
+        "--timeout",
+        "SECONDS",
+        "Probe a server that is silent for this time, and give up if it does not answer "
+        "[10; with --follow: no probes].",
+        least=0.001,
+        most=1e6,
+    ),
+]
+NoBatchReadsOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-batch-reads",
+        help="Have a server stream all entries: no batch reads and no filtered reads, even if it "
+        "supports them.",
+    ),
+]
+DecodeOption = Annotated[
+    Literal["zkevm"] | None,
+    typer.Option("--decode", help="Decode entries: add their kind and fields."),
+]
+
+
+def cat(
+    source: SourceArgument,
+    *,
+    start: FromOption = None,
+    from_bookmark: FromBookmarkOption = None,
+    to: ToOption = None,
+    count: CountOption = None,
+    types: TypeOption = None,
+    follow: FollowOption = False,
+    timeout: TimeoutOption = None,
+    decode: DecodeOption = None,
+    stream_version: StreamVersionOption = None,
+    no_batch_reads: NoBatchReadsOption = False,
+    output: EntryOutput,
+    options: SourceOptions,
+) -> None:
+    """Print entries: all committed ones, a range, or later commits as well.
+
+    With --follow, a lost server is reconnected to.
+    """
+    if start is not None and from_bookmark is not None:
+        raise typer.BadParameter("--from and --from-bookmark exclude each other")
+    key = None if from_bookmark is None else Key(from_bookmark)
+    number = None
+    if start not in (None, "latest"):
+        number = read_number(start or "", U64_MAX, "--from")
+        if to is not None and to < number:
+            raise typer.BadParameter(f"--to {to} is less than --from {number}")
+    wanted = frozenset(map(read_type, types or ()))
+    shape = output.chosen()
+    if decode is not None and shape in ("raw", "hex"):
+        raise typer.BadParameter(
+            f"--format {shape} prints bytes, and --decode needs table or jsonl"
+        )
+    if stream_version is not None and decode is None:
+        raise typer.BadParameter("--stream-version requires --decode")
+    if follow:
+        exit_zero_on_signal()
+    with (
+        open_source(
+            source,
+            options,
+            follow=follow,
+            heartbeat=timeout,
+            batch_reads=not no_batch_reads,
+        ) as stream,
+        named_not_found(source, from_bookmark or ""),
+    ):
+        header = stream.header()
+        version = stream_version or header.version
+        begin: int | bytes
+        if key is not None:
+            begin = key.of(version)
+        else:
+            begin = header.total_entries if start == "latest" else number or 0
+            check_start(begin, header)
+        stop = None if follow else header.total_entries
+        if to is not None:
+            stop = to + 1 if stop is None else min(to + 1, stop)
+        if isinstance(begin, int) and stop is not None:
+            if stop <= begin:
+                return
+            if count is not None and not wanted:
+                # Ask a server for no more entries than are printed.
+                stop = min(stop, begin + max(count, 1))
+        if decode is None:
+            form = form_of(shape, header)
+        else:
+            form = Decoded(shape, header._replace(version=version))
+        # Bytes, and JSON without decoding, need no escaping.
+        write = write_raw if decode is None and shape != "table" else write_out
+        write(form.heading)
+        if count == 0:
+            return
+        if follow:
+            exit_when_output_closes()
+        at = begin if isinstance(begin, int) else None
+        with (
+            # On a terminal the entries themselves show the progress.
+            ProgressBar(
+                f"reading {source}",
+                header.total_entries,
+                enabled=not follow and not sys.stdout.isatty(),
+            ) as progress,
+            _history_advice(),
+            # Closed here: in a garbage collection a signal would get lost, with a traceback.
+            closing(stream.batches(begin, stop, wanted or None)) as batches,
+        ):
+            for batch in batches:
+                chosen = batch if count is None else batch[:count]
+                if chosen:
+                    write(form.render(chosen))
+                    if count is not None:
+                        count -= len(chosen)
+                        if not count:
+                            break
+                # With filters, batches skip entries.
+                progress.advance(batch.next_number - (batch.first_number if at is None else at))
+                at = batch.next_number
+        form.finish(source)
+
+
+@contextmanager
+def _history_advice() -> Iterator[None]:
+    try:
+        yield
+    except HistoryChanged as error:
+        begin = error.first_differing
+        if begin is None:
+            advice = "all printed entries may belong to the old history; start again with --from 0"
+        else:
+            advice = (
+                f"discard the printed entries from {begin} on, and continue with --from {begin}"
+            )
+        raise Failure(f"{error}; {advice}") from error

@@ -1,0 +1,78 @@
+"""`datastreamer demo`: write demo blocks to a stream."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from datastreamer.cli.demo import SYSTEM_ID, VERSION, DemoSequencer, progress, write_at_pace
+from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import FileArgument, fraction_option, number_option
+from datastreamer.cli.shared.signals import StopRequest
+from datastreamer.errors import FileMissing
+from datastreamer.storage.stream import DataStream
+
+OpsOption = Annotated[
+    int, number_option("--ops", "N", "Number of atomic operations to write, one block each.")
+]
+RateOption = Annotated[
+    float,
+    fraction_option(
+        "--rate",
+        "R",
+        "Operations per second; 0: as fast as possible.",
+        least=0,
+        most=1e9,
+        unit="operations per second",
+    ),
+]
+SeedOption = Annotated[int, number_option("--seed", "N", "Seed of the blocks' content.")]
+VersionOption = Annotated[
+    int | None,
+    number_option(
+        "--stream-version",
+        "N",
+        "Stream version of a new file: 1 fixed layouts, 2 and later protobuf [1].",
+        most=255,
+        least=1,
+    ),
+]
+
+
+def demo(
+    file: FileArgument,
+    *,
+    ops: OpsOption = 1000,
+    rate: RateOption = 0.0,
+    seed: SeedOption = 0,
+    stream_version: VersionOption = None,
+) -> None:
+    """Write the blocks of a demo sequencer to a stream.
+
+    A missing file is created. Each operation is a batch with one block of one transaction, and
+    their bookmarks, in the layouts of the stream version; in an existing file numbering
+    continues.
+    """
+    with StopRequest() as stop, _open(file, stream_version) as stream:
+        sequencer = DemoSequencer(stream, seed)
+        began = time.monotonic()
+        done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, stop, fixed=True)
+        logs.say(
+            f"{progress(sequencer, done, ops, time.monotonic() - began)}; {file} holds "
+            f"{stream.total_entries:,} entries"
+        )
+
+
+def _open(file: str, version: int | None) -> DataStream:
+    try:
+        stream = DataStream.open(file)
+    except FileMissing:
+        return DataStream.create(file, version=version or VERSION, system_id=SYSTEM_ID)
+    if version not in (None, stream.header.version):
+        stream.close()
+        raise Failure(
+            f"{file}: the stream version of the existing file is {stream.header.version}, not "
+            f"{version}"
+        )
+    return stream

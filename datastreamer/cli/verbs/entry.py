@@ -1,0 +1,29 @@
+"""`datastreamer entry`: print one entry."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared.options import (
+    EntryOutput,
+    SourceArgument,
+    SourceOptions,
+    number_parser,
+)
+from datastreamer.cli.shared.output import write_entry
+from datastreamer.cli.shared.source import named_not_found, open_source
+
+NumberArgument = Annotated[
+    int, typer.Argument(metavar="N", parser=number_parser(), help="Number of the entry.")
+]
+
+
+def entry(
+    source: SourceArgument, number: NumberArgument, *, output: EntryOutput, options: SourceOptions
+) -> None:
+    """Print one entry by its number."""
+    shape = output.chosen()
+    with open_source(source, options) as stream, named_not_found(source):
+        write_entry(stream.entry(number), shape, stream.header().version)

@@ -1,0 +1,119 @@
+"""`datastreamer export`: write entries as Parquet, JSON lines or CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import (
+    SourceArgument,
+    SourceOptions,
+    StreamVersionOption,
+    number_option,
+)
+from datastreamer.cli.shared.output import count
+from datastreamer.cli.shared.progress import ProgressBar
+from datastreamer.cli.shared.source import FileSource, open_source
+from datastreamer.errors import DecodeFailed, ExtraMissing, NotFound, UsageError
+
+OutArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="OUT",
+        help="Folder, where an earlier export is continued; or new .parquet, .jsonl or .csv file.",
+    ),
+]
+
+
+TableOption = Annotated[
+    Literal[
+        "entries",
+        "blocks",
+        "block_ends",
+        "transactions",
+        "batches",
+        "batch_ends",
+        "ger_updates",
+        "bookmarks",
+        "all",
+    ],
+    typer.Option("--table", help="Set what a row is [entries]; all: one folder per table."),
+]
+FromOption = Annotated[
+    int | None,
+    number_option("--from", "N", "First entry [0, or the one after the earlier export]."),
+]
+ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
+OnErrorOption = Annotated[
+    Literal["raise", "null", "drop"],
+    typer.Option(
+        "--on-error",
+        help="Set what to do about an entry that is not an event: fail, write nulls and a column "
+        "with the reason, or drop it.",
+    ),
+]
+
+
+def export(
+    source: SourceArgument,
+    out: OutArgument,
+    *,
+    table: TableOption = "entries",
+    start: FromOption = None,
+    to: ToOption = None,
+    on_error: OnErrorOption = "raise",
+    stream_version: StreamVersionOption = None,
+    options: SourceOptions,
+) -> None:
+    """Export the committed entries to Parquet, JSON lines or CSV.
+
+    A folder receives Parquet files that are named by their entries. The next export to it adds
+    the entries since, after a check that its files belong to this stream.
+    """
+    if not out:
+        raise typer.BadParameter("OUT is empty; name a folder or a new file")
+    if start is not None and to is not None and to < start:
+        raise typer.BadParameter(f"--to {to} is less than --from {start}")
+    from datastreamer import arrow
+
+    with (
+        open_source(source, options) as stream,
+        ProgressBar(f"exporting {source}", 1) as progress,
+    ):
+        try:
+            done = arrow.export(
+                stream.stream if isinstance(stream, FileSource) else stream.client,
+                out,
+                table,
+                start=start,
+                stop=None if to is None else to + 1,
+                on_error=on_error,
+                version=stream_version,
+                advance=progress.reach,
+            )
+        except DecodeFailed as error:
+            advice = "null or drop continues past such entries"
+            if Path(out).is_dir():
+                # Its files lack the column that null adds.
+                advice = "drop continues past such entries; null needs another folder"
+            raise Failure(f"{source}: {error}; --on-error {advice}") from None
+        except ExtraMissing:
+            raise
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from None
+        except NotFound as error:
+            raise Failure(f"{source}: {error}") from None
+    rows = ", ".join(f"{number:,} {name}" for name, number in done.rows.items())
+    if not done.next:
+        logs.say(f"{source} holds no entries")
+    elif not done.files:
+        logs.say(f"{out} already has all entries before {done.next:,}")
+    else:
+        logs.say(
+            f"{out}: {rows}, from entries {done.first:,} to {done.next - 1:,}, in "
+            f"{count(len(done.files), 'new file')}"
+        )

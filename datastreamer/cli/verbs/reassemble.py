@@ -1,0 +1,285 @@
+"""`datastreamer reassemble`: print complete payloads from several producers.
+
+Payloads are written to standard output, all other events to stderr as JSON lines with
+"event".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from datastreamer.cli.reassembly_output import (
+    described,
+    event_line,
+    payload_line,
+    stats_line,
+    stats_table,
+)
+from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.console import live_display
+from datastreamer.cli.shared.exit_codes import (
+    Failure,
+    exit_when_output_closes,
+    exit_zero_on_signal,
+    write_out,
+)
+from datastreamer.cli.shared.json_input import BadLine, bytes_of
+from datastreamer.cli.shared.options import (
+    FollowOption,
+    Format,
+    FromOption,
+    Key,
+    ReportOutput,
+    SourceOptions,
+    fraction_option,
+    number_option,
+    read_number,
+    text_option,
+)
+from datastreamer.cli.shared.server_options import MetricsOptions
+from datastreamer.cli.shared.source import no_such_file, server_address
+from datastreamer.cli.verbs.split import MessageTypeOption
+from datastreamer.client.upstream import Upstream
+from datastreamer.consumer.blocking_reassembly import BlockingReassembly
+from datastreamer.consumer.sqlite_store import SqliteStore
+from datastreamer.format import TYPE_BOOKMARK, U32_MAX, U64_MAX
+from datastreamer.printable import json_text
+from datastreamer.reassembly.events import PayloadComplete
+from datastreamer.reassembly.producer import MESSAGE_TYPE
+from datastreamer.transport.listeners import metrics_listeners
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from datastreamer.consumer.options import Start
+
+_NESTED = b"\xff"
+_LOOK_SECONDS = 0.5
+
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE",
+        help="Stream files, or servers: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+    ),
+]
+FromBookmarkOption = Annotated[
+    str | None,
+    text_option(
+        "--from-bookmark",
+        "KEY",
+        "Begin at this bookmark, 0x... in hex or text; the key of a payload's bookmark is the "
+        "first 16 bytes of its id.",
+    ),
+]
+SubscribeOption = Annotated[
+    list[str] | None,
+    text_option(
+        "--subscribe",
+        "PREFIX",
+        "Receive only messages whose keys have this prefix, 0x... in hex; repeatable [all]. "
+        "Nested headers are followed in any case.",
+    ),
+]
+ReorgThresholdOption = Annotated[
+    int,
+    number_option(
+        "--reorg-threshold",
+        "N",
+        "Remember a delivered payload for N further payloads, to drop late duplicates.",
+        most=U32_MAX,
+    ),
+]
+BudgetOption = Annotated[
+    int,
+    number_option(
+        "--budget",
+        "MIB",
+        "Maximum memory for incomplete payloads, in MiB; above it the oldest is dropped.",
+        least=1,
+        most=1 << 24,
+    ),
+]
+MaxAgeOption = Annotated[
+    float,
+    fraction_option(
+        "--max-age",
+        "SECONDS",
+        "With --follow, drop a payload that is incomplete after this time.",
+        least=0.001,
+        most=1e9,
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    text_option("--store", "FILE", "Keep the progress in this database, and resume from it."),
+]
+StatsOption = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        help="Show statistics by source: on a terminal a live table in place of the payloads, else "
+        "JSON lines on stderr.",
+    ),
+]
+
+
+def reassemble(
+    sources: SourcesArgument,
+    *,
+    subscribe: SubscribeOption = None,
+    start: FromOption = None,
+    from_bookmark: FromBookmarkOption = None,
+    follow: FollowOption = False,
+    reorg_threshold: ReorgThresholdOption = 1000,
+    type: MessageTypeOption = MESSAGE_TYPE,
+    budget: BudgetOption = 1024,
+    max_age: MaxAgeOption = 600.0,
+    store: StoreOption = None,
+    stats: StatsOption = False,
+    output: ReportOutput,
+    metrics: MetricsOptions,
+    options: SourceOptions,
+) -> None:
+    """Print each payload that several producers publish in messages once, when it is complete.
+
+    A line is {"id": "0x..", "parts": [{"key": "0x..", "value": "0x.."}, ...]}. Other events are
+    written to stderr, as JSON lines with "event". The command ends at the ends of the sources;
+    with --follow it continues, and reconnects to a lost source.
+    """
+    if start is not None and from_bookmark is not None:
+        raise typer.BadParameter("--from and --from-bookmark exclude each other")
+    if type == TYPE_BOOKMARK:
+        raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
+    shape = output.chosen()
+    prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
+    address = metrics.address()
+    begin = _start(start, from_bookmark)
+    upstreams = _upstreams(sources, options)
+    if follow:
+        exit_zero_on_signal()
+    with ExitStack() as stack:
+        kept = None if store is None else stack.enter_context(SqliteStore(store))
+        payloads = stack.enter_context(
+            BlockingReassembly(
+                upstreams,
+                subscribe=prefixes,
+                store=kept,
+                on_event=lambda event: logs.say_verbatim(event_line(event)),
+                follow=follow,
+                start=begin,
+                type=type,
+                reorg_threshold=reorg_threshold,
+                budget=budget << 20,
+                max_age=max_age,
+                stream_type=options.stream_type,
+            )
+        )
+        if address is not None:
+            stack.enter_context(_metrics(payloads, *address))
+        if follow:
+            exit_when_output_closes()
+        live = stack.enter_context(live_display()) if stats and sys.stdout.isatty() else None
+        _print_all(payloads, shape, stats, live)
+    _report_end(payloads)
+
+
+def _print_all(payloads: BlockingReassembly, shape: Format, stats: bool, live: Live | None) -> None:
+    due = time.monotonic()
+    while not payloads.over:
+        item = payloads.next(_LOOK_SECONDS if stats else None)
+        if isinstance(item, PayloadComplete) and live is None:
+            write_out(described(item) if shape == "table" else payload_line(item))
+        if stats and (payloads.over or time.monotonic() >= due):
+            found = payloads.stats, payloads.sources, payloads.oldest_seconds
+            if live is None:
+                logs.say_verbatim(stats_line(*found))
+            else:
+                live.update(stats_table(*found), refresh=True)
+            due = time.monotonic() + _LOOK_SECONDS
+
+
+def _report_end(payloads: BlockingReassembly) -> None:
+    stats = payloads.stats
+    if stats.in_flight:
+        event = {"event": "unfinished", "in_flight": stats.in_flight, "messages": stats.messages}
+        logs.say_verbatim(json_text(event))
+    for name, error in payloads.errors.items():
+        raise Failure(f"{name} was not read to its end: {error}")
+
+
+def _read_prefix(text: str) -> bytes:
+    try:
+        return bytes_of(text)
+    except BadLine as error:
+        raise typer.BadParameter(f"--subscribe: {error}") from None
+
+
+def _start(start: str | None, bookmark: str | None) -> Start:
+    if bookmark is not None:
+        # The keys of blocks and batches depend on the stream version; streams may differ in it.
+        if bookmark.startswith(("block:", "batch:")):
+            raise typer.BadParameter(
+                f"--from-bookmark {bookmark}: write the key of a payload in hex"
+            )
+        return Key(bookmark).of(0)
+    if start == "latest":
+        return "latest"
+    return 0 if start is None else read_number(start, U64_MAX, "--from")
+
+
+def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream | Path]:
+    addresses = {text: server_address(text) for text in sources}
+    secured = any(address.tls for address in addresses.values() if address is not None)
+    context = options.context() if secured else False
+    if not secured:
+        options.check_unused(sources[0])
+    found: dict[str, Upstream | Path] = {}
+    for text in sources:
+        place: Upstream | Path
+        address = addresses[text]
+        if address is None:
+            if not os.path.lexists(text):
+                raise no_such_file(text)
+            place = Path(text)
+        else:
+            place = Upstream(
+                address.host,
+                address.port,
+                tls=address.tls and context,
+                tls_server_name=options.tls_server_name if address.tls else None,
+            )
+        name = text if isinstance(place, Path) else place.name
+        if name in found:
+            raise typer.BadParameter(f"{text!r} is named twice")
+        found[name] = place
+    return found
+
+
+@contextmanager
+def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -> Iterator[None]:
+    """Serve metrics within the block."""
+    from datastreamer.metrics.exposition import MetricsSnapshot
+    from datastreamer.server.metrics import of_process
+    from datastreamer.service.aggregate_metrics import GatheredMetrics
+
+    def ask(limit: int) -> MetricsSnapshot:
+        metrics = of_process()
+        metrics["samples"].update(payloads.samples())
+        return metrics
+
+    listeners = metrics_listeners(hosts, port)
+    try:
+        with closing(GatheredMetrics(listeners, ask, lambda: "")):
+            yield
+    finally:
+        for listener in listeners:
+            listener.close()

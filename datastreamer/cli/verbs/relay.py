@@ -1,0 +1,190 @@
+"""`datastreamer relay`: download a stream from other servers, keep it in a file, serve it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import typer
+
+from datastreamer.cli.shared.config import ConfigOption
+from datastreamer.cli.shared.options import (
+    StreamTypeOption,
+    TLSOptions,
+    number_option,
+    text_option,
+)
+from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
+from datastreamer.cli.shared.source import parse_address
+from datastreamer.client.upstream import Upstream
+from datastreamer.relay.relay import DEFAULT_PORT, Relay
+from datastreamer.relay.status import READY_LAG
+from datastreamer.server.publish.policy import read_tokens
+from datastreamer.service.daemon import relay_until_signal
+from datastreamer.transport.listeners import address_of
+
+_log = logging.getLogger(__name__)
+
+
+ServerOption = Annotated[
+    list[str] | None,
+    text_option(
+        "--server",
+        "HOST:PORT",
+        "Server to download from; tcps://HOST:PORT with TLS, unix:PATH. Repeatable: a later "
+        "one is used while the earlier ones are not available.",
+    ),
+]
+RelayFileOption = Annotated[str | None, text_option("--file", "FILE", "Stream file of the relay.")]
+RelayPortOption = Annotated[int | None, port_option(DEFAULT_PORT)]
+OnRewriteOption = Annotated[
+    Literal["stop", "follow"],
+    typer.Option(
+        "--on-rewrite",
+        help="Set what to do if a server has other entries, or truncated some: stop downloading "
+        "from it, or truncate the relay to the last common entry.",
+    ),
+]
+UpstreamCaOption = Annotated[
+    str | None,
+    text_option("--server-tls-ca", "FILE", "For tcps:// servers: trust the CAs in this PEM file."),
+]
+UpstreamCertOption = Annotated[
+    str | None,
+    text_option(
+        "--server-tls-cert",
+        "FILE",
+        "For tcps:// servers: present the client certificate in this PEM file.",
+    ),
+]
+UpstreamKeyOption = Annotated[
+    str | None,
+    text_option(
+        "--server-tls-key",
+        "FILE",
+        "Read the key of --server-tls-cert from this PEM file [the same file].",
+    ),
+]
+UpstreamNameOption = Annotated[
+    str | None,
+    text_option(
+        "--server-tls-name",
+        "NAME",
+        "For tcps:// servers: require this name in their certificates [HOST].",
+    ),
+]
+UpstreamTokenFileOption = Annotated[
+    str | None,
+    text_option(
+        "--server-token-file",
+        "FILE",
+        "Present the first token in this file to each server, for a reserved slot there.",
+    ),
+]
+ReadyLagOption = Annotated[
+    int,
+    number_option(
+        "--ready-lag",
+        "N",
+        "Maximum lag in entries at which /readyz on the metrics port reports ready.",
+    ),
+]
+
+
+def relay(
+    *,
+    server: ServerOption = None,
+    file: RelayFileOption = None,
+    config: ConfigOption = None,
+    port: RelayPortOption = None,
+    options: ServerOptions,
+    on_rewrite: OnRewriteOption = "stop",
+    stream_type: StreamTypeOption = None,
+    server_tls_ca: UpstreamCaOption = None,
+    server_tls_cert: UpstreamCertOption = None,
+    server_tls_key: UpstreamKeyOption = None,
+    server_tls_name: UpstreamNameOption = None,
+    server_token_file: UpstreamTokenFileOption = None,
+    metrics: MetricsOptions,
+    ready_lag: ReadyLagOption = READY_LAG,
+) -> None:
+    """Download a stream, keep it in a file, and serve it, until SIGINT or SIGTERM.
+
+    The file is also served while no server is available. The last entries of the file are
+    compared with those of each server before anything is appended.
+    """
+    upstreams = _upstreams(
+        server or [],
+        TLSOptions(server_tls_ca, server_tls_cert, server_tls_key),
+        server_tls_name,
+        server_token_file,
+    )
+    if not file:
+        raise typer.BadParameter("--file is required: it names the stream file of the relay")
+    metrics.address()
+    tls = options.tls()
+    options.check_reserve(tls, publishing=False)
+    made = Relay(
+        upstreams,
+        file,
+        host=options.host or None,
+        port=options.port(port, DEFAULT_PORT),
+        unix=options.unix,
+        tls=tls,
+        limits=options.limits(),
+        sync=options.sync,
+        index=options.backend,
+        stream_type=stream_type,
+        on_rewrite=on_rewrite,
+        metrics_port=metrics.metrics_port,
+        metrics_host=metrics.metrics_host or None,
+        ready_lag=ready_lag,
+    )
+    relay_until(made)
+
+
+def relay_until(made: Relay) -> None:
+    """Run the relay until a signal, logging its start and end."""
+
+    def listening(relay: Relay, addresses: list[tuple[str, int]]) -> None:
+        assert relay.stream is not None
+        _log.info(
+            "serving %s (%d entries) on %s",
+            relay.path,
+            relay.stream.total_entries,
+            ", ".join(map(address_of, addresses)),
+        )
+
+    name = relay_until_signal(made, listening)
+    _log.info("ended by %s", name)
+
+
+def upstream_of(text: str) -> Upstream:
+    """The server that an option names, without the options of TLS."""
+    address = parse_address(text)
+    if address is None:
+        raise typer.BadParameter(f"{text!r}: write the server as HOST:PORT")
+    return Upstream(address.host, address.port, address.tls)
+
+
+def _upstreams(
+    servers: list[str], tls: TLSOptions, name: str | None, token_file: str | None
+) -> list[Upstream]:
+    if not servers:
+        raise typer.BadParameter("--server is required: it names a server to download from")
+    token = None if token_file is None else read_tokens(token_file)[0]
+    upstreams = [replace(upstream_of(text), token=token) for text in servers]
+    secured = [upstream for upstream in upstreams if upstream.tls]
+    if not secured:
+        given = {"ca": tls.tls_ca, "cert": tls.tls_cert, "key": tls.tls_key, "name": name}
+        for option, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(f"--server-tls-{option} is for tcps:// servers")
+        return upstreams
+    if tls.tls_key is not None and tls.tls_cert is None:
+        raise typer.BadParameter("--server-tls-key requires --server-tls-cert")
+    context = tls.context()
+    return [
+        replace(each, tls=context, tls_server_name=name) if each.tls else each for each in upstreams
+    ]

@@ -1,0 +1,150 @@
+"""`datastreamer serve`: serve a stream over TCP, with TLS or without, or a Unix socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared.creation import CreationOptions
+from datastreamer.cli.shared.options import FileArgument, number_option, text_option
+from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
+from datastreamer.cli.shared.source import addresses_of
+from datastreamer.client.upstream import Upstream
+from datastreamer.errors import StreamFileError
+from datastreamer.format import DEFAULT_PORT
+from datastreamer.server.publish.policy import Publishing
+from datastreamer.service.daemon import serve_until_signal
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.listeners import address_of
+
+_log = logging.getLogger(__name__)
+
+
+PortOption = Annotated[int | None, port_option(DEFAULT_PORT)]
+PublishTokenFileOption = Annotated[
+    str | None,
+    text_option(
+        "--publish-token-file",
+        "FILE",
+        "Accept a remote publisher that presents a token, a line of this file. Without TLS, "
+        "tokens are sent unencrypted.",
+    ),
+]
+PublishClientCertOption = Annotated[
+    list[str] | None,
+    text_option(
+        "--publish-client-cert",
+        "NAME",
+        "Also accept a publisher whose client certificate is for NAME; repeatable; requires "
+        "--tls-client-ca.",
+    ),
+]
+FollowOption = Annotated[
+    bool,
+    typer.Option(
+        "--follow",
+        help="Serve a file that another process writes [default: this process writes the file].",
+    ),
+]
+WorkersOption = Annotated[
+    int,
+    number_option("--workers", "N", "Number of serving processes.", most=1024, least=1),
+]
+HealOption = Annotated[
+    list[str] | None,
+    text_option(
+        "--heal",
+        "HOST:PORT",
+        "Restore pages that are found damaged from this server of the same stream (tcps://: with "
+        "TLS); repeatable. --scrub finds damage in pages that no client reads.",
+    ),
+]
+
+
+def serve(
+    file: FileArgument,
+    *,
+    port: PortOption = None,
+    options: ServerOptions,
+    publish_token_file: PublishTokenFileOption = None,
+    publish_client_cert: PublishClientCertOption = None,
+    creation: CreationOptions,
+    follow: FollowOption = False,
+    workers: WorkersOption = 1,
+    heal: HealOption = None,
+    metrics: MetricsOptions,
+) -> None:
+    """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
+
+    On the first signal the server stops accepting connections and gives clients up to --grace
+    seconds to receive committed entries; on a second signal it exits at once. Sockets passed by
+    systemd replace --host, --port and --unix.
+    """
+    limits = options.limits()
+    creation.check()
+    if creation.create and follow:
+        raise typer.BadParameter(
+            "--create and --follow exclude each other: with --follow another process writes"
+        )
+    tls = options.tls()
+    publishing = None
+    if publish_token_file is not None or publish_client_cert:
+        if publish_client_cert and options.tls_client_ca is None:
+            raise typer.BadParameter("--publish-client-cert requires --tls-client-ca")
+        if follow or workers != 1:
+            raise typer.BadParameter(
+                "publishing needs the process that writes the stream: it excludes --follow and "
+                "more than one of --workers"
+            )
+        publishing = Publishing(
+            token_file=publish_token_file, client_certs=tuple(publish_client_cert or ())
+        )
+        publishing.tokens()  # read before a file is created
+    options.check_reserve(tls, publishing=publishing is not None)
+    if heal and (follow or workers != 1):
+        raise typer.BadParameter(
+            "--heal needs the process that writes the stream: it excludes --follow and more than "
+            "one of --workers"
+        )
+    peers = addresses_of("--heal", heal or [])
+
+    def open_stream() -> DataStream:
+        if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
+            if heal:
+                raise StreamFileError(file, "--heal: this file is read-only, and not restored")
+            return DataStream.open(file, follow=True, index=options.backend, verify="never")
+        return creation.open(file, sync=options.sync, index=options.backend, verify="never")
+
+    def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
+        _log.info(
+            "serving %s (%d entries%s%s) on %s",
+            file,
+            stream.total_entries,
+            ", written by another process" if follow else "" if stream.writable else ", read-only",
+            "" if tls is None else ", with TLS",
+            ", ".join(map(address_of, addresses)),
+            extra={
+                "file": file,
+                "entries": stream.total_entries,
+                "addresses": [address_of(address) for address in addresses],
+            },
+        )
+
+    # Signals raise no exception here: until now `early_signals` handled them.
+    name = serve_until_signal(
+        open_stream,
+        host=options.host or None,
+        port=options.port(port, DEFAULT_PORT),
+        unix=options.unix,
+        tls=tls,
+        limits=limits,
+        metrics=metrics.address(),
+        workers=workers,
+        publishing=publishing,
+        heal_from=[Upstream(each.host, each.port, tls=each.tls) for each in peers],
+        listening=listening,
+    )
+    _log.info("ended by %s", name, extra={"signal": name})

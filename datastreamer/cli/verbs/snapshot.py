@@ -1,0 +1,42 @@
+"""`datastreamer snapshot`: copy a stream that may be in use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.options import FileArgument
+from datastreamer.cli.shared.output import count
+from datastreamer.cli.shared.progress import ProgressBar
+from datastreamer.storage.maintain.snapshot import snapshot as take
+
+OutArgument = Annotated[
+    str, typer.Argument(metavar="OUT", help="Path of the copy; it must not exist.")
+]
+
+NoVerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-verify",
+        help="Do not read the copy and compare its pages with the stream's checksums; copy a "
+        "damaged stream as it is.",
+    ),
+]
+
+
+def snapshot(file: FileArgument, out: OutArgument, *, no_verify: NoVerifyOption = False) -> None:
+    """Copy a stream consistently, even while it is written and served.
+
+    The copy holds the entries committed at the start; its first writer builds its bookmark
+    index. FILE may be read-only. A page that does not match its checksum is an error, and no copy
+    is left; the checksums are copied to OUT.sums.
+    """
+    with ProgressBar(f"copying {file}", 1) as progress:
+        taken = take(file, out, verify=not no_verify, advance=progress.reach)
+    compared = "" if no_verify else f"; {count(taken.verified, 'page')} compared with checksums"
+    logs.say(
+        f"{out} holds {taken.header.total_entries:,} entries, {taken.header.total_length:,} bytes, "
+        f"in a file of {taken.size:,} bytes (by {taken.means}){compared}"
+    )

@@ -1,0 +1,59 @@
+"""The Spark session of a command, with Spark's log off."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import text_option
+
+_MASTERS = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|(spark|k8s)://.+|yarn")
+
+
+def _read_master(value: str) -> str:
+    if _MASTERS.fullmatch(value) is None:
+        raise typer.BadParameter(
+            f"it is local[2], local[*], spark://HOST:7077, k8s://URL or yarn, not {value!r}"
+        )
+    return value
+
+
+MasterOption = Annotated[
+    str,
+    text_option(
+        "--master", "URL", "Spark master: local[2], spark://HOST:7077.", parser=_read_master
+    ),
+]
+
+_QUIETLY = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "OFF",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+@contextlib.contextmanager
+def spark_session(master: str) -> Iterator[Any]:
+    """A session, whose errors become one line. Raises `ExtraMissing` and `UsageError` if Spark or
+    Java is missing."""
+    from py4j.protocol import Py4JError
+
+    from datastreamer.spark import session
+    from datastreamer.spark.failures import PySparkException, reason
+
+    try:
+        spark = session(master, "datastreamer", _QUIETLY)
+    except (PySparkException, Py4JError) as error:
+        raise Failure(f"Spark failed to start with --master {master}: {reason(error)}") from error
+    try:
+        yield spark
+    except PySparkException as error:
+        raise Failure(reason(error)) from error
+    finally:
+        spark.stop()

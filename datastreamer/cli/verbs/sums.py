@@ -1,0 +1,50 @@
+"""`datastreamer sums`: make the checksums beside a stream file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared.exit_codes import DamageFound, write_out
+from datastreamer.cli.shared.options import FileArgument, ReportOutput
+from datastreamer.cli.shared.output import count, json_line, text_lines
+from datastreamer.cli.shared.progress import ProgressBar
+from datastreamer.storage.maintain.sums import make_sums
+
+AcceptOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept",
+        help="Discard the checksums and make them again: what the file holds now is right, also "
+        "what was damaged or changed by another program.",
+    ),
+]
+
+
+def sums(file: FileArgument, *, accept: AcceptOption = False, output: ReportOutput) -> None:
+    """Make the checksums that are missing beside a file, in FILE.sums.
+
+    A writer makes them by itself, in the background those that are missing; use this command for a
+    file that another program wrote. No other process may write the stream meanwhile. `verify`
+    compares the file with them.
+    """
+    shape = output.chosen()
+    with ProgressBar(f"reading {file}", 1) as bar:
+        made = make_sums(file, accept=accept, progress=bar.reach)
+    if shape == "jsonl":
+        write_out(json_line(made._asdict()))
+    else:
+        write_out(
+            text_lines([f"{file}: {count(made.pages, 'whole page')}, {made.made:,} new checksums"])
+        )
+    if made.refuted:
+        raise DamageFound(
+            f"{file}: {made.refuted}: `datastreamer repair --from HOST:PORT` asks a server of the "
+            "same stream; --accept takes the pages as they are"
+        )
+    if made.damaged:
+        raise DamageFound(
+            f"{file}: {count(made.damaged, 'page')} cannot be read as entries, so there is no "
+            "checksum of them; `datastreamer verify` lists them"
+        )

@@ -1,0 +1,1 @@
+"""Clients of a server: the exchanges, their drivers, iteration and queries."""

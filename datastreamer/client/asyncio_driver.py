@@ -1,0 +1,182 @@
+"""Runs a client's engine in an asyncio task. Must not import trio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from inspect import isawaitable
+from typing import Any
+
+from datastreamer.client.effects import (
+    AsyncDriver,
+    Call,
+    Close,
+    Connect,
+    Effect,
+    Interrupt,
+    Interrupted,
+    InThread,
+    Now,
+    Open,
+    Race,
+    Receive,
+    Send,
+    Signal,
+    Sleep,
+    Wait,
+)
+from datastreamer.client.introduction import connecting
+from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio
+from datastreamer.transport.connection_errors import connect_timeout
+from datastreamer.transport.endpoint import Endpoint
+
+
+class AsyncioDriver(AsyncDriver):
+    """Makes connections to one server (None: it cannot)."""
+
+    cancelled = (asyncio.CancelledError,)
+
+    def __init__(self, endpoint: Endpoint | None) -> None:
+        self.turn = threading.Lock()
+        self._endpoint = endpoint
+        self._interruptible: asyncio.Task[Any] | None = None
+
+    @property
+    def reconnects(self) -> bool:
+        return self._endpoint is not None
+
+    def signal(self) -> Signal:
+        return asyncio.Event()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def perform(self, effect: Effect) -> Any:
+        match effect:
+            case Receive(channel, buffer, seconds):
+                return await channel.receive_into(buffer, seconds)
+            case Send(channel, data, seconds):
+                await channel.send(data, seconds)
+            case Connect(seconds):
+                return await self._connect(seconds)
+            case Open():
+                assert self._endpoint is not None
+                return await dial_asyncio(self._endpoint)
+            case Close(channel, farewell):
+                channel.close(farewell=farewell)
+            case Now():
+                return self.now()
+            case Sleep(until):
+                seconds = max(0.0, until - self.now())
+                await self._interruptibly(asyncio.sleep(seconds), None)
+            case Interrupt(channel):
+                if self._interruptible is not None:
+                    self._interruptible.cancel()
+                elif channel is not None:
+                    channel.close()
+            case Wait(signal, seconds):
+                await _finish(asyncio.ensure_future(signal.wait()), seconds)
+            case Call(function, arguments):
+                outcome = function(*arguments)
+                return await outcome if isawaitable(outcome) else outcome
+            case InThread(function, arguments):
+                return await _in_thread(function, *arguments)
+            case Race(racers):
+                await self._race([asyncio.ensure_future(self.run(steps)) for steps in racers])
+        return None
+
+    async def _race(self, tasks: Sequence[asyncio.Future[None]]) -> None:
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await _end(tasks)
+            raise
+        await _end(tasks)
+
+    @asynccontextmanager
+    async def background(
+        self, *calls: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AsyncIterator[None]:
+        tasks = [asyncio.ensure_future(call()) for call in calls]
+        yield
+        await _end(tasks)
+
+    async def _connect(self, seconds: float) -> AsyncioChannel:
+        endpoint = self._endpoint
+        assert endpoint is not None
+        made: list[AsyncioChannel] = []
+
+        async def connect() -> None:
+            steps = connecting(endpoint.token_request, endpoint.peer, seconds)
+            made.append(await self.run(steps))
+
+        try:
+            await self._interruptibly(connect(), seconds)
+        except BaseException as error:
+            for channel in made:
+                channel.close()
+            if isinstance(error, TimeoutError):
+                raise connect_timeout(endpoint.peer, seconds) from None
+            raise
+        return made[0]
+
+    async def _interruptibly(self, wait: Coroutine[Any, Any, None], seconds: float | None) -> None:
+        task = self._interruptible = asyncio.ensure_future(wait)
+        try:
+            await _finish(task, seconds)
+        finally:
+            self._interruptible = None
+        if task.cancelled():
+            raise Interrupted
+        task.result()
+
+
+async def _finish(task: asyncio.Future[Any], seconds: float | None = None) -> None:
+    """Wait until `task` is done; it is cancelled with the caller, and after `seconds`
+    (`TimeoutError`)."""
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        in_time = task.done()
+    finally:
+        task.cancel()
+        await _until_done([task])
+    if not in_time:
+        raise TimeoutError
+
+
+async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:
+    """Cancel them. Raises what the first of them that failed did."""
+    for task in tasks:
+        task.cancel()
+    await _until_done(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
+async def _until_done(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait until all `tasks` are done. A cancellation of the caller is raised then, once: however
+    many there were, asyncio counts them in the caller's task."""
+    cancellation: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    for task in tasks:
+        if not task.cancelled():
+            # Otherwise asyncio logs an exception that nothing has asked for.
+            task.exception()
+    if cancellation is not None:
+        raise cancellation
+
+
+async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call it in a thread; a cancellation is raised when it has returned."""
+    call = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    await _until_done([call])
+    return call.result()

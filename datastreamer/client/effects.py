@@ -1,0 +1,219 @@
+"""The steps that an engine yields to its driver: one small input or output at a time.
+
+An engine is written once, as generators that yield these effects and are sent the results. A
+driver performs them under Trio, under asyncio, or in a plain thread; an effect that fails, or is
+cancelled, is raised in the generator, which decides what follows. Must not know sockets,
+tasks or clocks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Channel: TypeAlias = Any
+"""A connection that its driver made: engines only pass it back to the driver."""
+
+
+class Interrupted(Exception):
+    """`Interrupt` ended this wait."""
+
+
+class Signal(Protocol):
+    """An event of the driver's kind: tasks wait until it is set."""
+
+    def set(self) -> object: ...
+    def is_set(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Connect:
+    """Make another connection: gives a `Channel`. Raises `ConnectFailed` after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class Open:
+    """Connect, with TLS but without a token: gives a `Channel`. A step of `Connect`; raises
+    `ConnectFailed`, and `TLSFailed` if the handshake fails."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class Send:
+    """Send all of `data`. Raises `TimeoutError` after `seconds` (None: no limit)."""
+
+    channel: Channel
+    data: bytes
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Receive:
+    """Wait for bytes: gives their number, 0 at the end of the connection. Raises `TimeoutError`
+    after `seconds` (None: no limit). A cancelled `Receive` consumes nothing."""
+
+    channel: Channel
+    buffer: memoryview
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Close:
+    """Close the connection, even during a cancellation. Without `farewell`, TLS sends no close: in
+    a forked child the connection is still the parent's."""
+
+    channel: Channel
+    farewell: bool = True
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """End the wait of another task or thread: a `Sleep` or `Connect` raises `Interrupted`, and a
+    `Receive` on `channel` returns 0."""
+
+    channel: Channel | None
+
+
+@dataclass(slots=True)
+class Now:
+    """Gives the seconds on the driver's clock."""
+
+
+@dataclass(slots=True)
+class Sleep:
+    """Wait until this time on the driver's clock."""
+
+    until: float
+
+
+@dataclass(slots=True)
+class Wait:
+    """Wait until the signal is set. Raises `TimeoutError` after `seconds` (None: no limit)."""
+
+    signal: Any
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """Call a user's function; gives its result, awaited if that can be awaited."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class InThread:
+    """Call a function that may block; cancellation waits until it returns."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class Race:
+    """Perform all of these at the same time until one ends; the others are cancelled then.
+    Raises the error of the first racer that failed."""
+
+    racers: tuple[Steps[None], ...]
+
+
+Effect: TypeAlias = (
+    Connect
+    | Open
+    | Send
+    | Receive
+    | Close
+    | Interrupt
+    | Now
+    | Sleep
+    | Wait
+    | Call
+    | InThread
+    | Race
+)
+Steps: TypeAlias = Generator[Effect, Any, T]
+
+
+class Turn(Protocol):
+    """A lock that is never waited for, so that a signal's handler may try it too."""
+
+    def acquire(self, blocking: bool = ...) -> bool: ...
+    def release(self) -> None: ...
+
+
+class Driver(ABC):
+    """The part of a driver that an engine uses."""
+
+    turn: Turn
+    """The engine's lock."""
+
+    cancelled: tuple[type[BaseException], ...] = ()
+    """What is raised where a wait is cancelled."""
+
+    threaded = False
+    """Whether others that use the engine are threads, which may not touch a connection that is in
+    use."""
+
+    @property
+    @abstractmethod
+    def reconnects(self) -> bool:
+        """Whether it can perform `Connect`."""
+
+    @abstractmethod
+    def signal(self) -> Signal:
+        """A new `Signal`."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The seconds on its clock."""
+
+
+class AsyncDriver(Driver):
+    """Runs an engine's steps in the caller's task."""
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Perform the effects of `steps`, and return its outcome."""
+        result: Any = None
+        failure: BaseException | None = None
+        while True:
+            try:
+                while True:
+                    effect = steps.send(result) if failure is None else steps.throw(failure)
+                    failure = None
+                    # Most effects, without a call between.
+                    if type(effect) is Receive and effect.seconds is None:
+                        result = await effect.channel.receive_into(effect.buffer)
+                    elif type(effect) is Send and effect.seconds is None:
+                        result = await effect.channel.send(effect.data)
+                    else:
+                        result = await self.perform(effect)
+            except StopIteration as done:
+                outcome: T = done.value
+                return outcome
+            except BaseException as error:
+                if getgeneratorstate(steps) == GEN_CLOSED:
+                    raise
+                failure = error
+
+    @abstractmethod
+    async def perform(self, effect: Effect) -> Any:
+        """Perform one effect."""
+
+    @abstractmethod
+    def background(
+        self, *calls: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AbstractAsyncContextManager[None]:
+        """Run these beside the block, whose end cancels them. The block raises nothing."""
+
+    async def checkpoint_if_cancelled(self) -> None:
+        """Raise the caller's cancellation, if the event loop can report it."""

@@ -1,0 +1,159 @@
+"""Runs a client's engine in a Trio task, and makes the clients of Trio."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from inspect import isawaitable
+from typing import Any
+
+import trio
+
+from datastreamer.client.async_client import Client, ClientConnector
+from datastreamer.client.effects import (
+    AsyncDriver,
+    Call,
+    Close,
+    Connect,
+    Effect,
+    Interrupt,
+    Interrupted,
+    InThread,
+    Now,
+    Open,
+    Race,
+    Receive,
+    Send,
+    Signal,
+    Sleep,
+    Steps,
+    Wait,
+)
+from datastreamer.client.introduction import connecting
+from datastreamer.transport.connection_errors import connect_timeout
+from datastreamer.transport.endpoint import Endpoint
+from datastreamer.transport.trio_channel import Channel, channel_over, dial
+
+Dial = Callable[[], Awaitable[trio.abc.Stream]]
+
+
+class TrioDriver(AsyncDriver):
+    """Makes connections to one server by `redial` (None: it cannot), and sends each the request
+    with a token (empty: none)."""
+
+    cancelled = (trio.Cancelled,)
+
+    def __init__(self, redial: Dial | None, peer: str, token_request: bytes = b"") -> None:
+        self.turn = threading.Lock()
+        self.redial = redial
+        self._peer = peer
+        self._token_request = token_request
+        self._interruptible: trio.CancelScope | None = None
+
+    @property
+    def reconnects(self) -> bool:
+        return self.redial is not None
+
+    def signal(self) -> Signal:
+        return trio.Event()
+
+    def now(self) -> float:
+        return trio.current_time()
+
+    async def perform(self, effect: Effect) -> Any:
+        match effect:
+            case Receive(channel, buffer, seconds):
+                return await _within(seconds, partial(channel.receive_into, buffer))
+            case Open():
+                assert self.redial is not None
+                return channel_over(await self.redial(), self._peer)
+            case Send(channel, data, seconds):
+                await _within(seconds, partial(channel.send, data))
+            case Connect(seconds):
+                return await self._interruptibly(partial(self._connect, seconds))
+            case Close(channel):
+                with trio.CancelScope(shield=True):
+                    await channel.aclose()
+            case Now():
+                return self.now()
+            case Sleep(until):
+                await self._interruptibly(partial(trio.sleep_until, until))
+            case Interrupt(channel):
+                if self._interruptible is not None:
+                    self._interruptible.cancel()
+                elif channel is not None:
+                    with trio.CancelScope(shield=True):
+                        await channel.aclose()
+            case Wait(signal, seconds):
+                await _within(seconds, signal.wait)
+            case Call(function, arguments):
+                outcome = function(*arguments)
+                return await outcome if isawaitable(outcome) else outcome
+            case InThread(function, arguments):
+                return await trio.to_thread.run_sync(function, *arguments)
+            case Race(racers):
+                await self._race(racers)
+        return None
+
+    async def _race(self, racers: tuple[Steps[None], ...]) -> None:
+        failures: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+
+            async def run(steps: Steps[None]) -> None:
+                try:
+                    await self.run(steps)
+                except Exception as error:  # noqa: BLE001 - raised below, in no group
+                    failures.append(error)
+                nursery.cancel_scope.cancel()
+
+            for steps in racers:
+                nursery.start_soon(run, steps)
+        if failures:
+            raise failures[0]
+
+    @asynccontextmanager
+    async def background(
+        self, *calls: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            for call in calls:
+                nursery.start_soon(call)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def checkpoint_if_cancelled(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _connect(self, seconds: float) -> Channel:
+        with trio.move_on_after(seconds):
+            steps: Steps[Channel] = connecting(self._token_request, self._peer, seconds)
+            return await self.run(steps)
+        raise connect_timeout(self._peer, seconds)
+
+    async def _interruptibly(self, wait: Callable[[], Awaitable[Any]]) -> Any:
+        with trio.CancelScope() as scope:
+            self._interruptible = scope
+            try:
+                return await wait()
+            finally:
+                self._interruptible = None
+        raise Interrupted
+
+
+async def _within(seconds: float | None, wait: Callable[[], Awaitable[Any]]) -> Any:
+    with trio.move_on_after(math.inf if seconds is None else seconds):
+        return await wait()
+    raise TimeoutError
+
+
+def trio_driver_to(endpoint: Endpoint | None) -> TrioDriver:
+    """A driver that connects to `endpoint` (None: that makes no connections)."""
+    if endpoint is None:
+        return TrioDriver(None, "")
+    return TrioDriver(partial(dial, endpoint), endpoint.peer, endpoint.token_request)
+
+
+connect = ClientConnector(trio_driver_to, Client)

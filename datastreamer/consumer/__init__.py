@@ -1,0 +1,1 @@
+"""Reassembly fed from servers and files, and the stores of its progress."""

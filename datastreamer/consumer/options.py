@@ -1,0 +1,88 @@
+"""The options of `reassemble`, and their checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from datastreamer.client.upstream import Upstream, upstream_of
+from datastreamer.consumer.state import Notice
+from datastreamer.errors import UsageError
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
+from datastreamer.protocol.arguments import check_number
+from datastreamer.protocol.retry import Backoff, check_waits
+from datastreamer.reassembly.merge import Order
+from datastreamer.reassembly.progress import ReassemblyStore
+
+Address: TypeAlias = Upstream | tuple[str, int] | os.PathLike[str]
+Addresses: TypeAlias = Iterable[Address] | Mapping[str, Address]
+
+Start: TypeAlias = int | bytes | Literal["latest"]
+"""Where a source without a saved position begins: an entry, a bookmark, or its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReassemblyOptions:
+    """The arguments of `reassemble`. Raises `UsageError` for an invalid one."""
+
+    upstreams: Addresses
+    subscribe: Iterable[bytes] | None
+    store: ReassemblyStore | None
+    order: Order | None
+    after: bytes | None
+    on_event: Callable[[Notice], object] | None
+    follow: bool
+    start: Start
+    type: int
+    reorg_threshold: int
+    budget: int
+    max_age: float | None
+    stream_type: int | None
+    timeout: float
+    heartbeat: float | None
+    backoff: Backoff
+    retry_for: float | None
+
+    @property
+    def asked_type(self) -> int:
+        """The stream type that requests name."""
+        return STREAM_TYPE_SEQUENCER if self.stream_type is None else self.stream_type
+
+    def __post_init__(self) -> None:
+        if self.stream_type is not None:
+            check_number("stream_type", self.stream_type)
+        check_waits(self.timeout, self.retry_for, self.heartbeat)
+        start = self.start
+        number = isinstance(start, int) and 0 <= start <= U64_MAX
+        if not number and not (isinstance(start, bytes) and start) and start != "latest":
+            raise UsageError(
+                "sources begin at an entry's number, a bookmark's key or \"latest\", "
+                f"not at {start!r}"
+            )
+
+
+def named(addresses: Addresses) -> dict[str, Upstream | str]:
+    """Sources by name; a file is its path. Raises `UsageError`."""
+    pairs: list[tuple[str | None, Address]]
+    if isinstance(addresses, str | bytes):
+        raise UsageError(f'upstreams is a list such as [("host", 6900)], not {addresses!r}')
+    if isinstance(addresses, Mapping):
+        pairs = list(addresses.items())
+    else:
+        pairs = [(None, address) for address in addresses]
+    found: dict[str, Upstream | str] = {}
+    for name, address in pairs:
+        place: Upstream | str
+        if isinstance(address, str | os.PathLike):
+            place = os.fspath(address)
+        else:
+            place = upstream_of(address)
+        own = name or (place if isinstance(place, str) else place.name)
+        if own in found:
+            raise UsageError(f"{own} is named twice; name each source once")
+        found[own] = place
+    if not found:
+        raise UsageError("no source is named; payloads need one source at least")
+    return found

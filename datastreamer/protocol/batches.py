@@ -1,0 +1,442 @@
+"""Reads entries in batches: a server's capabilities, single batches, and long reads.
+
+Owns the capabilities query, single batches with their checks, and long reads, with the next request
+sent before the last one is answered. Generators like those of `exchanges`: no sockets, tasks or
+time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer.errors import (
+    BadEntryType,
+    BadRange,
+    ConnectionLost,
+    InvalidCommand,
+    NotSupported,
+    ServerRefused,
+    UnknownEntry,
+    UsageError,
+    refusal,
+)
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    RESULT_BAD_FROM_ENTRY,
+    RESULT_INVALID_COMMAND,
+    RESULT_TEXTS,
+    U32_MAX,
+    U64_MAX,
+    Header,
+)
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_number, is_number
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.events import (
+    BatchReceived,
+    EntriesReceived,
+    EntryReceived,
+    Event,
+    FilteredBatchReceived,
+    RangeReceived,
+    ResultReceived,
+)
+from datastreamer.protocol.exchanges import Exchange, next_event, unexpected
+from datastreamer.protocol.filter.messages import FilteredRead, servable
+from datastreamer.protocol.messages import (
+    NO_EXTENSIONS,
+    BatchQuery,
+    Capabilities,
+    CapabilitiesQuery,
+    EntryQuery,
+    HeaderQuery,
+    RangeQuery,
+)
+
+REQUESTS: Final = 2
+"""Default number of requests in flight during a long read."""
+
+BATCH_BYTES: Final = 1 << 20
+"""Default limit of a batch in bytes during a long read."""
+
+MAX_REQUESTS: Final = 64
+MAX_BATCH_BYTES: Final = 64 << 20
+"""Limit of a request, whatever the server offers: an answer is in memory as a whole."""
+
+WAIT_MS: Final = 1000
+"""How long the server waits for a commit at the stream's end before the client asks again."""
+
+
+def probe(connection: ClientConnection) -> Exchange[Capabilities]:
+    """The server's capabilities, which are requested once per connection, with the header.
+
+    A server that does not know the query refuses it, or closes the connection; `probing` is true
+    after the latter.
+    """
+    if connection.capabilities is not None:
+        return connection.capabilities
+    connection.asked_at = connection.received_bytes
+    yield connection.request(CapabilitiesQuery()) + connection.request(HeaderQuery())
+    while (event := connection.next_event()) is None:
+        yield None
+    if isinstance(event, ResultReceived) and event.number == RESULT_INVALID_COMMAND:
+        capabilities = NO_EXTENSIONS
+        connection.refused = True
+    elif isinstance(event, Capabilities):
+        capabilities = event
+    else:
+        raise unexpected(connection, event)
+    # Some servers that refuse a query answer nothing more; the header shows that.
+    while (event := connection.next_event()) is None:
+        yield None
+    if not isinstance(event, Header):
+        raise unexpected(connection, event)
+    connection.asked_at = None
+    connection.capabilities = capabilities
+    return capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A request for one batch. `checked`: compare `from_entry` with the total first; `fallback`:
+    request single entries from a server without batches; `types`: only entries of these types,
+    filtered by the server if it can."""
+
+    from_entry: int
+    max_count: int = 0
+    max_bytes: int = 0
+    wait_ms: int = 0
+    checked: bool = True
+    fallback: bool = False
+    types: Collection[int] | None = None
+
+
+def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
+    """At least one entry, or none at the end of the stream.
+
+    Raises `NotSupported`; for an entry after the end `UnknownEntry` if `checked`, else
+    `BadFromEntry`; `UsageError` and `BadEntryType` for invalid arguments.
+    """
+    check_number("from_entry", wanted.from_entry)
+    check_number("max_count", wanted.max_count, most=U32_MAX)
+    check_number("max_bytes", wanted.max_bytes, most=U32_MAX)
+    wanted_types = checked_types(wanted.types)
+    capabilities = yield from probe(connection)
+    if not capabilities.batch_reads and not wanted.fallback:
+        raise not_supported(connection, "batches")
+    if wanted.checked:
+        yield from _check(connection, wanted.from_entry)
+    types = servable(wanted_types) if capabilities.filters else None
+    if types is None and not capabilities.batch_reads:
+        batch = yield from _one_by_one(connection, wanted)
+    else:
+        number, count, wait_ms = wanted.from_entry, wanted.max_count, wanted.wait_ms
+        size = bytes_to_ask_for(capabilities, wanted.max_bytes)
+        if types is None:
+            yield connection.request(BatchQuery(number, count, size, wait_ms))
+        else:
+            yield connection.request(FilteredRead(number, types, U64_MAX, count, size, wait_ms))
+        event = yield from next_event(connection)
+        if not isinstance(event, (BatchReceived, FilteredBatchReceived)):
+            raise unexpected(connection, event)
+        batch = event.batch
+    return batch if wanted_types is None or types is not None else batch.select(wanted_types)
+
+
+def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
+    """The types as a set. Raises `BadEntryType` for an invalid one."""
+    for kind in types or ():
+        if not is_number(kind, most=U32_MAX):
+            raise BadEntryType(f"an entry type must be 0 to {U32_MAX}, not {kind!r}")
+    return None if types is None else frozenset(types)
+
+
+def wait_ms(seconds: float) -> int:
+    """A wait in milliseconds, as requests carry it. Raises `UsageError`."""
+    try:
+        if 0 <= seconds * 1000 <= U32_MAX:
+            return round(seconds * 1000)
+    except TypeError:
+        pass
+    raise UsageError(f"wait must be 0 to {U32_MAX // 1000} seconds, not {seconds!r}")
+
+
+def not_supported(connection: ClientConnection, what: str) -> NotSupported:
+    """The exception for an extension that the server does not have."""
+    return NotSupported(f"{connection.peer} does not support {what}: request single entries")
+
+
+def bytes_to_ask_for(capabilities: Capabilities, wanted: int) -> int:
+    """The byte limit for a request, given the limit that the caller wants (0: none)."""
+    return min(wanted or capabilities.max_batch_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
+
+
+def _check(connection: ClientConnection, number: int) -> Exchange[None]:
+    """Raise `UnknownEntry` if entry `number` is after the total, which is requested if unknown."""
+    total = connection.total_entries
+    if total is None or number > total:
+        total = (yield from exchanges.header(connection)).total_entries
+        if number > total:
+            raise UnknownEntry(number, total)
+
+
+def _one_by_one(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
+    """Read from a server without batches, by single queries."""
+    size = min(wanted.max_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
+    number, found, ended = wanted.from_entry, 0, False
+    packed: list[bytes] = []
+    # Few at first, since the sizes of the entries are unknown.
+    window = 16
+    while not ended and (not wanted.max_count or found < wanted.max_count):
+        count = window if not wanted.max_count else min(window, wanted.max_count - found)
+        queries = [EntryQuery(number + at) for at in range(count)]
+        yield b"".join([connection.request(query) for query in queries])
+        for _ in queries:
+            event = yield from next_event(connection)
+            if not isinstance(event, EntryReceived):
+                raise unexpected(connection, event)
+            entry = event.entry
+            if ended or entry is None or (packed and size < _size(entry)):
+                ended = True
+                continue
+            packed.append(entry.pack())
+            size -= _size(entry)
+            number += 1
+            found += 1
+        window = max(1, min(exchanges.WINDOW, size * found // (sum(map(len, packed)) or 1)))
+    if not packed:
+        total = (yield from exchanges.header(connection)).total_entries
+        if number > total:
+            raise past_the_end(number)
+        if number < total:
+            # Either committed meanwhile, or indistinguishable from "not found": ask again.
+            packed.append((yield from exchanges.entry(connection, number)).pack())
+    return scan(b"".join(packed), wanted.from_entry)
+
+
+def _size(entry: Entry) -> int:
+    return ENTRY_HEAD_SIZE + len(entry.data)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Limits of a long read: of each batch, and the number of requests in flight.
+
+    Raises `UsageError`.
+    """
+
+    max_count: int = 0
+    max_bytes: int = BATCH_BYTES
+    requests: int = REQUESTS
+
+    def __post_init__(self) -> None:
+        if not is_number(self.requests, 1, MAX_REQUESTS):
+            raise UsageError(f"requests must be 1 to {MAX_REQUESTS}, not {self.requests!r}")
+        if not all(is_number(limit, most=U32_MAX) for limit in (self.max_count, self.max_bytes)):
+            raise UsageError(
+                f"the limits of a batch must be 0 to 2**32 - 1, not {self.max_count!r} entries and "
+                f"{self.max_bytes!r} bytes"
+            )
+
+
+class LongReading(ABC):
+    """The part that `BatchReading` and `FilteredReading` have in common.
+
+    They read from `start` up to `stop`; without a `stop`, up to the stream's total at `begin`.
+    """
+
+    def __init__(self, start: int, stop: int | None, limits: BatchLimits) -> None:
+        if stop is not None and stop < start:
+            raise BadRange(f"the range {start} to {stop} ends before it begins")
+        self.stop = stop
+        self._limits = limits
+        self._next = start
+        self._size = limits.max_bytes
+        self._stopping = False
+        self._connection: ClientConnection
+        # Called with the total that an empty answer reports; may raise.
+        self.on_nothing: Callable[[int], object] = lambda total: None
+
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
+        self._connection = connection
+        capabilities = yield from probe(connection)
+        total = connection.total_entries
+        if total is None or self._next > total:
+            total = (yield from exchanges.header(connection)).total_entries
+        if self._next > total:
+            raise past_the_end(self._next)
+        if self.stop is None:
+            self.stop = total
+        self._size = bytes_to_ask_for(capabilities, self._limits.max_bytes)
+
+    @property
+    def _known_end(self) -> int:
+        """Entries before this one are known to exist, and are wanted."""
+        return min(self.stop or 0, self._connection.total_entries or 0)
+
+    @abstractmethod
+    def _ask_ahead(self) -> bytes:
+        """The next request, once the beginning of an answer shows where it will end; or b""."""
+
+    def _answer(self) -> Exchange[Event]:
+        connection = self._connection
+        while (event := connection.next_event()) is None:
+            yield self._ask_ahead() or None
+        if isinstance(event, ResultReceived) and event.number == RESULT_BAD_FROM_ENTRY:
+            raise ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
+        return event
+
+    def request_stop(self) -> bytes:
+        self._stopping = True
+        return b""
+
+    def end(self, limit: int | None) -> Exchange[bool]:
+        passed = 0
+        while self._connection.outstanding:
+            event = yield from next_event(self._connection)
+            if isinstance(event, (BatchReceived, FilteredBatchReceived)):
+                passed += event.batch.nbytes
+            if limit is not None and passed > limit:
+                return False
+        return True
+
+
+class BatchReading(LongReading):
+    """Reads entries in batches, or streams them from a server that has no batches."""
+
+    def __init__(self, start: int, stop: int | None, limits: BatchLimits) -> None:
+        super().__init__(start, stop, limits)
+        # The next entry to request, and the start of the last request.
+        self._asked = self._last = start
+        # Entries per request while batches are full: then requests can be sent ahead. 0: send the
+        # next one only when an answer shows where it ends.
+        self._stride = limits.max_count
+        self._streaming: exchanges.Streaming | None = None
+
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
+        yield from super().begin(connection)
+        capabilities = connection.capabilities or NO_EXTENSIONS
+        if not capabilities.batch_reads:
+            self._streaming = exchanges.Streaming(self._next, self.stop)
+            yield from self._streaming.begin(connection)
+        elif self._stride > capabilities.max_batch_count > 0:
+            self._stride = capabilities.max_batch_count
+
+    def advance(self) -> Exchange[EntryBatch | None]:
+        if self._streaming is not None:
+            return (yield from self._streaming.advance())
+        assert self.stop is not None
+        while self._next < self.stop and not self._stopping:
+            yield self._ask(self.stop)
+            answer = yield from self._answer()
+            if not isinstance(answer, BatchReceived):
+                raise unexpected(self._connection, answer)
+            query, batch, total = answer.command, answer.batch, answer.total_entries
+            if query.from_entry != self._next:
+                continue  # of no use after a short answer
+            self._next = batch.next_number
+            if self._next < min(query.from_entry + query.max_count, total):
+                self._stride = 0
+            if batch:
+                return batch
+            self.on_nothing(total)
+        return None
+
+    def _ask(self, stop: int) -> bytes:
+        """The requests that may be sent now, for entries that are known to exist."""
+        connection, sent = self._connection, []
+        until = self._known_end
+        if not connection.outstanding:
+            self._asked = self._next
+            if self._asked >= until:
+                return self._request(stop, WAIT_MS)
+            sent.append(self._request(stop))
+        while self._stride and self._asked < until:
+            if connection.outstanding >= self._limits.requests:
+                break
+            sent.append(self._request(stop))
+        return b"".join(sent)
+
+    def _ask_ahead(self) -> bytes:
+        connection, ahead, stop = self._connection, self._connection.batch_ahead, self.stop
+        if self._stride or stop is None or ahead is None or ahead >= self._known_end:
+            return b""
+        if self._limits.requests == 1 or connection.outstanding != 1 or self._last != self._next:
+            return b""
+        self._asked = ahead
+        return self._request(stop)
+
+    def _request(self, stop: int, wait_ms: int = 0) -> bytes:
+        count = min(self._stride or self._limits.max_count or U32_MAX, stop - self._asked)
+        query = BatchQuery(self._asked, count, self._size, wait_ms)
+        self._last = self._asked
+        self._asked += count
+        return self._connection.request(query)
+
+    def request_stop(self) -> bytes:
+        super().request_stop()
+        return b"" if self._streaming is None else self._streaming.request_stop()
+
+    def end(self, limit: int | None) -> Exchange[bool]:
+        if self._streaming is not None:
+            return (yield from self._streaming.end(limit))
+        return (yield from super().end(limit))
+
+
+def past_the_end(number: int) -> ServerRefused:
+    """The exception for a read that begins after the stream's end."""
+    text = RESULT_TEXTS[RESULT_BAD_FROM_ENTRY]
+    return refusal(RESULT_BAD_FROM_ENTRY, text, f"entries from {number} on")
+
+
+class RangeReading:
+    """The entries from one bookmark's entry to another's, both included."""
+
+    def __init__(self, first: bytes, last: bytes) -> None:
+        self._query = RangeQuery(bytes(first), bytes(last))
+        self._last: int | None = None
+        self._begun = False
+        self._connection: ClientConnection
+
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
+        self._connection = connection
+        yield connection.request(self._query)
+        try:
+            event = yield from next_event(connection)
+        except InvalidCommand:
+            # Such a server reads the bookmarks as another command: the connection is unusable.
+            connection.out_of_step = True
+            raise not_supported(connection, "ranges between bookmarks") from None
+        if not isinstance(event, RangeReceived):
+            raise unexpected(connection, event)
+        self._last = event.last
+
+    def advance(self) -> Exchange[EntryBatch | None]:
+        if self._last is None:
+            return None
+        event = yield from next_event(self._connection)
+        if not isinstance(event, EntriesReceived):
+            raise unexpected(self._connection, event)
+        batch, self._begun, begun = event.batch, True, self._begun
+        if not begun:
+            exchanges.ensure_marked(self._connection, batch[0], self._query.first)
+        if batch.next_number > self._last:
+            exchanges.ensure_marked(self._connection, batch[-1], self._query.last)
+            self._last = None
+        return batch
+
+    def request_stop(self) -> bytes:
+        return b""
+
+    def end(self, limit: int | None) -> Exchange[bool]:
+        passed = 0
+        while self._last is not None:
+            batch = yield from self.advance()
+            passed += 0 if batch is None else batch.nbytes
+            if limit is not None and passed > limit:
+                return False
+        return True

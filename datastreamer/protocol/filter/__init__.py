@@ -1,0 +1,1 @@
+"""Reads of entries of some types: messages, exchanges, history."""

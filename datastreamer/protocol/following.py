@@ -1,0 +1,301 @@
+"""Commands and packets by which a relay keeps its copy of a stream equal to its upstream's.
+
+Owns their layout: a streaming that reports changes of committed entries, hashes of ranges, and the
+checksums of pages.
+Must not know which of them is allowed when (`server`, `client`).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from datastreamer._codec import Entry, scan
+from datastreamer.errors import CorruptEntries, UsageError
+from datastreamer.format import (
+    CHANGE_SIZE,
+    CHANGE_STRUCT,
+    COMMAND_FOLLOW_START,
+    COMMAND_PAGE_SUMS,
+    COMMAND_RANGE_HASH,
+    ENTRY_HEAD_SIZE,
+    FOLLOW_STRUCT,
+    MAX_SUMS_PAGES,
+    PACKET_CHANGE,
+    PACKET_FOLLOW,
+    PACKET_PAGE_SUMS,
+    PACKET_RANGE_HASH,
+    PAGE_SIZE,
+    PAGE_SUMS_STRUCT,
+    RANGE_HASH_STRUCT,
+    RANGE_SUM_STRUCT,
+    STREAM_ID_SIZE,
+    TYPE_BOOKMARK,
+    U64_MAX,
+)
+
+MAX_CHANGE_SIZE: Final = CHANGE_SIZE + PAGE_SIZE
+
+_PLAIN = struct.Struct(">QQ")
+_FOLLOW_START = struct.Struct(">Q16sQ")
+_RANGE_HASH = struct.Struct(">QQI")
+_PAGE_SUMS = struct.Struct(">QI")
+_LAYOUTS: Final = {
+    COMMAND_FOLLOW_START: _FOLLOW_START,
+    COMMAND_RANGE_HASH: _RANGE_HASH,
+    COMMAND_PAGE_SUMS: _PAGE_SUMS,
+}
+COMMANDS: Final = tuple(_LAYOUTS)
+
+
+class KnownHistory(NamedTuple):
+    """A state of a stream, by stream id and epoch; all entries of a copy are of this state."""
+
+    stream_id: bytes
+    epoch: int
+
+
+NOTHING_KNOWN: Final = KnownHistory(bytes(STREAM_ID_SIZE), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowStart:
+    """A `CommitStart` that also reports each change of committed entries since `known`."""
+
+    from_entry: int
+    known: KnownHistory = NOTHING_KNOWN
+
+    def __str__(self) -> str:
+        return f"Start from entry {self.from_entry}, with changes since epoch {self.known.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class HashQuery:
+    """Request a hash of the entries from `first` up to, not including, `end`, or of as many of
+    them as `max_bytes` allow (0: the server's limit)."""
+
+    first: int
+    end: int
+    max_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"a hash of entries {self.first} to {self.end - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class SumsQuery:
+    """Request the checksums of at most `max_pages` whole pages (0: the server's limit), from the
+    one on that holds entry `from_entry`, and that of the last page."""
+
+    from_entry: int
+    max_pages: int = 0
+
+    def __str__(self) -> str:
+        return f"checksums from entry {self.from_entry} on"
+
+
+FollowingCommand: TypeAlias = FollowStart | HashQuery | SumsQuery
+
+
+class Reports(IntEnum):
+    """Which changes since the client's epoch a server can report."""
+
+    UNKNOWN = 0
+    ALL = 1
+    NEVER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FollowBegun:
+    """The first packet after the Result of a `FollowStart`.
+
+    With `ALL`, the changes after epoch `since` up to `epoch` follow before any entry. With
+    `UNKNOWN`, any entry may have changed up to `epoch`, and later changes are reported. With
+    `NEVER`, no change of this file is reported.
+    """
+
+    reports: Reports
+    stream_id: bytes
+    since: int
+    epoch: int
+
+    def pack(self) -> bytes:
+        return FOLLOW_STRUCT.pack(
+            PACKET_FOLLOW, FOLLOW_STRUCT.size, self.reports, self.stream_id, self.since, self.epoch
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> FollowBegun:
+        """Decode a packet. Raises `ValueError` if it is invalid."""
+        _, length, reports, stream_id, since, epoch = FOLLOW_STRUCT.unpack_from(data)
+        if length != FOLLOW_STRUCT.size or reports > Reports.NEVER or since > epoch:
+            raise ValueError(f"a follow packet of {length} bytes: {reports}, {since} to {epoch}")
+        return cls(Reports(reports), stream_id, since, epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeReceived:
+    """The stream's epoch became `epoch`: `entry` replaced the entry with its number, or (None) all
+    entries from `first` on were truncated. What the server sent before is from before the change.
+    """
+
+    epoch: int
+    first: int
+    entry: Entry | None
+
+
+def encode_update(epoch: int, packed: bytes) -> bytes:
+    """The report of an update; `packed` is the entry as the file holds it now."""
+    number = int.from_bytes(packed[9:ENTRY_HEAD_SIZE], "big")
+    size = CHANGE_SIZE + len(packed)
+    return CHANGE_STRUCT.pack(PACKET_CHANGE, size, epoch, number, number + 1) + packed
+
+
+def encode_truncation(epoch: int, total_entries: int) -> bytes:
+    """The report of a truncation to `total_entries` entries."""
+    return CHANGE_STRUCT.pack(PACKET_CHANGE, CHANGE_SIZE, epoch, total_entries, U64_MAX)
+
+
+def decode_change(data: memoryview) -> ChangeReceived:
+    """Decode a complete report. Raises `ValueError` if it is invalid."""
+    _, length, epoch, first, end = CHANGE_STRUCT.unpack_from(data)
+    if end == U64_MAX:
+        if length != CHANGE_SIZE:
+            raise ValueError(f"a truncation of {length} bytes")
+        return ChangeReceived(epoch, first, None)
+    if end != first + 1:
+        raise ValueError(f"a change of entries {first} to {end}")
+    try:
+        batch = scan(bytes(data), first, start=CHANGE_SIZE)
+    except CorruptEntries as damage:
+        raise ValueError(f"an update with an invalid entry: {damage.reason}") from None
+    if len(batch) != 1 or batch.end != length:
+        raise ValueError(f"an update of {length} bytes with {len(batch)} entries")
+    if batch.types[0] == TYPE_BOOKMARK:
+        raise ValueError(f"an update of bookmark {first}")
+    return ChangeReceived(epoch, first, batch[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RangeHash:
+    """The xxh3 (128 bits) of the packed entries from `first` up to `end`, at `epoch`."""
+
+    first: int
+    end: int
+    epoch: int
+    digest: bytes
+
+    def pack(self) -> bytes:
+        """Encode the answer."""
+        return RANGE_HASH_STRUCT.pack(
+            PACKET_RANGE_HASH,
+            RANGE_HASH_STRUCT.size,
+            self.first,
+            self.end,
+            self.epoch,
+            self.digest,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview, query: HashQuery) -> RangeHash:
+        """Decode the answer to `query`. Raises `ValueError` if it is invalid."""
+        _, length, first, end, epoch, digest = RANGE_HASH_STRUCT.unpack_from(data)
+        if length != RANGE_HASH_STRUCT.size or first != query.first or not first < end <= query.end:
+            raise ValueError(f"a hash of entries {first} to {end} in {length} bytes for {query}")
+        return cls(first, end, epoch, digest)
+
+
+class RangeSum(NamedTuple):
+    """The xxh3 (128 bits) of the packed entries from `first` up to `end`, which are those of a
+    page of the server's file."""
+
+    first: int
+    end: int
+    digest: bytes
+
+
+NO_SUM: Final = RangeSum(0, 0, bytes(16))
+
+
+@dataclass(frozen=True, slots=True)
+class SumsFound:
+    """The checksums of the stream `stream_id` at `epoch`: of consecutive whole pages, and of the
+    last page up to the head (`NO_SUM`: not known, or pages before it are missing)."""
+
+    stream_id: bytes
+    epoch: int
+    pages: tuple[RangeSum, ...]
+    tail: RangeSum = NO_SUM
+
+    @property
+    def ranges(self) -> tuple[RangeSum, ...]:
+        """The consecutive ranges, that of the last page included."""
+        return self.pages if self.tail == NO_SUM else (*self.pages, self.tail)
+
+    def pack(self) -> bytes:
+        """Encode the answer."""
+        sums = [RANGE_SUM_STRUCT.pack(*each) for each in (*self.pages, self.tail)]
+        count = len(self.pages)
+        head = (PACKET_PAGE_SUMS, sums_size(count), self.stream_id, self.epoch, count)
+        return b"".join([PAGE_SUMS_STRUCT.pack(*head), *sums])
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview, query: SumsQuery) -> SumsFound:
+        """Decode the answer to `query`. Raises `ValueError` if it is invalid."""
+        _, length, stream_id, epoch, count = PAGE_SUMS_STRUCT.unpack_from(data)
+        if sums_size(count) != length or count > (query.max_pages or MAX_SUMS_PAGES):
+            raise ValueError(f"checksums of {count} pages in {length} bytes for {query}")
+        sums = [
+            RangeSum(*each)
+            for each in RANGE_SUM_STRUCT.iter_unpack(memoryview(data)[PAGE_SUMS_STRUCT.size :])
+        ]
+        found = cls(stream_id, epoch, tuple(sums[:-1]), sums[-1])
+        due = None
+        for first, end, _ in found.ranges:
+            if first >= end or first != (first if due is None else due):
+                raise ValueError(f"the checksum of entries {first} to {end} for {query}")
+            due = end
+        if due is not None and not found.ranges[0].first <= query.from_entry <= due:
+            raise ValueError(f"checksums of entries {found.ranges[0].first} to {due} for {query}")
+        return found
+
+
+def sums_size(count: int) -> int:
+    """The size of the answer with the checksums of that many whole pages."""
+    return PAGE_SUMS_STRUCT.size + RANGE_SUM_STRUCT.size * (count + 1)
+
+
+MAX_SUMS_SIZE: Final = sums_size(MAX_SUMS_PAGES)
+
+
+def encode(command: FollowingCommand, stream_type: int) -> bytes:
+    """Encode a command. Raises `UsageError` for numbers that do not fit."""
+    try:
+        if isinstance(command, FollowStart):
+            parameters = _FOLLOW_START.pack(command.from_entry, *command.known)
+            return _PLAIN.pack(COMMAND_FOLLOW_START, stream_type) + parameters
+        if isinstance(command, SumsQuery):
+            parameters = _PAGE_SUMS.pack(command.from_entry, command.max_pages)
+            return _PLAIN.pack(COMMAND_PAGE_SUMS, stream_type) + parameters
+        parameters = _RANGE_HASH.pack(command.first, command.end, command.max_bytes)
+        return _PLAIN.pack(COMMAND_RANGE_HASH, stream_type) + parameters
+    except struct.error:
+        raise UsageError(
+            f"entry numbers and epochs must be 0 to 2**64 - 1, limits 0 to 2**32 - 1: {command}"
+        ) from None
+
+
+def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] | None:
+    """The command whose parameters begin at `at`, and where they end; None until complete."""
+    layout = _LAYOUTS[command]
+    end = at + layout.size
+    if len(data) < end:
+        return None
+    if command == COMMAND_FOLLOW_START:
+        from_entry, stream_id, epoch = layout.unpack_from(data, at)
+        return FollowStart(from_entry, KnownHistory(stream_id, epoch)), end
+    if command == COMMAND_PAGE_SUMS:
+        return SumsQuery(*layout.unpack_from(data, at)), end
+    return HashQuery(*layout.unpack_from(data, at)), end

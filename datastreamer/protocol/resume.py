@@ -1,0 +1,450 @@
+"""Resumes a streaming over new connections: what to request again, and what to compare.
+
+Owns the decisions for all drivers: the next entry, and whether a server still has the same history.
+`retry` decides which errors are worth another attempt. Must not know sockets or clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from operator import index
+from typing import TypeAlias
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import (
+    BadFromEntry,
+    BadRange,
+    ConnectionLost,
+    DifferentStream,
+    EntriesDamaged,
+    HistoryChanged,
+    ServerRefused,
+    UnknownEntry,
+    UsageError,
+)
+from datastreamer.format import Header
+from datastreamer.position import Identity, Position
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_key, check_number
+from datastreamer.protocol.batches import BatchLimits, BatchReading, checked_types, probe
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.exchanges import Exchange, Streaming
+from datastreamer.protocol.filter.history import FilteredTrail
+from datastreamer.protocol.filter.messages import servable
+from datastreamer.protocol.filter.reads import FilteredReading
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
+from datastreamer.protocol.history import Trail
+
+Reading: TypeAlias = Streaming | BatchReading | FilteredReading
+Remembered: TypeAlias = Trail | FilteredTrail
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The server truncated entries `to_entry` to `from_entry` - 1, which had been returned.
+
+    The next entry is `to_entry` as it is now. `position` is the position to save once the reader
+    has rewound itself.
+    """
+
+    to_entry: int
+    from_entry: int
+    position: Position
+
+
+class Resumable:
+    """A streaming over any number of connections; a `Work`.
+
+    It starts at an entry, a bookmark or a position; without any, at entry 0. `begin` joins the
+    stream, for the first time or again: after the last entry that `advance` returned, or at a
+    position. It requests the last entries again and compares them. A difference raises
+    `HistoryChanged`, or with `follow_rollbacks` sets `rollback`, to be reported before the next
+    `advance`.
+
+    With `types`, only entries of these types are returned, and batches may be empty; a server that
+    can filter sends only these. Unless `careful`, the server's identity is not requested. With
+    `batched` limits, entries are read in batches, from a number up to `stop`, or to the total at
+    the beginning. With `commits`, a server that can reports where atomic operations end; with
+    `known` too, one that can reports what changed since that state.
+    """
+
+    def __init__(
+        self,
+        from_entry: int | None = None,
+        from_bookmark: bytes | None = None,
+        stop: int | None = None,
+        *,
+        from_position: Position | None = None,
+        types: Collection[int] | None = None,
+        follow_rollbacks: bool = False,
+        careful: bool = True,
+        batched: BatchLimits | None = None,
+        commits: bool = False,
+        known: KnownHistory | None = None,
+    ) -> None:
+        if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
+            raise UsageError("pass only one of from_entry, from_bookmark and from_position")
+        for what, number in (("from_entry", from_entry), ("stop", stop)):
+            if number is not None:
+                check_number(what, number)
+        self._start: int | bytes = index(from_entry or 0)
+        if from_bookmark is not None:
+            check_key(from_bookmark)
+            self._start = bytes(from_bookmark)
+        elif stop is not None and stop < self._start:
+            raise BadRange(f"the range {self._start} to {stop} ends before it begins")
+        self._stop = stop
+        self._types = checked_types(types)
+        self._follow_rollbacks = follow_rollbacks
+        self._careful = careful
+        self._batched = batched
+        self._commits = commits
+        self._known = known
+        self._stream: Identity | None = None
+        self._trail: Remembered | None = None
+        # The types by which the server of this connection filters; None: it sends all.
+        self._filter: tuple[int, ...] | None = None
+        # The first entry ever requested; None if entries before it are remembered too.
+        self._origin: int | None = None
+        self._connection: ClientConnection
+        self._streaming: Reading | None = None
+        self._ahead: EntryBatch | None = None
+        self._handed: EntryBatch | None = None
+        self._missed: int | None = None
+        # The next entry when the last connection was begun.
+        self._begun_at: int | None = None
+        # Whether everything up to `stop` existed once: then it is not waited for again.
+        self._there = False
+        self.stopping = False
+        self.rollback: Rollback | None = None
+        if from_position is not None:
+            self.go_on_from(from_position)
+
+    def go_on_from(self, position: Position) -> None:
+        """Begin at a saved position instead of the start."""
+        chosen = position.chosen
+        self._trail = Trail.of(position) if chosen is None else FilteredTrail.of(position, chosen)
+        self._stream = position.stream
+        self._careful = True
+
+    @property
+    def next_number(self) -> int | None:
+        """The next entry; None if only a bookmark is known."""
+        if self._handed is not None:
+            return self._handed.next_number
+        if self._trail is not None:
+            return self._trail.next_number
+        return self._start if isinstance(self._start, int) else None
+
+    def position(self, before: int | None = None) -> Position | None:
+        """The position after the last returned entry, or before entry `before` of the last batch.
+
+        None if nothing is known yet.
+        """
+        trail = self._trail
+        if trail is None:
+            return None
+        if before is None or self._handed is None or before >= self._handed.next_number:
+            self._settle()
+        else:
+            trail = trail.extended(self._handed.before(before))
+        return trail.position(self._stream)
+
+    def _settle(self) -> None:
+        if self._handed is not None and self._trail is not None:
+            self._trail.extend(self._handed)
+        self._handed = None
+
+    @property
+    def commit_ahead(self) -> int | None:
+        """Where the operations of the last returned entries end; None if the server does not
+        report it."""
+        streaming = self._streaming
+        return streaming.commit_ahead if isinstance(streaming, Streaming) else None
+
+    @property
+    def begun(self) -> FollowBegun | None:
+        """The server's packet about changes since `known`; None if it does not report changes."""
+        streaming = self._streaming
+        return streaming.begun if isinstance(streaming, Streaming) else None
+
+    @property
+    def changes(self) -> deque[ChangeReceived]:
+        """Changes reported between the entries returned already and the next ones, for the caller
+        to remove."""
+        streaming = self._streaming
+        return streaming.changes if isinstance(streaming, Streaming) else deque()
+
+    def begin(self, connection: ClientConnection) -> Exchange[None]:
+        self._connection = connection
+        self._settle()
+        self._streaming = self._ahead = None
+        due = self.next_number
+        if self._stop is not None and due is not None and due >= self._stop:
+            return
+        self._filter = yield from _filter_of(connection, self._types)
+        if self._careful:
+            header = yield from exchanges.header(connection)
+            self._recognize(header, connection.peer)
+            if due is not None:
+                yield from self._ask_why(connection, due, header.total_entries)
+            if self._trail is not None:
+                yield from self._rejoin(connection, self._trail, header)
+                return
+        self._streaming = yield from self._begin(connection, self._start)
+        if isinstance(self._start, int):
+            self._trail = self._new_trail(self._start)
+            self._origin = self._start
+
+    def _ask_why(self, connection: ClientConnection, due: int, total: int) -> Exchange[None]:
+        """If the last connection ended before entry `due` came, request it alone: a server whose
+        copy of it is damaged says so, and raises `EntriesDamaged`."""
+        stuck, self._begun_at = self._begun_at == due < total, due
+        if stuck:
+            # Not each time: some servers do not know the request, and end the connection.
+            self._begun_at = None
+            try:
+                yield from exchanges.entry(connection, due)
+            except EntriesDamaged:
+                self._begun_at = due
+                raise
+            except (UnknownEntry, ServerRefused):
+                pass
+
+    def _new_trail(self, number: int) -> Remembered:
+        return Trail(number) if self._filter is None else FilteredTrail(self._filter, number)
+
+    def _begin(self, connection: ClientConnection, start: int | bytes) -> Exchange[Reading]:
+        self._note_total(connection)
+        if self._batched is None or not isinstance(start, int):
+            commits, known = False, None
+            if self._commits and isinstance(start, int) and self._filter is None:
+                capabilities = yield from probe(connection)
+                commits = capabilities.commits
+                known = self._known if capabilities.changes else None
+            streaming = Streaming(start, self._stop, self._filter, commits=commits, known=known)
+            yield from streaming.begin(connection)
+            return streaming
+        reading: BatchReading | FilteredReading
+        if self._filter is None:
+            reading = BatchReading(start, self._stop, self._batched)
+        else:
+            reading = FilteredReading(start, self._stop, self._batched, self._filter)
+        yield from reading.begin(connection)
+        self._stop = reading.stop
+        self._note_total(connection)
+        reading.on_nothing = lambda total: self._ensure_there(total, connection.peer)
+        return reading
+
+    def _note_total(self, connection: ClientConnection) -> None:
+        total, stop = connection.total_entries, self._stop
+        if total is not None and stop is not None and stop <= total:
+            self._there = not self._follow_rollbacks
+
+    def _ensure_there(self, total: int, peer: str) -> None:
+        """Raise `HistoryChanged` if a stream with `total` entries lacks entries that existed when
+        they were requested."""
+        if self._there and self._stop is not None and total < self._stop:
+            raise HistoryChanged(
+                f"{peer} changed its history: it holds {total} entries, but entries up to "
+                f"{self._stop - 1} existed when they were requested",
+                next_entry=self.next_number or 0,
+                total_entries=total,
+                first_differing=total,
+            )
+
+    @property
+    def hungry(self) -> bool:
+        """Whether `advance` cannot do anything before more bytes arrive."""
+        streaming = self._streaming
+        return self._ahead is None and isinstance(streaming, Streaming) and streaming.hungry
+
+    def arrived(self) -> EntryBatch | None:
+        """The batch that `advance` would return, if it has arrived; None: call `advance`."""
+        streaming = self._streaming
+        if self._ahead is not None or self._trail is None or not isinstance(streaming, Streaming):
+            return None
+        self._settle()
+        batch = streaming.arrived()
+        if batch is None:
+            return None
+        self._handed = batch
+        return batch if self._types is None else batch.select(self._types)
+
+    def advance(self) -> Exchange[EntryBatch | None]:
+        self._settle()
+        if self._ahead is not None:
+            batch, self._ahead = self._ahead, None
+        else:
+            streaming = self._streaming
+            received = None if streaming is None else (yield from streaming.advance())
+            if received is None:
+                return None
+            batch = received
+        if self._trail is None:
+            if isinstance(self._start, bytes) and self._filter is None:
+                exchanges.ensure_marked(self._connection, batch[0], self._start)
+            self._trail = self._new_trail(batch.first_number)
+            self._origin = batch.first_number
+        self._handed = batch
+        return batch if self._types is None else batch.select(self._types)
+
+    def request_stop(self) -> bytes:
+        self.stopping = True
+        return b"" if self._streaming is None else self._streaming.request_stop()
+
+    def end(self, limit: int | None) -> Exchange[bool]:
+        if self._streaming is None:
+            return True
+        return (yield from self._streaming.end(limit))
+
+    def _recognize(self, header: Header, peer: str) -> None:
+        found = Identity.of(header)
+        if self._stream is None:
+            self._stream = found
+        elif found != self._stream:
+            raise different_stream(peer, self._stream, header, self.next_number or 0)
+
+    def _rejoin(
+        self, connection: ClientConnection, trail: Remembered, header: Header
+    ) -> Exchange[None]:
+        """Request the remembered entries again, compare them, and continue after them."""
+        first, due, total = trail.first_number, trail.next_number, header.total_entries
+        if total < first:
+            raise self._changed(connection.peer, trail, total, None)
+        common = min(due, total)
+        # If the remembered entries are of other types than the streaming, read them separately.
+        apart = trail.types != (None if self._filter is None else frozenset(self._filter))
+        chosen = None if not apart else (yield from _filter_of(connection, trail.types))
+        try:
+            if apart:
+                reading = yield from self._begin_check(connection, first, common, chosen)
+            else:
+                reading = yield from self._begin(connection, first)
+        except BadFromEntry as error:
+            # Truncated since it reported its total: the next attempt shows how far.
+            raise ConnectionLost(
+                f"the stream of {connection.peer} was truncated meanwhile"
+            ) from error
+        # The new trail, if its types change.
+        fresh = self._new_trail(first if chosen is None else common)
+        at, rest, differing = first, None, None
+        while at < common and differing is None:
+            batch = yield from reading.advance()
+            if batch is None:
+                return
+            part = batch.before(common)
+            known = part if trail.types is None else part.select(trail.types)
+            differing = trail.first_difference(known)
+            go_on = part.next_number if differing is None else differing
+            if apart and chosen is None:
+                same = part.before(go_on)
+                fresh.extend(same if fresh.types is None else same.select(fresh.types))
+            rest = batch.since(go_on)
+            at = batch.next_number
+        if differing is None and total < due:
+            differing = total
+        if differing is not None:
+            # If no remembered entry is equal, only the beginning of the stream is certain.
+            certain = trail.certain(differing) or first in (0, self._origin)
+            if not certain or not self._follow_rollbacks:
+                raise self._changed(connection.peer, trail, total, differing if certain else None)
+            trail.cut(differing)
+            self.rollback = Rollback(differing, due, trail.position(self._stream))
+        if apart:
+            yield from reading.end(None)
+            go_on = common if differing is None else differing
+            if fresh.next_number != go_on:
+                fresh = self._new_trail(go_on)
+            reading = yield from self._begin(connection, go_on)
+            self._trail, rest = fresh, None
+        if rest is not None and rest.next_number == rest.first_number:
+            rest = None
+        self._streaming, self._ahead = reading, rest
+
+    def _begin_check(
+        self,
+        connection: ClientConnection,
+        first: int,
+        stop: int,
+        chosen: tuple[int, ...] | None,
+    ) -> Exchange[Reading]:
+        reading: Reading
+        if chosen is not None:
+            reading = FilteredReading(first, stop, BatchLimits(), chosen)
+        elif connection.capabilities is not None and connection.capabilities.batch_reads:
+            reading = BatchReading(first, stop, BatchLimits())
+        else:
+            reading = Streaming(first, stop)
+        yield from reading.begin(connection)
+        return reading
+
+    def _changed(
+        self, peer: str, trail: Remembered, total: int, differing: int | None
+    ) -> HistoryChanged:
+        due, first = trail.next_number, trail.first_number
+        if differing is None:
+            where = f"all of entries {first} to {due - 1} differ from those that were received"
+            if total <= first:
+                where = f"entry {due} is the next one needed"
+        elif differing >= total:
+            where = f"entries {differing} to {due - 1}, which were received, are missing"
+        else:
+            where = f"entry {differing} is not the one that was received"
+        return HistoryChanged(
+            f"{peer} changed its history: it holds {total} entries, and {where}",
+            next_entry=due,
+            total_entries=total,
+            first_differing=differing,
+        )
+
+    def silent(self, header: Header, peer: str, seconds: float) -> None:
+        """Nothing arrived for `seconds`, but the server answered `header` on another connection.
+
+        Raises `ConnectionLost` if entries have been outstanding since the last call, by the total
+        or a reported commit, or if the stream is another one; `HistoryChanged` if it no longer
+        holds entries that it had.
+        """
+        due, total = self.next_number, header.total_entries
+        reported = max(total, self.commit_ahead or 0)
+        another = self._stream is not None and Identity.of(header) != self._stream
+        if another or (due is not None and total < due):
+            raise ConnectionLost(f"{peer} serves another stream, or another history")
+        if due is None and self._filter is None:
+            raise ConnectionLost(
+                f"{peer} sent nothing for {seconds:g} s, not even the bookmark's own entry: its "
+                "index may not match its stream"
+            )
+        self._ensure_there(total, peer)
+        if due is None or reported == due:
+            self._missed = None
+        elif self._missed == due:
+            commit = f", reported a commit to entry {reported}" if reported > total else ""
+            raise ConnectionLost(
+                f"{peer} holds {total} entries{commit}, but sent nothing for {seconds:g} s after "
+                f"entry {due - 1}"
+            )
+        else:
+            self._missed = due
+
+
+def _filter_of(
+    connection: ClientConnection, types: Collection[int] | None
+) -> Exchange[tuple[int, ...] | None]:
+    """The types by which this server should filter; None if it should send all."""
+    servable_types = servable(types)
+    if servable_types is None:
+        return None
+    return servable_types if (yield from probe(connection)).filters else None
+
+
+def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
+    """The exception for a header of a stream other than `read`."""
+    return DifferentStream(
+        f"{peer} serves another stream: {Identity.of(header)}, not {read}",
+        next_entry=due,
+        total_entries=header.total_entries,
+        first_differing=None,
+    )

@@ -1,0 +1,297 @@
+"""The server's side of a connection: a client's bytes in, its commands out.
+
+Owns the order of checks, and what a refusal does to the connection. Must not know the stream
+(sessions find entries and bookmarks), sockets or clocks.
+
+A request is checked as early as the protocol allows: stream type, command number and state on its
+first 16 bytes; a bookmark's length as soon as it has arrived.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from datastreamer.format import (
+    COMMAND_AUTHENTICATE,
+    COMMAND_BATCH_READ,
+    COMMAND_CAPABILITIES,
+    COMMAND_COMMIT_START,
+    COMMAND_ENTRY,
+    COMMAND_HEAD_SIZE,
+    COMMAND_HEADER,
+    COMMAND_PUBLISH,
+    COMMAND_PUBLISH_WHERE,
+    COMMAND_RANGE_BOOKMARK,
+    COMMAND_START,
+    COMMAND_START_BOOKMARK,
+    COMMAND_STOP,
+    MAX_BOOKMARK_SIZE,
+    RESULT_ALREADY_STARTED,
+    RESULT_ALREADY_STOPPED,
+    RESULT_INVALID_COMMAND,
+    RESULT_NO_LEASE,
+)
+from datastreamer.protocol import following
+from datastreamer.protocol.authentication import Authenticate, decode_authenticate
+from datastreamer.protocol.filter import messages as filtering
+from datastreamer.protocol.messages import (
+    BatchQuery,
+    BookmarkQuery,
+    CapabilitiesQuery,
+    Command,
+    CommitStart,
+    EntryQuery,
+    HeaderQuery,
+    RangeQuery,
+    Start,
+    StartBookmark,
+    Stop,
+)
+from datastreamer.protocol.publishing import PublishQuery, Wrong, decode_publish
+
+_HEAD: Final = struct.Struct(">QQ")
+_NUMBER: Final = struct.Struct(">Q")
+_LENGTH: Final = struct.Struct(">I")
+_BATCH: Final = struct.Struct(">QIII")
+# The first bytes of TLS, of any version since SSL 3.
+_TLS_RECORD: Final = b"\x16\x03"
+_NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
+_KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
+_BATCH_SIZE: Final = COMMAND_HEAD_SIZE + _BATCH.size
+_NUMBERED: Final[dict[int, Callable[[int], EntryQuery | Start | CommitStart]]] = {
+    COMMAND_ENTRY: EntryQuery,
+    COMMAND_START: Start,
+    COMMAND_COMMIT_START: CommitStart,
+}
+_EXTENSIONS: Final = (
+    *(COMMAND_BATCH_READ, COMMAND_CAPABILITIES, COMMAND_COMMIT_START),
+    *filtering.COMMANDS,
+    *following.COMMANDS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Send the Result `number`; then close the connection if `close`."""
+
+    number: int
+    close: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the connection without a Result. The log shows `reason`, and counts by `kind`."""
+
+    reason: str
+    kind: str = field(default="protocol", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The client closed its sending side: close the connection."""
+
+
+Event: TypeAlias = Command | PublishQuery | Authenticate | Refuse | Drop | End
+
+_STOP: Final = Stop()
+_HEADER: Final = HeaderQuery()
+_CAPABILITIES: Final = CapabilitiesQuery()
+_END: Final = End()
+_REFUSE_STARTED: Final = Refuse(RESULT_ALREADY_STARTED, close=True)
+_REFUSE_STOPPED: Final = Refuse(RESULT_ALREADY_STOPPED, close=True)
+_REFUSE_COMMAND: Final = Refuse(RESULT_INVALID_COMMAND, close=False)
+
+
+class ServerConnection:
+    """The state of one client's connection.
+
+    Pass bytes to `receive`, then call `next_event` until it returns None; process each event
+    before the next call, since what is allowed depends on `streaming`, which `started` and
+    `stopped` change. After a `Refuse` that closes, a `Drop` or an `End`, no event follows.
+    """
+
+    __slots__ = ("_at", "_authenticating", "_buffer", "_closed", "_ended", "_publishing",
+                 "_stream_type", "streaming")  # fmt: skip
+
+    def __init__(
+        self, stream_type: int, *, publishing: bool = False, authenticating: bool = False
+    ) -> None:
+        # Whether publishers' commands are allowed, and whether clients may authenticate.
+        self._publishing = publishing
+        self._authenticating = authenticating
+        self.streaming = False
+        self._stream_type = stream_type
+        self._buffer = b""
+        self._at = 0
+        self._ended = False
+        self._closed = False
+
+    @property
+    def pending(self) -> int:
+        """Bytes received and not yet returned as events: incomplete or further commands.
+
+        `receive` accepts any number; a session that needs a bound stops reading from its socket
+        while events remain.
+        """
+        return len(self._buffer) - self._at
+
+    @property
+    def closed(self) -> bool:
+        """Whether the last event has been returned; what arrives later is dropped."""
+        return self._closed
+
+    def started(self) -> None:
+        """A Start was answered OK: the connection streams."""
+        self.streaming = True
+
+    def stopped(self) -> None:
+        """A Stop was answered: the connection no longer streams."""
+        self.streaming = False
+
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
+        """Add bytes of the client; empty: it closed its sending side."""
+        if not data:
+            self._ended = True
+        elif self._closed:
+            pass
+        elif self._at == len(self._buffer):
+            self._buffer = bytes(data)
+            self._at = 0
+        else:
+            self._buffer = b"".join((self._buffer[self._at :], data))
+            self._at = 0
+
+    def next_event(self) -> Event | None:
+        """The client's next command, or what to do instead; None until more bytes arrive."""
+        buffer, at = self._buffer, self._at
+        have = len(buffer) - at
+        if have < COMMAND_HEAD_SIZE or self._closed:
+            return self._wait()
+        command, stream_type = _HEAD.unpack_from(buffer, at)
+        if stream_type != self._stream_type:
+            if buffer[at : at + 2] == _TLS_RECORD:
+                return self._drop("it uses TLS, which this port does not", "no TLS here")
+            reason = f"stream type {stream_type}, but {self._stream_type} is served"
+            return self._drop(reason, "stream type")
+        if command == COMMAND_STOP:
+            if not self.streaming:
+                return self._refuse(_REFUSE_STOPPED)
+            self._at = at + COMMAND_HEAD_SIZE
+            return _STOP
+        if self._publishing and COMMAND_PUBLISH <= command <= COMMAND_PUBLISH_WHERE:
+            return self._publish(command)
+        if self._authenticating and command == COMMAND_AUTHENTICATE:
+            if self.streaming:
+                return self._refuse(_REFUSE_STARTED)
+            return self._parsed(decode_authenticate)
+        known = COMMAND_START <= command <= COMMAND_RANGE_BOOKMARK
+        if not known and command not in _EXTENSIONS:
+            self._at = at + COMMAND_HEAD_SIZE
+            return _REFUSE_COMMAND
+        if self.streaming:
+            return self._refuse(_REFUSE_STARTED)
+        if command in _NUMBERED:
+            if have < _NUMBERED_SIZE:
+                return self._wait()
+            (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
+            self._at = at + _NUMBERED_SIZE
+            return _NUMBERED[command](number)
+        if command == COMMAND_BATCH_READ:
+            if have < _BATCH_SIZE:
+                return self._wait()
+            self._at = at + _BATCH_SIZE
+            return BatchQuery(*_BATCH.unpack_from(buffer, at + COMMAND_HEAD_SIZE))
+        if command in (COMMAND_HEADER, COMMAND_CAPABILITIES):
+            self._at = at + COMMAND_HEAD_SIZE
+            return _HEADER if command == COMMAND_HEADER else _CAPABILITIES
+        if command == COMMAND_RANGE_BOOKMARK:
+            return self._range()
+        if command in filtering.COMMANDS:
+            return self._parsed(filtering.decode, command)
+        if command in following.COMMANDS:
+            return self._parsed(following.decode, command)
+        return self._keyed(command)
+
+    def _parsed(
+        self, decode: Callable[..., tuple[Event, int] | None], *arguments: Any
+    ) -> Event | None:
+        """The command whose parameters `decode` finds after the head."""
+        try:
+            found = decode(*arguments, self._buffer, self._at + COMMAND_HEAD_SIZE)
+        except ValueError as error:
+            return self._drop(str(error))
+        if found is None:
+            return self._wait()
+        event, self._at = found
+        return event
+
+    def _publish(self, command: int) -> Event | None:
+        if self.streaming:
+            return self._refuse(_REFUSE_STARTED)
+        if command != COMMAND_PUBLISH:
+            return self._refuse(Refuse(RESULT_NO_LEASE, True, "request the lease first"))
+        found = decode_publish(self._buffer, self._at + COMMAND_HEAD_SIZE)
+        if found is None:
+            return self._wait()
+        if isinstance(found, Wrong):
+            return self._refuse(Refuse(found.number, True, found.why))
+        query, self._at = found
+        return query
+
+    def hand_over(self) -> bytes:
+        """The bytes received after the last event; this object receives no more."""
+        left = self._buffer[self._at :]
+        self._close()
+        return left
+
+    def _keyed(self, command: int) -> Event | None:
+        key = self._key(self._at + COMMAND_HEAD_SIZE)
+        if not isinstance(key, bytes):
+            return key
+        self._at += _KEYED_SIZE + len(key)
+        return StartBookmark(key) if command == COMMAND_START_BOOKMARK else BookmarkQuery(key)
+
+    def _range(self) -> Event | None:
+        first = self._key(self._at + COMMAND_HEAD_SIZE)
+        if not isinstance(first, bytes):
+            return first
+        last = self._key(self._at + _KEYED_SIZE + len(first))
+        if not isinstance(last, bytes):
+            return last
+        self._at += _KEYED_SIZE + len(first) + _LENGTH.size + len(last)
+        return RangeQuery(first, last)
+
+    def _key(self, at: int) -> bytes | Event | None:
+        """The bookmark whose length is at `at`, or what to do instead."""
+        start = at + _LENGTH.size
+        if len(self._buffer) < start:
+            return self._wait()
+        (length,) = _LENGTH.unpack_from(self._buffer, at)
+        if not 1 <= length <= MAX_BOOKMARK_SIZE:
+            return self._drop(f"a bookmark of {length} bytes, not 1 to {MAX_BOOKMARK_SIZE}")
+        if len(self._buffer) < start + length:
+            return self._wait()
+        return self._buffer[start : start + length]
+
+    def _wait(self) -> Event | None:
+        if not self._ended or self._closed:
+            return None
+        self._close()
+        return _END
+
+    def _refuse(self, refusal: Refuse) -> Event:
+        self._close()
+        return refusal
+
+    def _drop(self, reason: str, kind: str = "protocol") -> Event:
+        self._close()
+        return Drop(reason, kind)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._buffer = b""
+        self._at = 0

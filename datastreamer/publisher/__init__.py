@@ -1,0 +1,1 @@
+"""Publishers: operations sent to a server's stream."""

@@ -1,0 +1,189 @@
+"""A publisher of tasks: operations made here, committed by a server elsewhere.
+
+Owns the public face for Trio and for asyncio; the driver decides between them. Must not import
+trio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from datastreamer.client.async_client import DriverTo
+from datastreamer.client.effects import AsyncDriver
+from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
+from datastreamer.protocol.exchanges import TIMEOUT
+from datastreamer.protocol.publisher import Underway
+from datastreamer.protocol.publishing import Receipt
+from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.publisher.base import OperationBase, PublisherBase, ReceiptBase
+from datastreamer.publisher.engine import RETRY_SECONDS, UNACKNOWLEDGED_BYTES, PublisherEngine
+from datastreamer.transport.endpoint import endpoint_of
+
+if TYPE_CHECKING:
+    import ssl
+
+
+class PendingReceipt(ReceiptBase):
+    """An operation that was sent, and may not be on disk yet."""
+
+    def __init__(self, driver: AsyncDriver, engine: PublisherEngine, underway: Underway) -> None:
+        super().__init__(engine, underway)
+        self._driver = driver
+
+    async def wait(self) -> Receipt:
+        """Return when it is on disk. Raises what prevents that."""
+        return await self._driver.run(self._engine.receipt(self._underway))
+
+
+class PublishedOp(OperationBase):
+    """One atomic operation: what is added here becomes visible together, or not at all.
+
+    An asynchronous context manager: leaving it commits, and waits until it is on disk; an
+    exception discards it. `add_entry`, `add_bookmark`, `add_entries` and `add_batch` are those
+    of `AtomicOp`; the operation is in memory as a whole.
+    """
+
+    def __init__(self, driver: AsyncDriver, engine: PublisherEngine) -> None:
+        super().__init__(engine)
+        self._driver = driver
+
+    async def commit(self, *, wait: bool = True) -> PendingReceipt:
+        """Send it. With `wait` it is on disk when this returns, else when the pending receipt's
+        `wait` does. Raises what a `Publisher` raises; if it was not sent yet it stays open."""
+        await self._driver.checkpoint_if_cancelled()
+        underway = await self._driver.run(self._engine.commit(self))
+        pending = PendingReceipt(self._driver, self._engine, underway)
+        if wait:
+            await pending.wait()
+        return pending
+
+    async def __aenter__(self) -> PublishedOp:
+        try:
+            await self._driver.checkpoint_if_cancelled()
+        except BaseException:
+            self.roll_back()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and self._engine.is_open(self):
+                await self.commit()
+        finally:
+            self.roll_back()
+
+
+class Publisher(PublisherBase):
+    """A stream's source, made by `connect_publisher`. One task makes operations; any may wait
+    for them.
+
+    After the server has refused an operation (`NotWritten`, `PublishInDoubt`,
+    `OperationTooLarge`), each wait and each commit raises that, until `resend` or `drop`. `Fenced`,
+    `HistoryChanged` and other errors are final.
+    """
+
+    def __init__(self, driver: AsyncDriver, engine: PublisherEngine) -> None:
+        self._driver = driver
+        self._engine = engine
+
+    def atomic_op(self) -> PublishedOp:
+        """An operation to add entries to: ``async with publisher.atomic_op() as op``.
+
+        Raises `OperationOpen` if the last one was neither committed nor rolled back.
+        """
+        return PublishedOp(self._driver, self._engine)
+
+    async def flush(self) -> None:
+        """Return when all that was committed is on disk. Raises what prevents that."""
+        await self._driver.checkpoint_if_cancelled()
+        await self._driver.run(self._engine.flush())
+
+    def resend(self) -> None:
+        """After a temporary refusal: send everything without a receipt again."""
+        self._engine.resend()
+
+    def drop(self) -> None:
+        """After a refusal: discard the operations without a receipt."""
+        self._engine.drop()
+
+
+class PublisherConnector:
+    """The source of the stream that the server at `host` and `port` serves.
+
+    `host`, `port`, `stream_type`, `tls`, `tls_server_name` and `timeout` are those of `connect`;
+    the server's operator issues the `token`. The publisher requests the lease with `epoch` (0: the
+    next one, if the lease is free); with `take_over` it fences the present holder. `lease` is the
+    number of seconds of silence after which the lease ends (None: the server's default).
+    `next_entry` is the first entry of the first operation. Without it, the publisher continues at
+    the end of the stream; with a smaller number, the server compares the operations that the stream
+    already holds.
+
+    A lost connection is made again for `retry_for` seconds (None: without a limit), and operations
+    without an acknowledgement are sent again: each operation is in the stream once. With
+    `max_unacknowledged` bytes in flight, a commit waits.
+
+    Leaving the block waits for what is in flight, unless an exception leaves it. Raises
+    `ConnectFailed`, `TLSFailed`, `NotSupported` (the server accepts no publishers), `NotAllowed`,
+    `SourceBusy`, `Fenced`.
+    """
+
+    def __init__(self, driver_to: DriverTo) -> None:
+        self._driver_to = driver_to
+
+    @asynccontextmanager
+    async def __call__(
+        self,
+        host: str,
+        port: int = DEFAULT_PORT,
+        *,
+        token: bytes | str | None = None,
+        stream_type: int = STREAM_TYPE_SEQUENCER,
+        epoch: int = 0,
+        take_over: bool = False,
+        next_entry: int | None = None,
+        lease: float | None = None,
+        timeout: float = TIMEOUT,
+        tls: bool | ssl.SSLContext = False,
+        tls_server_name: str | None = None,
+        retry_for: float | None = RETRY_SECONDS,
+        backoff: Backoff = BACKOFF,
+        max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
+    ) -> AsyncIterator[Publisher]:
+        """Connect to the server, and acquire the lease; release it at the end of the block."""
+        endpoint = endpoint_of(host, port, tls, tls_server_name)
+        driver = self._driver_to(endpoint)
+        engine = PublisherEngine(
+            driver,
+            endpoint.peer,
+            token=token,
+            stream_type=stream_type,
+            epoch=epoch,
+            take_over=take_over,
+            next_entry=next_entry,
+            lease=lease,
+            timeout=timeout,
+            retry_for=retry_for,
+            backoff=backoff,
+            max_unacknowledged=max_unacknowledged,
+        )
+        publisher = Publisher(driver, engine)
+        failure: BaseException | None = None
+        async with driver.background(partial(driver.run, engine.serve())):
+            try:
+                await driver.run(engine.granted())
+                yield publisher
+                await publisher.flush()
+            except BaseException as error:  # noqa: BLE001 - raised below, in no exception group
+                failure = error
+            engine.closed = True
+        if failure is not None:
+            raise failure

@@ -1,0 +1,64 @@
+"""Publishes payloads to a stream: one atomic operation each, with the id as a bookmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+from datastreamer.errors import BadArgument, BadEntryType
+from datastreamer.format import MAX_BOOKMARK_SIZE, MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
+from datastreamer.reassembly._messages import pack_message
+from datastreamer.reassembly.splitter import Part, Splitter
+
+MESSAGE_TYPE: Final = 0x10
+"""The default type of the entries that hold messages."""
+
+
+class PayloadOperation(Protocol):
+    """The methods of an atomic operation that are used here."""
+
+    def add_bookmark(self, key: bytes) -> int: ...
+
+    def add_entries(self, type: int, data: Sequence[bytes]) -> range: ...
+
+
+class Publishable(Protocol):
+    """The methods of a stream that are used here; a `DataStream` has them."""
+
+    def atomic_op(self) -> AbstractContextManager[Any]: ...
+
+
+class Producer:
+    """Producer(stream, type=0x10, limit=1048557): publishes payloads as messages in a stream.
+
+    `type` is the entry type, `limit` that of `Splitter`. Producers that publish the same payload
+    with the same limit write the same entries.
+    """
+
+    def __init__(
+        self, stream: Publishable, type: int = MESSAGE_TYPE, limit: int = MAX_DATA_SIZE - 2
+    ) -> None:
+        if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
+            raise BadEntryType(f"messages need a u32 entry type that is no bookmark's, not {type}")
+        if limit > MAX_DATA_SIZE - 2:
+            raise BadArgument(
+                f"the limit must be at most {MAX_DATA_SIZE - 2:,} bytes, not {limit:,}"
+            )
+        self._stream = stream
+        self._type = type
+        self._splitter = Splitter(limit)
+
+    def publish(self, id: bytes, parts: Mapping[bytes, Part]) -> range:
+        """Commit a payload; returns the numbers of the entries that hold its messages.
+
+        The messages are those of `Splitter.split`, in one atomic operation that begins with a
+        bookmark of the id's first 16 bytes. Raises `BadPayload`, and what the stream's commit
+        raises; nothing is committed then.
+        """
+        # Errors of the payload are raised before the operation begins.
+        entries = [pack_message(*message) for message in self._splitter.split(id, parts)]
+        operation: PayloadOperation
+        with self._stream.atomic_op() as operation:
+            operation.add_bookmark(id[:MAX_BOOKMARK_SIZE])
+            return operation.add_entries(self._type, entries)

@@ -1,0 +1,1 @@
+"""Relays: a copy of another server's stream, kept up to date and served."""

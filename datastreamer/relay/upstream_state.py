@@ -1,0 +1,82 @@
+"""What a relay knows of one upstream: whether it can be used, and how much it holds.
+
+`download.py` changes it. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from datastreamer.client.upstream import Upstream
+from datastreamer.errors import DatastreamerError, UpstreamShorter
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class UpstreamState:
+    """State of one upstream."""
+
+    upstream: Upstream
+    entries: int | None = None
+    """Its number of entries when last reported; None: never."""
+
+    set_aside: DatastreamerError | None = None
+    """Why it is not used any more until the relay is restarted."""
+
+    lost: str = ""
+    """Why it cannot be used now; empty if it can."""
+
+    shorter_since: float | None = None
+    """Since when, by the loop's clock, it holds fewer entries than the relay and gained none, while
+    no upstream could be used."""
+
+    closed_on_asking: int = 0
+    """Number of connections in a row that it closed on a query for its capabilities."""
+
+    damaged: int = 0
+    """How often what it sent did not match its checksums."""
+
+    damaged_in_a_row: int = 0
+    """The same, since the relay last caught up with it."""
+
+    unused_until: float = 0.0
+    """It is not used before this time, by the loop's clock, because what it sent was damaged."""
+
+    shorter_total: int = 0
+    """Its number of entries at `shorter_since`."""
+
+    reported_shorter: bool = False
+    """Whether the log says that it is reachable again and holds fewer entries than the relay."""
+
+    distrusted: bool = False
+    """Whether the relay followed an upstream that differs and precedes it: not followed again."""
+
+    def found_shorter(self, error: UpstreamShorter, now: float) -> float:
+        """It holds fewer entries than the relay; since when it has gained none."""
+        self.entries = error.total
+        since = self.shorter_since
+        if since is None:
+            _log.warning("%s", error)
+        if since is None or error.total > self.shorter_total:
+            since = self.shorter_since = now
+            self.shorter_total = error.total
+        return since
+
+    def log_relaying(self, next_number: int) -> None:
+        """Log that the relay has joined it."""
+        _log.info(
+            "relaying from %s: next entry %d, the upstream holds %d",
+            *(self.upstream.name, next_number, self.entries),
+        )
+
+    def log_shorter(self, total: int, ours: int) -> None:
+        """Log once that it is reachable again and holds `total` entries, fewer than the relay's."""
+        if not self.reported_shorter:
+            self.reported_shorter = True
+            _log.warning(
+                "%s is reachable again and holds only %d entries: entries %d to %d are in doubt; "
+                "returning to it once it holds as many",
+                *(self.upstream.name, total, total, ours - 1),
+            )

@@ -1,0 +1,1 @@
+"""Which connections a server accepts, and what clients prove."""

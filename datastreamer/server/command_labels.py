@@ -1,0 +1,45 @@
+"""The labels under which a server counts its clients' commands."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
+from datastreamer.protocol.messages import (
+    BatchQuery,
+    BookmarkQuery,
+    CapabilitiesQuery,
+    CommitStart,
+    EntryQuery,
+    HeaderQuery,
+    RangeQuery,
+    Start,
+    StartBookmark,
+    Stop,
+)
+
+ENTRY: Final = "entry"
+KINDS: Final = {
+    EntryQuery: ENTRY,
+    BookmarkQuery: "bookmark",
+    HeaderQuery: "header",
+    CapabilitiesQuery: "capabilities",
+    BatchQuery: "batch_read",
+    FilteredRead: "filtered_read",
+    FilteredStart: "filtered_start",
+    FilteredStartBookmark: "filtered_start_bookmark",
+    RangeQuery: "range_bookmark",
+    Start: "start",
+    CommitStart: "commit_start",
+    FollowStart: "follow_start",
+    HashQuery: "range_hash",
+    SumsQuery: "page_sums",
+    StartBookmark: "start_bookmark",
+    Stop: "stop",
+}
+PUBLISH: Final = "publish"
+AUTHENTICATE: Final = "authenticate"
+COMMANDS: Final = tuple(KINDS.values())
+"""Labels under which commands are counted; also `PUBLISH` and `AUTHENTICATE` if the server accepts
+them."""

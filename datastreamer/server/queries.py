@@ -1,0 +1,314 @@
+"""Answers to one client's queries: read from the stream, collected and sent together.
+
+Owns the answers that wait to be sent while the client does not stream, and that each answer
+matches the stream at the time it is sent. Knows nothing of streaming.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+import trio
+
+from datastreamer._codec import Entry
+from datastreamer.errors import DamagedFile, NotFound, UnknownBookmark, UnknownEntry
+from datastreamer.format import (
+    PACKET_ANSWER,
+    RESULT_BAD_FROM_BOOKMARK,
+    RESULT_BAD_FROM_ENTRY,
+    RESULT_BAD_TO_BOOKMARK,
+)
+from datastreamer.metrics.counters import kind_of
+from datastreamer.protocol import messages
+from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.following import FollowStart
+from datastreamer.protocol.messages import (
+    BatchQuery,
+    BookmarkQuery,
+    CapabilitiesQuery,
+    CommitStart,
+    EntryQuery,
+    HeaderQuery,
+    RangeQuery,
+    Start,
+    StartBookmark,
+)
+from datastreamer.protocol.publishing import encode_refusal
+from datastreamer.protocol.server import Event, Refuse
+from datastreamer.server import damage
+from datastreamer.server.batch_reads import BatchAnswers
+from datastreamer.server.limits import Limits
+from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.filtered import FilteredReads
+from datastreamer.server.streaming.output import ClientOutput
+from datastreamer.storage.bookmarks.keeper import NotAtHandError
+from datastreamer.storage.read.batch_bounds import KEPT_BYTES
+from datastreamer.storage.read.spans import Cursor
+
+Question: TypeAlias = (
+    EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery | FilteredRead
+)
+
+AnyStart: TypeAlias = (
+    Start | CommitStart | FollowStart | StartBookmark | FilteredStart | FilteredStartBookmark
+)
+
+T = TypeVar("T")
+
+# Answers to queries that arrived together are sent together, up to about this many bytes.
+_ANSWERS_BYTES = 64 * 1024
+# A look-up that has to scan more than this many bytes of the stream runs in a thread.
+_INLINE_SCAN = 1 << 20
+
+
+class QueryAnswers:
+    """The answers to one client's queries that are not sent yet."""
+
+    def __init__(self, broadcast: Broadcast, output: ClientOutput, limits: Limits) -> None:
+        self.batches = BatchAnswers(broadcast, limits)
+        self.filters = FilteredReads(broadcast, limits)
+        self._broadcast = broadcast
+        self._stream = broadcast.stream
+        self._output = output
+        # Answers, the epoch that they were read at, and the queries, to be answered again if the
+        # epoch has changed.
+        self._answers: list[bytes] = []
+        self._questions: list[Question | None] = []
+        self._epoch = 0
+        # Whether a change kept one of them from being read.
+        self._unread = False
+        self.size = 0
+        """Bytes of answers that wait to be sent."""
+
+    def __bool__(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def full(self) -> bool:
+        """Whether to send before the next query is answered."""
+        return self.size >= _ANSWERS_BYTES
+
+    def begin(self) -> None:
+        """Call before the next answer is read."""
+        if not self._answers:
+            self._epoch = self._stream.epoch
+
+    async def answer(self, question: Question) -> None:
+        """Read the answer to `question`: a refusal if the entries are damaged. Raises what the
+        stream raises."""
+        self.add(await self._answer_to(question), question)
+
+    def answer_entries(
+        self, question: EntryQuery, next_event: Callable[[], Event | None], most: int
+    ) -> tuple[int, Event | None]:
+        """As `answer` for this query and the entry queries that follow it, up to `most` and until
+        answers are `full`, as long as the entries are known to be resident. Returns how many were
+        answered, and the next event if it is not answered yet."""
+        packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
+        answers, questions = self._answers, self._questions
+        if not answers:
+            self._epoch = self._stream.epoch
+        size, before = self.size, len(answers)
+        most += before
+        left: Event | None = question
+        while type(left) is EntryQuery:
+            found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
+            if found is None:
+                break
+            answers.append(found)
+            questions.append(left)
+            size += len(found)
+            left = next_event()
+            if size >= _ANSWERS_BYTES or len(answers) >= most:
+                break
+        self.size = size
+        return len(answers) - before, left
+
+    def add(self, answer: bytes, question: Question | None = None) -> None:
+        self._answers.append(answer)
+        self._questions.append(question)
+        self.size += len(answer)
+
+    async def send(self) -> None:
+        """Send the collected answers. After a cancellation or failure the connection is lost."""
+        stream = self._stream
+        if not stream.writable:
+            stream.refresh_open_file()
+        # The file may have been changed while they were read, by another process or by another
+        # task during a wait for the disk.
+        while self._unread or stream.epoch != self._epoch:
+            await self._broadcast.settled()
+            self._epoch = stream.epoch
+            self._unread = False
+            for at, question in enumerate(self._questions):
+                if question is not None:
+                    self._answers[at] = await self._answer_to(question)
+            stream.refresh_open_file()
+        answers, self._answers, self._questions = self._answers, [], []
+        self.size = 0
+        data = answers[0] if len(answers) == 1 else b"".join(answers)
+        del answers  # keep only one copy for a client that does not read
+        await self._output.send(data)
+
+    async def place(self, command: AnyStart) -> int | Refuse:
+        """The first entry to send to a client, or the refusal."""
+        if isinstance(command, Start | CommitStart | FollowStart | FilteredStart):
+            number = command.from_entry
+            if number > self._stream.total_entries:
+                return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
+        else:
+            try:
+                found = await self._bookmark(command.key)
+            except DamagedFile as error:
+                return await damage.refusal(self._broadcast, error, command)
+            if found is None:
+                return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
+            number = found
+        return await self._damage_at(number, command) or number
+
+    async def _damage_at(self, number: int, command: AnyStart) -> Refuse | None:
+        """The refusal if the entry is in a page that is known to be damaged, and still is: better
+        than a disconnection when the entry is due."""
+        if any(each.first <= number < each.end for each in self._broadcast.cold.checks.damaged):
+            try:
+                await self._read(self._stream.reader.cursor, number)
+            except NotFound:
+                pass  # it was truncated meanwhile
+            except DamagedFile as error:
+                if not self._broadcast.outdated():
+                    return await damage.refusal(self._broadcast, error, command)
+        return None
+
+    async def range(self, query: RangeQuery) -> tuple[Cursor, Cursor] | Refuse:
+        """Begin and end of the range in the stream as it is now, or the refusal. No other task runs
+        between the last look at the stream and the return."""
+        cursor = self._stream.reader.cursor
+        while True:
+            with contextlib.suppress(Changed), self._broadcast.unchanged():
+                first = await self._bookmark(query.first)
+                if first is None:
+                    return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
+                last = await self._bookmark(query.last)
+                if last is None or last < first:
+                    return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
+                return await self._read(cursor, first), await self._read(cursor, last + 1)
+            await self._broadcast.settled()
+
+    async def _answer_to(self, question: Question) -> bytes:
+        try:
+            return await self._found(question)
+        except DamagedFile as error:
+            if self._broadcast.outdated() or self._stream.epoch != self._epoch:
+                self._unread = True  # being changed: it is read again before it is sent
+                return b""
+            refusal = await damage.refusal(self._broadcast, error, question)
+            self._broadcast.counts.errors[kind_of(refusal.number)] += 1
+            return encode_refusal(refusal.number, refusal.why)
+
+    async def _found(self, question: Question) -> bytes:
+        """The answer to `question`. Raises what the stream raises."""
+        if isinstance(question, HeaderQuery):
+            return messages.OK + self._stream.header.pack()
+        if isinstance(question, CapabilitiesQuery):
+            return self.batches.capabilities()
+        if isinstance(question, BatchQuery):
+            # Only after a change, to answer again; bounded so that it fits into memory.
+            most = min(question.max_bytes or KEPT_BYTES, KEPT_BYTES)
+            batch = await self.batches.read(dataclasses.replace(question, max_bytes=most))
+            if batch is None:
+                return messages.encode_result(RESULT_BAD_FROM_ENTRY)
+            data = batch.data
+            if data is None:  # one large entry
+                data = bytes(self._stream.reader.chunk(batch.start, 1).data)
+            return batch.head + data
+        if isinstance(question, FilteredRead):
+            frame = await self.filters.read(question)
+            if frame is None:
+                return messages.encode_result(RESULT_BAD_FROM_ENTRY)
+            data = frame.data
+            if data is None:  # a long run
+                data = self._stream.reader.raw(frame.start, frame.size)
+            return self.filters.begins_with(frame) + data
+        if isinstance(question, EntryQuery):
+            return await self._entry(question.number)
+        return await self._first_event(question.key)
+
+    async def _entry(self, number: int) -> bytes:
+        stream = self._stream
+        if number >= stream.total_entries:
+            stream.refresh_open_file()
+        try:
+            return await self._read(self._packed, number)
+        except UnknownEntry:
+            return messages.OK + messages.NOT_FOUND
+
+    def _packed(self, number: int) -> bytes:
+        return self._stream.reader.packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
+
+    async def _read(
+        self, call: Callable[[int], T], number: int, last: Callable[[T], int] | None = None
+    ) -> T:
+        """As `Broadcast.read`, for an answer that `send` checks against later changes."""
+        found = await self._broadcast.read(call, number, last)
+        await self._broadcast.settled()
+        return found
+
+    async def _bookmark(self, key: bytes) -> int | None:
+        """The newest entry with this key. A look-up that is long or may read the disk runs in a
+        thread, and is repeated if the stream was changed meanwhile."""
+        stream, broadcast = self._stream, self._broadcast
+        while True:
+            epoch = stream.epoch
+            number: int | None = None
+            try:
+                with contextlib.suppress(UnknownBookmark):
+                    if stream.bookmarks.unread() > _INLINE_SCAN:
+                        number = await trio.to_thread.run_sync(self._scan, key)
+                    elif not broadcast.cold.index_at_hand:
+                        number = await broadcast.cold.run(self._look_up, key)
+                    else:
+                        with contextlib.suppress(NotAtHandError):
+                            return broadcast.cold.look_up(self._bookmark_at_hand, key)
+                        # It needs the disk, or the index has to be repaired first.
+                        number = await broadcast.cold.run(stream.bookmark, key)
+            except DamagedFile:
+                if not broadcast.outdated() and stream.epoch == epoch:
+                    raise
+                epoch = -1
+            await broadcast.settled()
+            if stream.epoch == epoch:
+                return number
+
+    def _scan(self, key: bytes) -> int:
+        """A look-up that reads entries which are not indexed yet."""
+        self._broadcast.cold.checks.compare(self._broadcast.doubt_unindexed())
+        return self._stream.bookmark(key)
+
+    def _look_up(self, key: bytes) -> int:
+        return self._broadcast.cold.look_up(self._stream.bookmark, key)
+
+    def _bookmark_at_hand(self, key: bytes) -> int | None:
+        return self._stream.find_bookmark(key, is_resident=self._broadcast.is_resident)
+
+    async def _read_event(self, number: int) -> Entry | None:
+        first_event = self._stream.reader.first_event
+        return await self._read(first_event, number, lambda it: it.number if it else number)
+
+    async def _first_event(self, key: bytes) -> bytes:
+        event: Entry | None = None
+        while (number := await self._bookmark(key)) is not None:
+            try:
+                event = await self._read_event(number)
+            except UnknownEntry:
+                if number < self._stream.reader.head.entries:
+                    raise
+                # It was truncated since the look-up.
+                await trio.lowlevel.checkpoint()
+                continue
+            break
+        if event is None:
+            return messages.OK + messages.NOT_FOUND
+        return messages.OK + messages.encode_answer(event.number, event.type, event.data)

@@ -1,0 +1,1 @@
+"""Entries sent to streaming clients: broadcast, catch-up, filters."""

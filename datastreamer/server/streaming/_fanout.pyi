@@ -1,0 +1,5 @@
+from collections.abc import Sequence
+
+def fan_out(
+    fds: Sequence[int], data: bytes | bytearray | memoryview, budget_ns: int
+) -> list[int]: ...

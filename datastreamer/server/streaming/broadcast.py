@@ -1,0 +1,408 @@
+"""The broadcast of new entries to all live clients of one stream.
+
+Owns the view (the head up to which entries have been broadcast), the set of live clients, the
+clients that wait for new entries, and the flag that committed entries are being truncated or
+updated. Knows senders, not sessions: `server.py` decides which sessions a change affects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from datastreamer.errors import DamagedFile, NotFound, StreamFileError
+from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.metrics.counters import Counts
+from datastreamer.server.streaming._fanout import fan_out
+from datastreamer.server.streaming.page_cache import ColdReads, pages_between
+from datastreamer.server.streaming.page_checks import PageChecks
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.spans import Cursor
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.server_stream import Transport
+
+_log = logging.getLogger(__name__)
+
+# A pass sends at most this much to each client and runs at most this long before it yields.
+_PASS_BYTES = 128 * 1024
+_PASS_NS = 2_000_000
+# A commit wakes the pass; at this interval it also looks for commits that did not.
+_POLL_SECONDS = 0.010
+# Pause after a header that cannot be read.
+_DAMAGE_PAUSE = 1.0
+
+COPIED_TAIL = 4 << 20
+"""Entries this near to the head are read in the event loop and copied into the socket. Older ones
+are sent with sendfile, which queues references to the file's pages, so that a later update of these
+would reach the client."""
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+class Placed(Protocol):
+    """Something read from the file, up to a file offset."""
+
+    @property
+    def offset(self) -> int: ...
+
+
+R = TypeVar("R", bound=Placed)
+
+
+class Changed(Exception):
+    """Committed entries were truncated or updated during a read. Internal to the server."""
+
+
+class LiveSender(Protocol):
+    """One client's sender, as the broadcast knows it."""
+
+    transport: Transport
+    cursor: Cursor
+    at: int
+
+    def wake(self) -> None: ...
+
+    def nudge(self) -> None: ...
+
+    def fell_behind(self, cursor: Cursor, at: int) -> None: ...
+
+
+class Broadcast:
+    """The head of one stream, as clients see it. `run` and `poll` keep it going."""
+
+    def __init__(self, stream: DataStream, counts: Counts) -> None:
+        self.stream = stream
+        self.view = stream.new_reader()
+        self.counts = counts
+        self.cold = ColdReads(stream.fileno(), PageChecks(stream._internals.file))
+        self.backlog_turns = 0
+        """How often a client was sent entries far from the head."""
+        self.hashing = trio.CapacityLimiter(1)
+        """Range hashes are computed one at a time for all clients."""
+        self.parked: set[LiveSender] = set()
+        self.watchers: set[trio.Event] = set()
+        """Each is set once, when new entries are visible or entries were truncated."""
+        self.found: dict[object, Any] = {}
+        """Frames found by filtered reads up to the view, shared by clients with the same filter."""
+        self.features = 0
+        """Optional features of this server, as bits of Capabilities."""
+        self.trouble = ""
+        """Why new entries cannot be read; empty if they can."""
+        self._live: dict[LiveSender, int] = {}
+        self._epoch = stream.epoch
+        # Number of truncations and updates in progress in this process.
+        self._held = 0
+        self._settling = trio.lowlevel.ParkingLot()
+        # A pass is running; another is due; time of the last look at the file.
+        self._looking = False
+        self._due = False
+        self._looked_at = 0.0
+        # Set when a client waits for commits.
+        self._company = trio.Event()
+        if stream.writable:
+            self.doubt_unindexed()
+
+    def doubt_unindexed(self) -> range:
+        """The pages that this process reads to index bookmarks: they are compared before they are
+        sent, because they will be resident."""
+        length = self.stream.reader.head.length
+        unread = self.stream.bookmarks.unread()
+        pages = pages_between(max(length - unread, page_start(0)), length) if unread else range(0)
+        self.cold.doubt(pages)
+        return pages
+
+    async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
+        """Make a pass whenever `wakeup` is readable, forever. When another process has changed
+        committed entries, `start_over` is called, which calls `begin_anew`."""
+        while True:
+            await self._look(start_over)
+            if not self._live and not self.parked and not self.watchers:
+                # No client waits for commits: `poll` handles many of them in one turn.
+                self._company = trio.Event()
+                await self._company.wait()
+            # No deadline here: it would cost as much as the rest of the way to the clients.
+            await trio.lowlevel.wait_readable(wakeup)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 4096)
+
+    async def poll(self, start_over: Callable[[], None]) -> None:
+        """Make a pass if `run` has made none for `_POLL_SECONDS`, forever."""
+        rest = 0.0
+        while True:
+            await trio.sleep(rest if rest > 0 else _POLL_SECONDS)
+            rest = self._looked_at + _POLL_SECONDS - trio.current_time()
+            if rest <= 0 and not self._looking:
+                await self._look(start_over)
+
+    async def _look(self, start_over: Callable[[], None]) -> None:
+        """Make a pass; if one is running, it continues with the new entries."""
+        self._due = True
+        if self._looking:
+            return
+        self._looking = True
+        try:
+            while self._due:
+                self._due = False
+                if self._held:
+                    await self._settle()
+                try:
+                    self.stream.refresh_open_file()
+                except (StreamFileError, OSError) as error:
+                    # The file may be repaired.
+                    if str(error) != self.trouble:
+                        self.trouble = str(error)
+                        _log.error("nothing new can be seen: %s", self.trouble)
+                    await trio.sleep(_DAMAGE_PAUSE)
+                    self._due = True
+                    continue
+                self.trouble = ""
+                if self.stream.epoch != self._epoch:
+                    start_over()
+                if self._settling and not self.changing:
+                    self.begin_anew(self._epoch)
+                await self._catch_up_live()
+                # After the pass, because clients wait for it.
+                self._looked_at = trio.current_time()
+                self.cold.look_again(self._looked_at)
+        finally:
+            self._looking = False
+
+    # Live clients.
+
+    def join(self, sender: LiveSender) -> None:
+        """Let the pass send to this client, whose cursor is at the view."""
+        fd = sender.transport.socket_fd
+        assert fd is not None and sender.cursor.number == self.view.head.entries
+        self._live[sender] = fd
+        self._company.set()
+
+    def park(self, sender: LiveSender) -> None:
+        """Wake this client when the view moves."""
+        self.parked.add(sender)
+        self._company.set()
+
+    def watch(self, watcher: trio.Event) -> None:
+        """Set `watcher` when the view moves or entries were truncated."""
+        self.watchers.add(watcher)
+        self._company.set()
+
+    def leave(self, sender: LiveSender) -> bool:
+        """The client's sender writes to the connection again; returns whether it was live."""
+        return self._live.pop(sender, None) is not None
+
+    def forget(self, sender: LiveSender) -> None:
+        """Remove a client whose connection is about to be closed."""
+        self.parked.discard(sender)
+        self.leave(sender)
+
+    # The pass.
+
+    async def _catch_up_live(self) -> None:
+        while not self.changing:
+            head = self.stream.reader.head
+            place = Cursor(*self.view.head)
+            if place.number >= head.entries:
+                return
+            if not self._live:
+                self._move_view(head)
+                return
+            try:
+                chunk = self.stream.reader.chunk(place, _PASS_BYTES)
+            except DamagedFile:
+                # Each client meets the damage in its own sender, which ends that client.
+                if not self.outdated():
+                    self._dismiss(list(self._live))
+                    self._move_view(head)
+                continue
+            if self.outdated():
+                return
+            while due := [s for s in self._live if s.cursor.number == place.number]:
+                results = fan_out([self._live[s] for s in due], chunk.data, _PASS_NS)
+                size = len(chunk.data)
+                served = 0
+                for sender, sent in zip(due, results, strict=False):
+                    if sent == size:
+                        sender.cursor, sender.at = chunk.next, chunk.next.offset
+                        served += 1
+                    else:
+                        self._drop_out(sender, place, chunk.start, sent)
+                self.counts.bytes_sent += served * size
+                self.counts.entries_sent += served * (chunk.next.number - place.number)
+                if len(results) < len(due):
+                    await trio.lowlevel.checkpoint()
+                    if self.changing:
+                        # Clients that have this run already wait for the next by themselves.
+                        self._dismiss([s for s in self._live if s.cursor.number > place.number])
+                        return
+            self._move_view(Head(*chunk.next))
+            await trio.lowlevel.checkpoint()
+
+    def _move_view(self, head: Head) -> None:
+        self.found.clear()
+        self.view.head = head
+        self._wake_parked()
+
+    def _dismiss(self, senders: list[LiveSender]) -> None:
+        for sender in senders:
+            sender.nudge()
+
+    def _drop_out(self, sender: LiveSender, place: Cursor, start: int, sent: int) -> None:
+        """A client received less than the whole run, or has left: its own sender continues."""
+        del self._live[sender]
+        if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):
+            _log.debug("%s: connection lost: %s", sender.transport.peer, os.strerror(-sent))
+        sent = max(sent, 0)
+        self.counts.bytes_sent += sent
+        sender.fell_behind(place, start + sent if sent else place.offset)
+
+    def _wake_parked(self) -> None:
+        parked, self.parked = self.parked, set()
+        for sender in parked:
+            sender.wake()
+        watchers, self.watchers = self.watchers, set()
+        for watcher in watchers:
+            watcher.set()
+
+    # Truncations and updates of committed entries.
+
+    @property
+    def changing(self) -> bool:
+        """Whether committed entries are being truncated or updated, or just were.
+
+        Until the change is settled, only clients that it cannot affect read or send.
+        """
+        stream = self.stream
+        return self._held > 0 or stream.epoch != self._epoch or stream.changing
+
+    @property
+    def epoch(self) -> int:
+        """The stream's epoch that all clients here are at."""
+        return self._epoch
+
+    def outdated(self) -> bool:
+        """Whether entries that were just read may be out of date or half updated."""
+        self.stream.refresh_open_file()
+        return self.changing
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raises `Changed` at the end of the block if committed entries were changed during it,
+        also instead of an error that the change may have caused. No other task runs between the
+        last look at the stream and the end of the block."""
+        epoch = self.stream.epoch
+        try:
+            yield
+        except (DamagedFile, NotFound):
+            if self.outdated() or self.stream.epoch != epoch:
+                raise Changed from None
+            raise
+        if self.outdated() or self.stream.epoch != epoch:
+            raise Changed
+
+    def is_resident(self, number: int) -> bool:
+        """Whether entry `number` is known to be resident."""
+        page = self.stream.reader.page_with(number)
+        return page is not None and self.cold.is_warm(*page)
+
+    async def read(
+        self, call: Callable[[int], T], number: int, last: Callable[[T], int] | None = None
+    ) -> T:
+        """`call(number)`, in a thread if entry `number` may not be resident; it reads this entry,
+        or all up to entry `last(result)`. Raises `DamagedPage`, and what `call` raises."""
+        if number >= self.stream.reader.head.entries:
+            return call(number)
+        if self.is_resident(number):
+            found = call(number)
+            if last is None or self.is_resident(last(found)):
+                return found
+
+        def read(number: int) -> T:
+            # Now: after the read it is resident.
+            start = page_start(self.stream.reader.page_holding(number))
+            self.cold.is_warm_range(start, PAGE_SIZE, self.stream.reader.head.length)
+            return call(number)
+
+        def pages(found: T) -> range:
+            return self.pages_of(number, number if last is None else last(found))
+
+        return await self.cold.run_verified(read, number, pages)
+
+    async def read_from(self, call: Callable[[A], R], what: A, start: int, count: int) -> R:
+        """`call(what)`, which reads the file from `start` to the result's `offset`, probably
+        `count` bytes; in a thread if they may not be resident. Raises `DamagedPage`, and what
+        `call` raises."""
+        cold, length = self.cold, self.stream.reader.head.length
+        if cold.is_warm_range(start, count, length):
+            found = call(what)
+            if cold.is_warm_range(start, found.offset - start, length):
+                return found
+        self.counts.cold_reads += 1
+        return await cold.run_verified(call, what, lambda it: pages_between(start, it.offset))
+
+    def pages_of(self, first: int, last: int) -> range:
+        """The pages of these entries, and those between them."""
+        holding = self.stream.reader.page_holding
+        return range(holding(first), holding(last) + 1)
+
+    async def settled(self) -> None:
+        """Return when no change is in progress."""
+        while self.changing:
+            await self._settling.park()
+
+    async def _settle(self) -> None:
+        """Wait until changes made by this process are done."""
+        while self._held:
+            await self._settling.park()
+
+    def hold(self, head: Head | None) -> None:
+        """A change begins; `head` is the new end of the stream if entries are truncated."""
+        self._held += 1
+        if head is not None:
+            self.cut_short(head)
+
+    def cut_short(self, head: Head) -> None:
+        """Move the view back to `head`; entries after it are not sent any more."""
+        self.view.head = min(self.view.head, head)
+
+    def release(self) -> None:
+        """The change is done: waiting clients continue."""
+        self._held -= 1
+        self.begin_anew(self.stream.epoch)
+
+    def begin_anew(self, epoch: int) -> None:
+        """Forget what was read before the changes up to `epoch`; sessions that these changes
+        affect have been notified."""
+        self.view.forget()
+        self.cold.checks.forget()
+        self.found.clear()
+        self._epoch = epoch
+        self._settling.unpark_all()
+        self._wake_parked()
+
+
+@contextlib.contextmanager
+def wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
+    """A file descriptor that becomes readable with each commit."""
+    if waker is not None:
+        yield waker
+        return
+    if hasattr(os, "eventfd"):
+        reading = writing = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    else:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+    stream._internals.add_waker(writing, inside=True)
+    try:
+        yield reading
+    finally:
+        stream._internals.remove_waker(writing)
+        for fd in {reading, writing}:
+            os.close(fd)

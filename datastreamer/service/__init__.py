@@ -1,0 +1,1 @@
+"""Processes: embedded servers, daemons, workers, systemd, logs."""

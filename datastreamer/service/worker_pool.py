@@ -1,0 +1,228 @@
+"""The worker processes that serve a stream which this process, or another one, writes.
+
+Owns the requests to all of them: each truncation or update before its first byte is written, the
+shutdown, new certificates, metrics. All accept from the same inherited listeners and share the
+limits. `worker_process.py` starts, watches and restarts one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from datastreamer.errors import ServerFailed, UsageError
+from datastreamer.format import U64_MAX
+from datastreamer.metrics.exposition import MetricsSnapshot, merge
+from datastreamer.server.admission.accept_balance import shared_block
+from datastreamer.server.limits import Limits
+from datastreamer.service import control_protocol as control
+from datastreamer.service.worker_process import ServingProcess, never
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.tls import ServerTLS
+
+if TYPE_CHECKING:
+    from datastreamer.service.aggregate_metrics import GatheredMetrics
+
+_log = logging.getLogger(__name__)
+
+# Time limit for workers to answer that a truncation or update may begin.
+_CHANGE_SECONDS = 10.0
+# Time limit for workers to read certificates and keys.
+_RELOAD_SECONDS = 10.0
+_METRICS_SECONDS = 2.0
+# Upper limit of any timeout.
+_LONGEST = 1_000_000.0
+
+
+class Workers:
+    """`count` processes that serve `stream`; all of them serve when the constructor returns.
+
+    The metrics endpoint on the listeners `metrics` is in the worker if there is only one, else in
+    this process.
+
+    Raises `ServerFailed` if a process does not start, `UsageError`, and `StartAbandoned` if
+    `abandoned()` becomes true before all serve; then no process is left.
+    """
+
+    def __init__(
+        self,
+        stream: DataStream,
+        listeners: list[socket.socket],
+        limits: Limits,
+        tls: ServerTLS | None,
+        count: int = 1,
+        metrics: Sequence[socket.socket] = (),
+        abandoned: Callable[[], bool] = never,
+    ) -> None:
+        if count < 1:
+            raise UsageError(f"workers must be a whole number from 1, not {count!r}")
+        shares = [limits.share(at, count) for at in range(count)]
+        self._stream = stream
+        self._grace = limits.grace
+        self._closed = threading.Lock()
+        limited = 0 if limits.max_clients_per_address == 0 else shares[0].max_clients
+        self._shared = shared_block(count, limited) if count > 1 else None
+        self.processes: list[ServingProcess] = []
+        self._metrics: GatheredMetrics | None = None
+        several = bool(metrics) and count > 1
+        self._numbers = stream._internals.share_numbers() if several else None
+        own = () if several else metrics
+        try:
+            # As many start at a time as there are processors: all at once would all be slow.
+            together = max(2, os.cpu_count() or 1)
+            for at, share in enumerate(shares):
+                if at >= together:
+                    self.processes[at - together].wait_until_ready(abandoned)
+                self.processes.append(
+                    ServingProcess(
+                        *(stream, listeners, share, tls),
+                        shared=self._shared,
+                        at=at,
+                        metrics=own,
+                        gathered=several,
+                    )
+                )
+            for process in self.processes[-together:]:
+                process.wait_until_ready(abandoned)
+        except BaseException:
+            for process in self.processes:
+                process.give_up()
+            self._release()
+            raise
+        self._stop_reporting = stream._internals.on_change(self._changing)
+        if several:
+            from datastreamer.service.aggregate_metrics import GatheredMetrics
+
+            self._metrics = GatheredMetrics(metrics, self.snapshot, self._unready)
+
+    @property
+    def serving(self) -> bool:
+        """Whether a process is left that is running or being restarted."""
+        return any(process.failure is None for process in self.processes)
+
+    def check(self) -> None:
+        """Raises `ServerFailed` if no process is left."""
+        if not self.serving:
+            raise ServerFailed(f"{self.processes[-1].failure}; clients are not served")
+
+    def adopt(self, stream: DataStream) -> None:
+        """Restarted processes begin with `stream`, which replaced the previous one at its path;
+        running processes find it by themselves."""
+        self._stream = stream
+        for process in self.processes:
+            process.adopt(stream)
+
+    # Requests.
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until every client was sent all committed entries; False after the timeout."""
+        seconds = self._grace if timeout is None else timeout
+        answers = self._ask_in(control.DRAIN, seconds)
+        return bool(answers) and None not in answers
+
+    def reload_tls(self) -> None:
+        """Let all processes read the TLS files again. Raises `ServerFailed`."""
+        if None in self._ask(control.RELOAD, b"", _RELOAD_SECONDS):
+            raise ServerFailed(
+                f"{self._stream.path}: a serving process could not read the TLS files again; see "
+                "its message in the log"
+            )
+
+    def snapshot(self, limit: int) -> MetricsSnapshot:
+        """The merged metrics, with the `limit` clients that have the largest lag. A process that
+        does not answer is left out; counters start at 0 when a process restarts."""
+        written = {} if self._numbers is None else self._numbers.samples()
+        own: MetricsSnapshot = {"time": time.time(), "samples": written, "clients": []}
+        return merge([*self.snapshots(limit), own], limit)
+
+    def snapshots(self, limit: int) -> list[MetricsSnapshot]:
+        """The metrics of each process that answers."""
+        answers = self._ask(control.METRICS, control.NUMBER.pack(limit), _METRICS_SECONDS)
+        return [json.loads(answer) for answer in answers if answer is not None]
+
+    def _unready(self) -> str:
+        return self._stream._internals.misplaced if self.serving else "no serving process is left"
+
+    def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
+        seconds = max(0.0, min(seconds, _LONGEST))
+        words = control.MILLISECONDS.pack(int(seconds * 1000))
+        return self._ask(what, words, seconds + 1, last=last)
+
+    def _ask(
+        self, what: bytes, words: bytes, timeout: float, *, last: bool = False
+    ) -> list[bytes | None]:
+        """Send a request to all processes at once; returns the answers of `ServingProcess.answer`
+        of those that are alive: a process that has just died has no clients."""
+        with contextlib.ExitStack() as stack:
+            for process in self.processes:
+                stack.enter_context(process.guard)
+                process.closing = process.closing or last
+            until = time.monotonic() + timeout
+            asked = [process.post(what, words) for process in self.processes]
+            answers = [
+                (process, process.answer(number, until))
+                for process, number in zip(self.processes, asked, strict=True)
+            ]
+            return [answer for process, answer in answers if answer is not None or process.alive]
+
+    def _changing(self, start: int, stop: int | None, done: bool) -> None:
+        """Committed entries are about to change, or have changed: before the first byte is
+        written, the processes disconnect the clients that this affects."""
+        what = control.CHANGED if done else control.CHANGE
+        words = control.RANGE.pack(start, U64_MAX if stop is None else stop)
+        with contextlib.ExitStack() as stack:
+            for process in self.processes:
+                stack.enter_context(process.guard)
+            notified: Sequence[ServingProcess] = [
+                each for each in self.processes if not each.closing and each.failure is None
+            ]
+            asked = [each.post(what, words) for each in notified]
+            until = time.monotonic() + _CHANGE_SECONDS
+            for each, number in zip(notified, asked, strict=True):
+                if each.answer(number, until) is None:
+                    _log.error(
+                        "%s: the serving process does not answer; killing and restarting it",
+                        self._stream.path,
+                    )
+                    each.kill()
+
+    # Shutdown.
+
+    def close(self) -> None:
+        """Shut all processes down within the limits' grace; return when they have ended."""
+        if not self._closed.acquire(blocking=False):
+            return
+        self._stop_reporting()
+        if self._metrics is not None:
+            self._metrics.close()
+        until = time.monotonic() + self._grace + 1
+        self._ask_in(control.QUIT, self._grace, last=True)
+        for process in self.processes:
+            process.reap(until)
+        self._release()
+
+    def hurry(self) -> None:
+        """Called in another thread while `close` waits: end the grace period."""
+        for process in self.processes:
+            if process.closing:
+                process.kill()
+
+    def abandon(self) -> None:
+        """In the child of a fork: close copies of the parent's descriptors."""
+        if self._metrics is not None:
+            self._metrics.abandon()
+        for process in self.processes:
+            process.abandon()
+        self._release()
+
+    def _release(self) -> None:
+        if self._shared is not None:
+            os.close(self._shared)
+            self._shared = None

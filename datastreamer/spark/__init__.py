@@ -1,0 +1,62 @@
+"""Streams as Spark DataFrames: ``spark.read.format("datastream")``.
+
+Requires pyspark 4.2 or later, pyarrow (``pip install 'datastreamer[spark]'``) and Java. Importing
+this package without pyspark or pyarrow raises `ExtraMissing`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+try:
+    import pyarrow  # noqa: F401
+    from pyspark.sql.datasource import EqualTo  # noqa: F401
+except ImportError:
+    from datastreamer.errors import ExtraMissing
+
+    raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
+
+from datastreamer.spark.java import find_java
+from datastreamer.spark.pipeline.ingest import Ingest
+from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
+from datastreamer.spark.read.frames import frame
+from datastreamer.spark.reassembly.event_rows import events_of, payloads_of
+from datastreamer.spark.reassembly.frames import messages, reassemble, reassemble_stream
+from datastreamer.spark.reassembly.state import STATE_SETTINGS
+from datastreamer.spark.session import SETTINGS, register, session
+from datastreamer.spark.source import DatastreamSource
+from datastreamer.spark.stream.reader import lag
+
+if TYPE_CHECKING:
+    from datastreamer.spark.reassembly.cardinal import cardinal_blocks as cardinal_blocks
+    from datastreamer.spark.reassembly.cardinal import cardinal_messages as cardinal_messages
+
+__all__ = [
+    "QUERIES",
+    "SETTINGS",
+    "STATE_SETTINGS",
+    "DatastreamSource",
+    "Ingest",
+    "cardinal_blocks",
+    "cardinal_messages",
+    "draw",
+    "events_of",
+    "find_java",
+    "frame",
+    "lag",
+    "messages",
+    "open_tables",
+    "payloads_of",
+    "reassemble",
+    "reassemble_stream",
+    "register",
+    "session",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first used: these need the extra `cardinal`.
+    if name not in ("cardinal_blocks", "cardinal_messages"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.reassembly.cardinal"), name)

@@ -1,0 +1,296 @@
+"""The options of `spark.read`, `spark.readStream` and `df.write`, parsed and checked.
+
+Owns the names of all options and their syntax. Must not know files, servers or Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+
+from datastreamer.arrow.record_batches import OnError
+from datastreamer.arrow.tables import ENTRIES, NAMES
+from datastreamer.errors import UsageError
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
+from datastreamer.protocol.retry import MOST_SECONDS
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
+
+Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+ON_ERROR: Final[dict[Mode, OnError]] = {
+    "FAILFAST": "raise",
+    "PERMISSIVE": "null",
+    "DROPMALFORMED": "drop",
+}
+
+PARTITION_BYTES: Final = 128 << 20
+BATCH_PART_BYTES: Final = 32 << 20
+"""For a micro-batch: smaller parts, so that a small batch still uses all cores."""
+RETRY_SECONDS: Final = 30.0
+
+# If one of these is empty, the error says how to name the stream.
+_LOCATIONS: Final = ("path", "paths", "file", "server")
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE: Final = re.compile(r"(\d{1,20})\s*([bkmg]?)b?", re.IGNORECASE)
+_BOOKMARK: Final = re.compile(r"(block|batch):(\d+)")
+_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>\d{1,5})")
+
+# Prefixes of options that Spark itself passes to every source.
+_OF_SPARK: Final = ("spark.", "serialization.", "__")
+# Prefixes of what Spark passes for a table of a catalog.
+_OF_CATALOG: Final = ("option.", "provider")
+
+_NO_LOCATION: Final = (
+    "say where the stream is: the option path (a file, a folder, a glob) or the option server "
+    "(HOST:PORT)"
+)
+_CATALOG_TABLE: Final = (
+    ". Spark keeps no options for a table of a catalog: use CREATE TEMPORARY VIEW name USING "
+    "datastream OPTIONS (...) instead of CREATE TABLE"
+)
+
+
+Offset: TypeAlias = int | BookmarkName
+"""The number of an entry, or the block or batch that begins there."""
+
+
+class ServerLocation(NamedTuple):
+    """A server's address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if self.host.startswith("unix:"):
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """TLS options for servers. Executors read the files on their own machines."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a query, made by `read_options`. Either `paths` or `servers` is set."""
+
+    paths: tuple[str, ...] = ()
+    servers: tuple[ServerLocation, ...] = ()
+    table: str = ENTRIES
+    mode: Mode = "FAILFAST"
+    start: Offset = 0
+    stop: Offset | None = None
+    """Exclusive. None: the end of what is committed when the query is planned."""
+
+    partition_bytes: int = PARTITION_BYTES
+    system_id: bool | None = None
+    """Whether rows have a `system_id` column. None: if the query may read several streams."""
+
+    push_filters: bool = False
+    """Whether to use Spark's filters. Unsafe with a DataFrame that serves several queries."""
+
+    verify: bool = True
+    """Whether pages of files are compared with their checksums."""
+
+    stream_type: int = STREAM_TYPE_SEQUENCER
+    version: int | None = None
+    tls: TLS | None = None
+    timeout: float = 10.0
+    retry_for: float = RETRY_SECONDS
+    """Seconds without an answer from a server before the query fails; infinity: never."""
+
+    from_latest: bool = False
+    """Begin with what is committed after the query starts. This option and those below are for
+    `spark.readStream` only."""
+
+    max_entries: int | None = None
+    max_bytes: int | None = None
+    fail_on_data_loss: bool = True
+    staging: str | None = None
+    """The folder for the rows of the tasks of ``df.write``. None: the folder of the stream."""
+
+    @property
+    def on_error(self) -> OnError:
+        """How the Arrow reader handles an entry that is not an event."""
+        return ON_ERROR[self.mode]
+
+
+NAMES_OF_OPTIONS: Final = (
+    *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
+    *("partitionBytes", "systemId", "pushFilters", "verify", "streamType", "streamVersion"),
+    *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
+    *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
+    "stagingPath",
+)
+
+
+def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTES) -> Options:
+    """Parse the options, whose names are case-insensitive. Raises `UsageError`.
+
+    `partition_bytes` is the default of the option partitionBytes.
+    """
+    if not given or any(name.lower().startswith(_OF_CATALOG) for name in given):
+        raise UsageError(_NO_LOCATION + _CATALOG_TABLE)
+    texts = {name.lower(): value.strip() for name, value in given.items()}
+    known = {name.lower(): name for name in NAMES_OF_OPTIONS}
+    for name in given:
+        if name.lower() not in known and not name.lower().startswith(_OF_SPARK):
+            raise UsageError(
+                f"there is no option {name!r}: the options are {', '.join(NAMES_OF_OPTIONS)}"
+            )
+    for name, text in texts.items():
+        if name in known and not text and known[name] not in _LOCATIONS:
+            raise UsageError(f"option {known[name]} is empty: give it a value or leave it out")
+    read = _Texts({known[name]: text for name, text in texts.items() if name in known and text})
+    paths, servers = read.paths(), read.servers()
+    if bool(paths) == bool(servers):
+        raise UsageError(_NO_LOCATION + (", not both" if paths else ""))
+    from_latest = texts.get("startingoffset", "").lower() == "latest"
+    return Options(
+        paths=paths,
+        servers=servers,
+        table=read.choice("table", NAMES, ENTRIES),
+        mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
+        start=0 if from_latest else read.offset("startingOffset", "earliest", 0),
+        stop=read.offset("endingOffset", "latest", None),
+        partition_bytes=read.size("partitionBytes", partition_bytes),
+        system_id=read.flag("systemId"),
+        push_filters=read.flag("pushFilters") or False,
+        verify=read.flag("verify") is not False,
+        stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),
+        version=read.number("streamVersion", None, 255, least=1),
+        tls=read.tls(),
+        timeout=read.seconds("timeout", 10.0, least=0.001),
+        retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
+        from_latest=from_latest,
+        max_entries=read.count("maxEntriesPerTrigger"),
+        max_bytes=read.size("maxBytesPerTrigger", None),
+        fail_on_data_loss=read.flag("failOnDataLoss") is not False,
+        staging=texts.get("stagingpath"),
+    )
+
+
+class _Texts:
+    """The option values as text; each method parses one."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def _bad(self, name: str, wanted: str) -> UsageError:
+        return UsageError(f"option {name}: {self._texts[name]!r} is not {wanted}")
+
+    def paths(self) -> tuple[str, ...]:
+        one = self._texts.get("path") or self._texts.get("file")
+        if "path" in self._texts and "file" in self._texts:
+            raise UsageError("the options path and file are the same: give only one")
+        if "paths" not in self._texts:
+            return (one,) if one else ()
+        try:
+            several = json.loads(self._texts["paths"])
+        except ValueError:
+            several = None
+        paths = several if isinstance(several, list) else [None]
+        if not all(isinstance(path, str) and path.strip() for path in paths):
+            raise self._bad("paths", 'a list of paths in JSON, ["a.bin", "b.bin"]')
+        return (*((one,) if one else ()), *paths)
+
+    def servers(self) -> tuple[ServerLocation, ...]:
+        text = self._texts.get("server", "")
+        return tuple(self._address(part.strip()) for part in text.split(",") if part.strip())
+
+    def _address(self, text: str) -> ServerLocation:
+        if text.startswith("unix:") and text != "unix:":
+            return ServerLocation(text, 0)
+        found = _ADDRESS.fullmatch(text)
+        if found is None or not 0 < int(found["port"]) < 1 << 16:
+            raise self._bad("server", "HOST:PORT, or several, separated by commas")
+        return ServerLocation(found["v6"] or found["host"], int(found["port"]))
+
+    def choice(
+        self, name: str, choices: tuple[str, ...], default: str, *, upper: bool = False
+    ) -> str:
+        text = self._texts.get(name, default)
+        text = text.upper() if upper else text.lower()
+        if text not in choices:
+            raise self._bad(name, f"one of {', '.join(choices)}")
+        return text
+
+    def offset(self, name: str, word: str, default: int | None) -> Offset:
+        text = self._texts.get(name, word).lower()
+        found = _BOOKMARK.fullmatch(text)
+        if text == word:
+            return cast("int", default)
+        if found is not None and _is_number(found[2], U64_MAX):
+            return BookmarkName(cast("Kind", found[1]), int(found[2]))
+        if _is_number(text, U64_MAX):
+            return int(text)
+        raise self._bad(name, f"{word}, an entry number, block:N or batch:N")
+
+    def count(self, name: str) -> int | None:
+        return self.number(name, None, U64_MAX, least=1)  # type: ignore[no-any-return]
+
+    def size(self, name: str, default: Any) -> Any:
+        text = self._texts.get(name)
+        if text is None:
+            return default
+        found = _SIZE.fullmatch(text)
+        size = 0 if found is None else int(found[1]) * _UNITS[found[2].lower()]
+        if not size:
+            raise self._bad(name, "a number of bytes, such as 134217728 or 128m")
+        return size
+
+    def flag(self, name: str) -> bool | None:
+        text = self._texts.get(name, "").lower()
+        if text not in ("", "true", "false"):
+            raise self._bad(name, "true or false")
+        return None if not text else text == "true"
+
+    def number(self, name: str, default: Any, most: int, *, least: int = 0) -> Any:
+        text = self._texts.get(name)
+        if text is None:
+            return default
+        if not _is_number(text, most) or int(text) < least:
+            raise self._bad(name, f"a number from {least} to {most}")
+        return int(text)
+
+    def seconds(
+        self, name: str, default: float, *, least: float = 0.0, endless: str | None = None
+    ) -> float:
+        text = self._texts.get(name, str(default))
+        if text.lower() == endless:
+            return float("inf")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not least <= seconds <= MOST_SECONDS:
+            wanted = f"a number of seconds{f' or {endless}' if endless else ''}"
+            bounds = f"{least:g} or more and at most {MOST_SECONDS:g}"
+            raise self._bad(name, f"{wanted}, {bounds}")
+        return seconds
+
+    def tls(self) -> TLS | None:
+        names = {
+            "ca": "tlsCa",
+            "certificate": "tlsCert",
+            "key": "tlsKey",
+            "server_name": "tlsServerName",
+        }
+        given = {field: self._texts.get(name) for field, name in names.items()}
+        wanted = self.flag("tls")
+        if wanted is False or (wanted is None and not any(given.values())):
+            return None
+        return TLS(**given)
+
+
+def _is_number(text: str, most: int) -> bool:
+    # int() of thousands of digits raises an error of its own.
+    return text.isdecimal() and len(text) <= 20 and int(text) <= most

@@ -1,0 +1,1 @@
+"""Tables of a stream: ingestion and queries."""

@@ -1,0 +1,1 @@
+"""Streams as DataFrames: planning, partitions, rows."""

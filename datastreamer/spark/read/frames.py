@@ -1,0 +1,83 @@
+"""A DataFrame of a stream that this process plans and `mapInArrow` reads.
+
+Spark checks each row that a data source returns, which costs the JVM a third more time with
+`spark.read`. Options, columns, parts and rows are those of `spark.read`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from datastreamer.errors import ExtraMissing, UsageError
+from datastreamer.spark.options import read_options
+from datastreamer.spark.read.batch import BatchReader
+from datastreamer.spark.source import DatastreamSource
+
+Value = str | int | float | bool | os.PathLike[str]
+
+
+def frame(
+    spark: SparkSession,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    schema: StructType | str | None = None,
+    **options: Value,
+) -> DataFrame:
+    """The rows that ``spark.read.format("datastream")`` gives with these options. `schema`
+    selects columns.
+
+    The query is planned now: the frame has the entries that are committed now, however often it
+    is used. Raises what planning raises, `UsageError` for `pushFilters`, since Spark passes no
+    filters here, and `ExtraMissing` without pandas.
+    """
+    # mapInArrow refuses to run without pandas, although it does not use it here.
+    if find_spec("pandas") is None:
+        raise ExtraMissing("Spark needs pandas for mapInArrow", "spark")
+    if path is not None:
+        options["path"] = path
+    texts = {name: _text(value) for name, value in options.items()}
+    source = DatastreamSource(texts)
+    columns = source.schema() if schema is None else _columns(schema)
+    wanted = read_options(texts)
+    if wanted.push_filters:
+        raise UsageError(
+            "pushFilters works only with spark.read: use startingOffset and endingOffset here"
+        )
+    reader = BatchReader(wanted, columns)
+    parts = reader.partitions()
+    # One task per part, and one task if the stream is empty.
+    tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
+    return tasks.mapInArrow(_reading(reader, parts), columns)
+
+
+def _columns(schema: StructType | str) -> StructType:
+    found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(found, StructType):
+        raise UsageError(
+            f"schema {schema!r} names no columns: use for example 'number BIGINT, type BIGINT'"
+        )
+    return found
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _reading(
+    reader: BatchReader, parts: Sequence[InputPartition]
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function that a task calls with the numbers of its parts."""
+
+    def read(numbers: Iterator[Any]) -> Iterator[Any]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from reader.read(parts[number])
+
+    return read

@@ -1,0 +1,69 @@
+"""The parts of a query, one per Spark task: pages of a file, or entries of a server.
+
+Owns how a stream is cut into parts. The driver pickles them for executors, so they hold only
+names and numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
+from datastreamer.spark.read.files import FileSnapshot
+from datastreamer.spark.read.servers import ServerSnapshot
+
+
+@dataclass(frozen=True)
+class FilePart(InputPartition):
+    """Pages `first_page` to `stop_page` (exclusive) of a file, and of their entries those from
+    `start` to `stop` (exclusive)."""
+
+    snapshot: FileSnapshot
+    first_page: int
+    stop_page: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ServerPart(InputPartition):
+    """Entries `start` to `stop` (exclusive) of a server."""
+
+    snapshot: ServerSnapshot
+    start: int
+    stop: int
+    turn: int
+    """Index of the server to ask first: parts are spread over the servers."""
+
+
+def cut_pages(
+    snapshot: FileSnapshot, pages: range, start: int, stop: int, part_bytes: int
+) -> Iterator[FilePart]:
+    """Parts of these pages, of about `part_bytes` each."""
+    for first, end in _cut(pages.start, pages.stop, len(pages) * PAGE_SIZE / part_bytes):
+        yield FilePart(snapshot, first, end, start, stop)
+
+
+def cut_entries(header: Header, start: int, stop: int, part_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of these entries, of about `part_bytes` each if all entries have the mean size."""
+    size = (header.total_length - HEADER_PAGE_SIZE) / max(1, header.total_entries)
+    return _cut(start, stop, (stop - start) * size / part_bytes)
+
+
+def parts_of_entries(
+    snapshot: ServerSnapshot, pieces: list[tuple[int, int]]
+) -> Iterator[ServerPart]:
+    """One part per range."""
+    for turn, (first, end) in enumerate(pieces):
+        yield ServerPart(snapshot, first, end, turn)
+
+
+def _cut(start: int, stop: int, parts: float) -> list[tuple[int, int]]:
+    """Cut a range into about `parts` equal ranges, none of them empty."""
+    count = max(1, min(round(parts), stop - start))
+    edges = [start + (stop - start) * at // count for at in range(count + 1)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]

@@ -1,0 +1,114 @@
+"""Converts entries to the record batches that a query needs, and handles bad entries.
+
+Owns the modes, which treat an entry that is not an event like a damaged page: FAILFAST raises,
+PERMISSIVE makes a row with the error, DROPMALFORMED skips it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from datastreamer._codec import EntryBatch
+from datastreamer.arrow.record_batches import Converter
+from datastreamer.arrow.tables import ENTRIES, ERROR
+from datastreamer.errors import UsageError
+from datastreamer.format import U64_MAX, Header
+from datastreamer.spark.options import Options
+from datastreamer.spark.read.files import Lost
+from datastreamer.spark.read.pushdown import Bounds
+from datastreamer.spark.read.schemas import SYSTEM_ID, Columns, number_column
+
+_MOST: Final = U64_MAX >> 1
+
+
+class RowMaker:
+    """Makes the record batches of one part of one stream."""
+
+    def __init__(self, options: Options, columns: Columns, header: Header) -> None:
+        self._columns = columns
+        self._mode = options.mode
+        self._number = number_column(options.table)
+        self._system_id = header.system_id
+        version = header.version if options.version is None else options.version
+        # The converter counts rows by a column, so it needs one even if the query has none.
+        own = columns.own or (self._number,)
+        if ERROR in columns.schema.names and options.table != ENTRIES:
+            own += (ERROR,)
+        self._converter = Converter(
+            options.table, version=version, columns=own, on_error=options.on_error
+        )
+        if SYSTEM_ID in columns.schema.names and header.system_id > _MOST:
+            raise UsageError(
+                f"the system id {header.system_id} is above {_MOST}, the maximum of a LONG column: "
+                "leave the column system_id out"
+            )
+
+    def batches(
+        self, runs: Iterable[EntryBatch | Lost], bounds: Bounds, begin: int | None = None
+    ) -> Iterator[Any]:
+        """The rows of the entries within the bounds (entry numbers and types).
+
+        `Lost` entries become one row, at the first of them that the query reads: the query begins
+        at entry `begin` (None: with the bounds), and other parts report what precedes the bounds.
+        In mode FAILFAST, raises `DamagedEntry` or `DecodeFailed` after the rows that precede it.
+        """
+        for run in runs:
+            if isinstance(run, Lost):
+                yield from self._lost(run, bounds, bounds.start if begin is None else begin)
+                continue
+            within = _within(run, bounds)
+            if not within:
+                continue
+            found = self._converter.convert(within)
+            if found.batch.num_rows:
+                yield self._shaped(found.batch)
+            if found.error is not None:
+                raise found.error
+
+    def _shaped(self, batch: Any) -> Any:
+        """The converter's batch with the columns that the query needs."""
+        rows = batch.num_rows
+        columns = [
+            pa.repeat(pa.scalar(self._system_id, pa.int64()), rows)
+            if field.name == SYSTEM_ID
+            else batch.column(field.name)
+            if field.name in batch.schema.names
+            else pa.nulls(rows, field.type)
+            for field in self._columns.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
+
+    def _lost(self, lost: Lost, bounds: Bounds, begin: int) -> Iterator[Any]:
+        first = lost.first if lost.first is not None else max(0, (lost.next or 1) - 1)
+        before = lost.next is not None and lost.next <= bounds.start
+        if first >= bounds.stop or before:
+            return
+        if self._mode == "FAILFAST":
+            raise lost.error
+        first = max(first, begin)
+        # The type of a lost entry is unknown, so a query for some types skips it.
+        if self._mode == "PERMISSIVE" and bounds.types is None and first >= bounds.start:
+            values = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
+            columns = [
+                pa.array([values.get(field.name)], field.type) for field in self._columns.schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
+
+
+def _within(run: EntryBatch, bounds: Bounds) -> EntryBatch:
+    """The entries of a run that are within the bounds."""
+    start, stop = bounds.start, bounds.stop
+    if run.first_number < start or run.next_number > stop:
+        run = run.since(start).before(min(stop, U64_MAX))
+    return run if bounds.types is None else run.select(bounds.types)
+
+
+def _what(lost: Lost) -> str:
+    which = "an unknown number of entries"
+    if lost.first is not None and lost.next is not None:
+        count = lost.next - lost.first
+        which = f"entry {lost.first}" if count == 1 else f"entries {lost.first} to {lost.next - 1}"
+    return f"{lost.error}; {which} cannot be read"

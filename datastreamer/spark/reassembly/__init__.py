@@ -1,0 +1,1 @@
+"""Reassembly of split payloads in Spark."""

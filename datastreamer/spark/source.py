@@ -1,0 +1,62 @@
+"""The data source that Spark calls: its name, its columns, its readers and its writer.
+
+Spark pickles it by this module's name, so executors need the package installed.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from datastreamer.errors import UsageError
+from datastreamer.spark.options import BATCH_PART_BYTES, Options, read_options
+from datastreamer.spark.read.batch import batch_reader
+from datastreamer.spark.read.paths import is_single
+from datastreamer.spark.read.schemas import table_schema
+from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.write.sink import StreamSink
+
+
+class DatastreamSource(DataSource):
+    """``format("datastream")``, of ``spark.read``, ``spark.readStream`` and ``df.write``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The argument of `format`."""
+        return "datastream"
+
+    def schema(self) -> StructType:
+        """All columns of the table. Raises `UsageError` for invalid options."""
+        options = read_options(self.options)
+        return table_schema(options, system_id=_has_system_id(options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of these columns of what is committed now."""
+        return batch_reader(read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader of these columns as the stream grows."""
+        return TailReader(read_options(self.options, BATCH_PART_BYTES), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer that appends these columns to a stream."""
+        return StreamSink(read_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Not supported: raises `UsageError`."""
+        raise UsageError(
+            "a streaming query cannot write to a stream directly: write its batches with "
+            ".writeStream.foreachBatch(lambda frame, _: frame.write.format('datastream')...)"
+        )
+
+
+def _has_system_id(options: Options) -> bool:
+    if options.system_id is not None:
+        return options.system_id
+    return bool(options.paths) and not is_single(options.paths)

@@ -1,0 +1,276 @@
+"""The stream that a streaming query follows: a growing file, or a server.
+
+Owns how the driver inspects it: its end, a digest of entries, the parts of a batch. Executors read
+the entries themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from pyspark.sql.datasource import InputPartition
+
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.errors import (
+    DamagedEntry,
+    DatastreamerError,
+    HistoryChanged,
+    PeerError,
+    StreamFileError,
+    UsageError,
+)
+from datastreamer.format import HEADER_PAGE_SIZE, Header, page_of, page_start
+from datastreamer.position import KEPT
+from datastreamer.protocol.history import Trail
+from datastreamer.spark.options import Options
+from datastreamer.spark.read.bookmark_search import BookmarkSearch
+from datastreamer.spark.read.files import (
+    FileSnapshot,
+    open_location,
+    open_reader,
+    snapshot_of,
+    take_snapshot,
+)
+from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
+from datastreamer.spark.read.paths import FileLocation, find, is_single
+from datastreamer.spark.read.planning import pages_of
+from datastreamer.spark.read.pushdown import Bounds
+from datastreamer.spark.read.servers import (
+    Servers,
+    entry_of_bookmark,
+    history_of,
+    position_at,
+    take_server_snapshot,
+)
+from datastreamer.spark.stream.offsets import digest_of
+from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.spans import Cursor
+from datastreamer.zkevm.bookmark_keys import BookmarkName
+
+# Bytes per read when entries are hashed for a digest.
+_HASH_READ: Final = 64 << 10
+
+
+class FollowedStream(Protocol):
+    """A stream as the driver of a streaming query uses it."""
+
+    name: str
+
+    def refresh(self) -> Header:
+        """Read the header. The other methods describe the stream as of this call.
+
+        Raises `ConnectFailed` and `ConnectionLost` if no server answers.
+        """
+
+    def entry_of(self, name: BookmarkName) -> int:
+        """The entry of a block's or batch's bookmark. Raises `UnknownBookmark`."""
+
+    def digest_before(self, entry: int) -> str:
+        """A digest of the last entries before this one; empty if they cannot be read."""
+
+    def entry_after(self, start: int, size: int) -> int:
+        """The entry about `size` bytes after entry `start`."""
+
+    def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
+        """The parts of a batch, one per task."""
+
+    def changed(self, what: str, entry: int) -> DatastreamerError:
+        """An error: the entries before this one are not those that were read."""
+
+    def close(self) -> None:
+        """Close files and connections."""
+
+
+def followed_stream(options: Options) -> FollowedStream:
+    """The stream that the options name. Raises `UsageError` unless it is exactly one."""
+    if options.servers:
+        return ServedStream(options)
+    found = find(options.paths)
+    if len(found) != 1 or not is_single(options.paths):
+        raise UsageError(
+            f"{', '.join(options.paths)}: a streaming query follows one file: name one, or start "
+            "a query for each"
+        )
+    return GrowingFile(found[0], options)
+
+
+class GrowingFile:
+    """A file that another process writes."""
+
+    def __init__(self, location: FileLocation, options: Options) -> None:
+        self.name = location.path
+        self._location = location
+        self._stream_type = options.stream_type
+        self._version = options.version
+        self._verify = options.verify
+        self._file: StreamFile | None = None
+        # For a remote file, a reader that is opened when needed and used until `refresh`.
+        self._snapshot: FileSnapshot | None = None
+        self._remote: Readable | None = None
+        self._remote_reader: Reader | None = None
+
+    def refresh(self) -> Header:
+        if self._location.uri is not None:
+            self._close_remote()
+            self._snapshot = take_snapshot(self._location, self._stream_type)
+            return self._snapshot.header
+        file = self._file
+        if file is not None:
+            epoch = file.epoch
+            if self._replaced(file):
+                file = None
+            else:
+                file.refresh()
+                if file.epoch != epoch:
+                    # Reopen, so that nothing read from the old history is reused.
+                    file = None
+        if file is None:
+            self.close()
+            self._file = file = StreamFile.open(self._location.path, stream_type=self._stream_type)
+        self._snapshot = snapshot_of(self._location, file)
+        return self._snapshot.header
+
+    def _replaced(self, file: StreamFile) -> bool:
+        """Whether the path now has another file, or none."""
+        return file.opened_by is None or bool(file.opened_by.difference())
+
+    def entry_of(self, name: BookmarkName) -> int:
+        snapshot, _ = self._seen()
+        version = snapshot.header.version if self._version is None else self._version
+        with open_reader(snapshot, verify=self._verify) as reader:
+            return BookmarkSearch(reader, self.name, version, name.kind).exact(name.number)
+
+    def digest_before(self, entry: int) -> str:
+        _, reader = self._seen()
+        trail = Trail(max(0, entry - KEPT))
+        with contextlib.suppress(DamagedEntry):
+            for batch in reader.batches(trail.next_number, entry, _HASH_READ):
+                trail.extend(batch)
+            return digest_of(trail.hashes)
+        return ""
+
+    def entry_after(self, start: int, size: int) -> int:
+        snapshot, reader = self._seen()
+        try:
+            end = reader.cursor(start).offset + size
+            if end >= snapshot.head.length:
+                return snapshot.head.entries
+            page = page_of(end)
+            first = Cursor(page_start(page), reader.first_number(page))
+            room = end - first.offset
+            return reader.run(first, room)[1].number if room else first.number
+        except DamagedEntry:
+            return start + int(size / _mean_size(snapshot.header))
+
+    def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
+        snapshot, reader = self._seen()
+        pages = pages_of(reader, snapshot, Bounds().within(start, stop))
+        return list(cut_pages(snapshot, pages, start, stop, part_bytes))
+
+    def changed(self, what: str, entry: int) -> DatastreamerError:
+        return StreamFileError(self.name, what)
+
+    def _seen(self) -> tuple[FileSnapshot, Reader]:
+        assert self._snapshot is not None
+        if self._file is not None:
+            return self._snapshot, self._file.reader
+        if self._remote_reader is None:
+            self._remote = open_location(self._location)
+            self._remote_reader = Reader(self._remote, self.name, self._snapshot.head)
+        return self._snapshot, self._remote_reader
+
+    def close(self) -> None:
+        self._close_remote()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _close_remote(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+        self._remote = self._remote_reader = None
+
+
+class ServedStream:
+    """A stream that one or more servers serve."""
+
+    def __init__(self, options: Options) -> None:
+        self._servers = Servers(
+            options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
+        )
+        self.name = ", ".join(map(str, options.servers))
+        self._version = options.version
+        self._client: BlockingClient | None = None
+        self._turn = 0
+        self._header: Header | None = None
+
+    def refresh(self) -> Header:
+        if self._client is not None:
+            # The connection may be stale, for example after a restart of the server.
+            with contextlib.suppress(ConnectionError):
+                self._header = self._client.header()
+                return self._header
+            self.close()
+        addresses = self._servers.addresses
+        for left in reversed(range(len(addresses))):
+            try:
+                self._client = self._servers.connect(addresses[self._turn])
+                self._header = self._client.header()
+            except PeerError as error:
+                self.close()
+                self._turn = (self._turn + 1) % len(addresses)
+                if not left or not isinstance(error, ConnectionError):
+                    raise
+            else:
+                return self._header
+        raise AssertionError("no server address")
+
+    def entry_of(self, name: BookmarkName) -> int:
+        client, header = self._seen()
+        version = header.version if self._version is None else self._version
+        return entry_of_bookmark(client, version, *name)
+
+    def digest_before(self, entry: int) -> str:
+        client, _ = self._seen()
+        return digest_of(position_at(client, entry).trail)
+
+    def entry_after(self, start: int, size: int) -> int:
+        _, header = self._seen()
+        return min(header.total_entries, start + int(size / _mean_size(header)))
+
+    def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
+        client, header = self._seen()
+        # A server reports its history at the start of a connection; this one may be old.
+        with self._servers.connect(self._servers.addresses[self._turn]) as fresh:
+            known = {self._turn: history_of(fresh)}
+        pieces = cut_entries(header, start, stop, part_bytes)
+        snapshot = take_server_snapshot(self._servers, client, header, stop, known, len(pieces))
+        return list(parts_of_entries(snapshot, pieces))
+
+    def changed(self, what: str, entry: int) -> DatastreamerError:
+        total = 0 if self._header is None else self._header.total_entries
+        return HistoryChanged(
+            f"{self.name}: {what}", next_entry=entry, total_entries=total, first_differing=None
+        )
+
+    def _seen(self) -> tuple[BlockingClient, Header]:
+        assert self._header is not None
+        if self._client is None:
+            self.refresh()
+        assert self._client is not None
+        return self._client, self._header
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _mean_size(header: Header) -> float:
+    """The mean size of an entry in bytes."""
+    size = (header.total_length - HEADER_PAGE_SIZE) / max(1, header.total_entries)
+    return max(1.0, size)

@@ -1,0 +1,1 @@
+"""DataFrames written to a stream."""

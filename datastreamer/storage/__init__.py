@@ -1,0 +1,1 @@
+"""One stream on one disk: synchronous, no network."""

@@ -1,0 +1,1 @@
+"""Bookmark indexes: key to entry number, behind one interface."""

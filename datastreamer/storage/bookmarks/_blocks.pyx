@@ -1,0 +1,367 @@
+"""Blocks of sorted bookmarks with a checksum, which the index stores.
+
+A block holds every bookmark of its range, and its checksum covers the range. So one block proves
+whether the index has a key, and damage to the block, or to the tree that led to it, is detected:
+the checksum does not match, or the range is not the key's. Owns the bytes of a block. Knows no
+database; `lmdb.py` stores blocks.
+
+A place is 25 bytes whose order as bytes is that of the pairs: the key filled up with zeros to
+16 bytes, its size, the number as big-endian u64. A block is
+
+    u64         xxh3 of the bytes after it
+    u8[25]      the place before its range
+    u8[25]      the last place of its range, under which it is stored
+    then for each pair, in order: u8 size of the key, the key, u64 number (big-endian)
+
+The blocks of an index have no gaps between their ranges: the first begins at `FIRST`, below
+every pair, the last ends at `LAST`, above every pair.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from datastreamer._entry cimport MAX_BOOKMARK_SIZE, get_u64, put_u64
+from datastreamer.storage.bookmarks._pairs cimport ORDER_SIZE, SORTED_SIZE, Merged, Pair
+
+from xxhash import xxh3_64_intdigest
+
+cdef hash_of = xxh3_64_intdigest
+
+cdef enum:
+    BEFORE = 8
+    UPTO = BEFORE + SORTED_SIZE
+    PAIRS = UPTO + SORTED_SIZE
+    # Three blocks fill a page of LMDB: 4,080 bytes, and each block needs its place and 10 bytes.
+    MOST_BYTES = 1324
+    LEAST_PAIR = 1 + 1 + 8
+    MOST_PAIRS = (MOST_BYTES - PAIRS) // LEAST_PAIR
+    # Pairs between two calls of `pace`.
+    STEP = 4096
+
+PLACE_SIZE = SORTED_SIZE
+PAIR_SIZE = sizeof(Pair)
+FIRST = bytes(SORTED_SIZE)
+LAST = b"\xff" * SORTED_SIZE
+
+
+class DamagedBlockError(Exception):
+    """A block is not what was written, or belongs to another range."""
+
+
+cdef inline Py_ssize_t packed_size(const Pair* pair) noexcept nogil:
+    return 1 + pair.size + 8
+
+
+def newest_place(bytes key not None):
+    """The place after all pairs with this key of 1 to 16 bytes."""
+    cdef uint8_t[SORTED_SIZE] place
+    if not 1 <= PyBytes_GET_SIZE(key) <= MAX_BOOKMARK_SIZE:
+        raise ValueError(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
+    memset(place, 0, ORDER_SIZE)
+    memcpy(place, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+    place[MAX_BOOKMARK_SIZE] = <uint8_t>PyBytes_GET_SIZE(key)
+    memset(place + ORDER_SIZE, 0xFF, 8)
+    return PyBytes_FromStringAndSize(<const char*>place, SORTED_SIZE)
+
+
+def place_at(bytes run not None, Py_ssize_t at):
+    """The place of pair `at` of a run (`Pairs.sorted`)."""
+    return PyBytes_FromStringAndSize(<const char*>pair_at(run, at), SORTED_SIZE)
+
+
+cdef const Pair* pair_at(bytes run, Py_ssize_t at) except NULL:
+    if not 0 <= at < PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(Pair):
+        raise IndexError(f"a run of {PyBytes_GET_SIZE(run)} bytes has no pair {at}")
+    return <const Pair*>PyBytes_AS_STRING(run) + at
+
+
+@cython.final
+cdef class _BlockView:
+    """A block's memory while it is read; checks that its size is possible."""
+
+    cdef Py_buffer view
+    cdef bint held
+    cdef const uint8_t* base
+    cdef const uint8_t* end
+
+    def __cinit__(self, block):
+        PyObject_GetBuffer(block, &self.view, PyBUF_SIMPLE)
+        self.held = True
+        # In a damaged tree the block may be memory of any size.
+        if not PAIRS <= self.view.len <= MOST_BYTES:
+            raise DamagedBlockError(f"a block of {self.view.len} bytes")
+        self.base = <const uint8_t*>self.view.buf
+        self.end = self.base + self.view.len
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+    cdef int check(self) except -1:
+        content = PyMemoryView_FromMemory(<char*>self.base + BEFORE, self.view.len - BEFORE,
+                                          PyBUF_READ)
+        if get_u64(self.base) != <uint64_t>hash_of(content):
+            raise DamagedBlockError("the checksum of a block does not match")
+        return 0
+
+    cdef int check_at(self, const void* place) except -1:
+        """As `check`; also checks that `place` is in the block's range."""
+        self.check()
+        if (memcmp(self.base + BEFORE, place, SORTED_SIZE) >= 0
+                or memcmp(self.base + UPTO, place, SORTED_SIZE) < 0):
+            raise DamagedBlockError("a block belongs to another range")
+        return 0
+
+    cdef Py_ssize_t unpack(self, Pair* pairs) except -1:
+        """Unpack all pairs into an array of `MOST_PAIRS`; returns their number."""
+        cdef const uint8_t* p = self.base + PAIRS
+        cdef Py_ssize_t count = 0, size
+        while p < self.end:
+            size = p[0]
+            if not 1 <= size <= MAX_BOOKMARK_SIZE or 1 + size + 8 > self.end - p:
+                raise DamagedBlockError("a block's pairs do not fit into it")
+            memset(&pairs[count], 0, sizeof(Pair))
+            memcpy(pairs[count].key, p + 1, size)
+            pairs[count].size = <uint8_t>size
+            memcpy(pairs[count].number, p + 1 + size, 8)
+            p += 1 + size + 8
+            count += 1
+        return count
+
+
+def look_up(block, bytes place not None):
+    """The newest number of a key up to `place`; -1 if there is none.
+
+    If the block's range begins among the numbers of that key, returns the place to look up next, as
+    bytes. `block` is the one that is stored for `place`. Raises `DamagedBlockError`.
+    """
+    cdef _BlockView view = _BlockView(block)
+    cdef const uint8_t* wanted = <const uint8_t*>PyBytes_AS_STRING(place)
+    cdef const uint8_t* p = view.base + PAIRS
+    cdef const uint8_t* found = NULL
+    cdef Py_ssize_t size, its_size
+    cdef int order
+    if PyBytes_GET_SIZE(place) != SORTED_SIZE:
+        raise ValueError("a place has 25 bytes")
+    view.check_at(wanted)
+    size = wanted[MAX_BOOKMARK_SIZE]
+    while p < view.end:
+        its_size = p[0]
+        if not 1 <= its_size <= MAX_BOOKMARK_SIZE or 1 + its_size + 8 > view.end - p:
+            raise DamagedBlockError("a block's pairs do not fit into it")
+        order = memcmp(p + 1, wanted, its_size if its_size < size else size)
+        if order == 0 and its_size == size:
+            if memcmp(p + 1 + size, wanted + ORDER_SIZE, 8) > 0:
+                break
+            found = p + 1 + size
+        elif order > 0 or (order == 0 and its_size > size):
+            break
+        p += 1 + its_size + 8
+    if found != NULL:
+        return get_u64(found)
+    if memcmp(view.base + BEFORE, wanted, ORDER_SIZE) == 0:
+        return PyBytes_FromStringAndSize(<const char*>view.base + BEFORE, SORTED_SIZE)
+    return -1
+
+
+def unpacked(block, bytes before not None):
+    """The block's pairs as tuples (key, number), and the last place of its range.
+
+    `before` is the place before its range. Raises `DamagedBlockError`.
+    """
+    cdef _BlockView view = _BlockView(block)
+    cdef Pair[MOST_PAIRS] pairs
+    cdef Py_ssize_t i, count
+    if PyBytes_GET_SIZE(before) != SORTED_SIZE:
+        raise ValueError("a place has 25 bytes")
+    view.check()
+    if memcmp(view.base + BEFORE, PyBytes_AS_STRING(before), SORTED_SIZE) != 0:
+        raise DamagedBlockError("a block is missing")
+    count = view.unpack(pairs)
+    upto = PyBytes_FromStringAndSize(<const char*>view.base + UPTO, SORTED_SIZE)
+    return [(PyBytes_FromStringAndSize(<const char*>pairs[i].key, pairs[i].size),
+             get_u64(pairs[i].number)) for i in range(count)], upto
+
+
+cdef bytes finished(bytes block, Py_ssize_t used, const void* before, const void* upto):
+    """A block of `used` bytes, which already holds the pairs."""
+    cdef uint8_t* base = <uint8_t*>PyBytes_AS_STRING(block)
+    memcpy(base + BEFORE, before, SORTED_SIZE)
+    memcpy(base + UPTO, upto, SORTED_SIZE)
+    content = PyMemoryView_FromMemory(<char*>base + BEFORE, used - BEFORE, PyBUF_READ)
+    put_u64(base, <uint64_t>hash_of(content))
+    return PyBytes_FromStringAndSize(<const char*>base, used)
+
+
+def empty_block():
+    """The block of an index with no bookmarks."""
+    return finished(PyBytes_FromStringAndSize(NULL, MOST_BYTES), PAIRS, PyBytes_AS_STRING(FIRST),
+                    PyBytes_AS_STRING(LAST))
+
+
+cdef list packed(const Pair** pairs, Py_ssize_t count, const void* before, const void* upto,
+                 Py_ssize_t most):
+    """Blocks of at most `most` bytes, as tuples (last place, block), for one range."""
+    cdef bytes room = PyBytes_FromStringAndSize(NULL, MOST_BYTES)
+    cdef uint8_t* base = <uint8_t*>PyBytes_AS_STRING(room)
+    cdef Py_ssize_t used = PAIRS, i, size
+    blocks = []
+    for i in range(count):
+        size = packed_size(pairs[i])
+        if used + size > most and used > PAIRS:
+            place = PyBytes_FromStringAndSize(<const char*>pairs[i - 1], SORTED_SIZE)
+            blocks.append((place, finished(room, used, before, pairs[i - 1])))
+            before = pairs[i - 1]
+            used = PAIRS
+        put_pair(base + used, pairs[i])
+        used += size
+    place = PyBytes_FromStringAndSize(<const char*>upto, SORTED_SIZE)
+    blocks.append((place, finished(room, used, before, upto)))
+    return blocks
+
+
+cdef inline void put_pair(uint8_t* p, const Pair* pair) noexcept nogil:
+    p[0] = pair.size
+    memcpy(p + 1, pair.key, pair.size)
+    memcpy(p + 1 + pair.size, pair.number, 8)
+
+
+def merged(block, bytes run not None, Py_ssize_t at):
+    """Add the pairs of a run, from `at` on, that are in the block's range.
+
+    Returns the blocks that replace it, as tuples (last place, block), and the index of the first
+    pair that is in another range. `block` is the one stored for pair `at`. Raises
+    `DamagedBlockError`.
+    """
+    return changed(block, run, at, True)
+
+
+def without(block, bytes run not None, Py_ssize_t at):
+    """As `merged`, but removes these pairs; missing ones are ignored."""
+    return changed(block, run, at, False)
+
+
+cdef tuple changed(block, bytes run, Py_ssize_t at, bint put):
+    cdef _BlockView view = _BlockView(block)
+    cdef Pair[MOST_PAIRS] old
+    cdef const Pair** pairs
+    cdef const Pair* new = pair_at(run, at)
+    cdef const Pair* end = (<const Pair*>PyBytes_AS_STRING(run)
+                            + PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(Pair))
+    cdef const Pair* last = new
+    cdef Py_ssize_t i = 0, count, used = 0, total = 0, parts, most = MOST_BYTES
+    cdef bint appended
+    cdef int order
+    view.check_at(new)
+    count = view.unpack(old)
+    while last < end and memcmp(last, view.base + UPTO, SORTED_SIZE) <= 0:
+        last += 1
+    at += last - new
+    appended = not count or memcmp(&old[count - 1], new, SORTED_SIZE) < 0
+    pairs = <const Pair**>malloc((count + (last - new)) * sizeof(Pair*))
+    if pairs == NULL:
+        raise MemoryError
+    try:
+        while i < count or new < last:
+            if i == count:
+                order = 1
+            elif new == last:
+                order = -1
+            else:
+                order = memcmp(&old[i], new, SORTED_SIZE)
+            if order <= 0:
+                if order or put:
+                    pairs[used] = &old[i]
+                    used += 1
+                i += 1
+            elif put and (not used or memcmp(pairs[used - 1], new, SORTED_SIZE) != 0):
+                pairs[used] = new
+                used += 1
+            if order >= 0:
+                new += 1
+        for i in range(used):
+            total += packed_size(pairs[i])
+        if not appended and total > MOST_BYTES - PAIRS:
+            # The blocks are equally full, so that each has space for later pairs.
+            parts = total // (MOST_BYTES - PAIRS - MAX_BOOKMARK_SIZE - 9) + 1
+            most = min(MOST_BYTES, PAIRS + total // parts + MAX_BOOKMARK_SIZE + 9)
+        return packed(pairs, used, view.base + BEFORE, view.base + UPTO, most), at
+    finally:
+        free(pairs)
+
+
+def lacking(block, bytes run not None, Py_ssize_t at):
+    """The pairs of a run, from `at` on, that are in the block's range but not in the block, as
+    tuples (key, number); and the index of the first pair that is in another range."""
+    cdef _BlockView view = _BlockView(block)
+    cdef Pair[MOST_PAIRS] pairs
+    cdef const Pair* pair = pair_at(run, at)
+    cdef const Pair* end = (<const Pair*>PyBytes_AS_STRING(run)
+                            + PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(Pair))
+    cdef Py_ssize_t i = 0, count
+    view.check_at(pair)
+    count = view.unpack(pairs)
+    missing = []
+    while pair < end and memcmp(pair, view.base + UPTO, SORTED_SIZE) <= 0:
+        while i < count and memcmp(&pairs[i], pair, SORTED_SIZE) < 0:
+            i += 1
+        if i == count or memcmp(&pairs[i], pair, SORTED_SIZE) != 0:
+            missing.append((PyBytes_FromStringAndSize(<const char*>pair.key, pair.size),
+                            get_u64(pair.number)))
+        pair += 1
+        at += 1
+    return missing, at
+
+
+cdef class Blocks:
+    """Blocks(runs, pace): iterates over the full blocks of an index that holds these runs, as
+    tuples (last place, block) in order.
+
+    Calls `pace()` every few thousand pairs; its exceptions end the iteration.
+    """
+
+    cdef Merged _pairs
+    cdef object _pace
+    cdef bytes _room
+    cdef const Pair* _pair     # the next one; NULL at the end
+    cdef Pair _last            # of the previous block
+    cdef bint _ended
+    cdef Py_ssize_t _given
+
+    def __cinit__(self, runs, pace):
+        self._pairs = Merged(runs)
+        self._pace = pace
+        self._room = PyBytes_FromStringAndSize(NULL, MOST_BYTES)
+        self._pair = self._pairs.next()
+        memset(&self._last, 0, sizeof(Pair))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Pair before = self._last
+        cdef uint8_t* base = <uint8_t*>PyBytes_AS_STRING(self._room)
+        cdef Py_ssize_t used = PAIRS
+        if self._ended:
+            raise StopIteration
+        if self._given >= STEP:
+            self._given = 0
+            self._pace()
+        while self._pair != NULL and used + packed_size(self._pair) <= MOST_BYTES:
+            put_pair(base + used, self._pair)
+            used += packed_size(self._pair)
+            self._last = self._pair[0]
+            self._given += 1
+            self._pair = self._pairs.next()
+            while self._pair != NULL and memcmp(self._pair, &self._last, SORTED_SIZE) == 0:
+                self._pair = self._pairs.next()
+        if self._pair == NULL:
+            self._ended = True
+            return LAST, finished(self._room, used, &before, PyBytes_AS_STRING(LAST))
+        place = PyBytes_FromStringAndSize(<const char*>&self._last, SORTED_SIZE)
+        return place, finished(self._room, used, &before, &self._last)

@@ -1,0 +1,1 @@
+"""Files: operations, atomic creation, access, the compiled commit."""

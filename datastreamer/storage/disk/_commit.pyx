@@ -1,0 +1,642 @@
+"""A commit: the header page's new bytes, and all writes in one call that releases the GIL once.
+
+Owns how a stream's end advances: the hashes of the entries up to it, the bytes of header, record and
+mark (`records.py` has their layout), and their restoration if a write fails. Decides nothing;
+`writer.py` does.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+from posix.unistd cimport write
+
+from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
+from datastreamer._packer cimport Packed, segment_end
+from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
+from datastreamer.storage.sums._page_sums cimport PageSums
+
+import os
+
+from datastreamer.metrics import writer_numbers
+from datastreamer.metrics.names import TIME_BOUNDS_NS
+from datastreamer.storage.disk._placement import Placement, Placer
+from datastreamer.storage.sums.hashes import EndSum
+
+from xxhash import xxh3_64_intdigest
+
+cdef hash_of = xxh3_64_intdigest
+cdef type SUM_TYPE = EndSum
+
+cdef extern from *:
+    """
+    #include <unistd.h>
+    #if defined(__APPLE__)
+    #include <fcntl.h>
+    /* fsync does not flush the drive's cache there. */
+    static int to_disk(int fd) { return fcntl(fd, F_FULLFSYNC); }
+    #else
+    static int to_disk(int fd) { return fdatasync(fd); }
+    #endif
+    """
+    int to_disk(int fd) noexcept nogil
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <time.h>
+    /* At most some milliseconds late, and five times as fast. */
+    #if defined(CLOCK_MONOTONIC_COARSE)
+    #define COARSE_CLOCK CLOCK_MONOTONIC_COARSE
+    #elif defined(CLOCK_MONOTONIC_RAW_APPROX)
+    #define COARSE_CLOCK CLOCK_MONOTONIC_RAW_APPROX
+    #else
+    #define COARSE_CLOCK CLOCK_MONOTONIC
+    #endif
+    static inline uint64_t coarse_ns(void) {
+        struct timespec t;
+        clock_gettime(COARSE_CLOCK, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
+    static inline uint64_t now_ns(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
+    /* Only the holder of the locks writes; other processes read at any time, and need whole
+       numbers in no particular order. */
+    static inline void add_to(uint64_t *slot, uint64_t more) {
+        __atomic_store_n(slot, *slot + more, __ATOMIC_RELAXED);
+    }
+    """
+    uint64_t now_ns() noexcept nogil
+    uint64_t coarse_ns() noexcept nogil
+    void add_to(uint64_t* slot, uint64_t more) noexcept nogil
+
+cdef extern from "Python.h":
+    bint PyMethod_Check(object) noexcept
+    # These three return borrowed references.
+    PyObject* PyMethod_GET_FUNCTION(object) noexcept
+    PyObject* PyMethod_GET_SELF(object) noexcept
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept
+    Py_ssize_t Py_SIZE(object) noexcept
+    void PyTuple_SET_ITEM(object, Py_ssize_t at, PyObject* item) noexcept
+    ctypedef struct PyTypeObject:
+        object (*tp_alloc)(type kind, Py_ssize_t count)
+
+cdef enum:
+    FEW = 8  # up to this number, pieces and wakers are on the stack
+    MOST_BOUNDS = 32
+    MOST_SLOTS = 128
+
+# The slots of the counters, from `metrics/writer_numbers.py`.
+cdef uint64_t[MOST_BOUNDS] BOUNDS
+cdef Py_ssize_t BOUND_COUNT = len(TIME_BOUNDS_NS)
+cdef Py_ssize_t SLOTS = writer_numbers.SLOTS
+cdef Py_ssize_t ENTRIES = writer_numbers.ENTRIES
+cdef Py_ssize_t BYTES = writer_numbers.BYTES
+cdef Py_ssize_t FAILURES = writer_numbers.FAILURES
+cdef Py_ssize_t COMMIT_NS = writer_numbers.COMMIT_NS
+cdef Py_ssize_t COMMIT_BUCKETS = writer_numbers.COMMIT_BUCKETS
+cdef Py_ssize_t SYNC_NS = writer_numbers.SYNC_NS
+cdef Py_ssize_t SYNC_BUCKETS = writer_numbers.SYNC_BUCKETS
+if BOUND_COUNT > MOST_BOUNDS or SLOTS > MOST_SLOTS:
+    raise ImportError("MOST_BOUNDS or MOST_SLOTS is too small for the writer's counters")
+for _at, _bound in enumerate(TIME_BOUNDS_NS):
+    BOUNDS[_at] = _bound
+
+
+cdef void observe(uint64_t* numbers, Py_ssize_t total, Py_ssize_t first,
+                  uint64_t took) noexcept nogil:
+    """Add a time, in ns, to a histogram."""
+    cdef Py_ssize_t i = 0
+    while i < BOUND_COUNT and took > BOUNDS[i]:
+        i += 1
+    add_to(numbers + first + i, 1)
+    add_to(numbers + total, took)
+
+
+cdef struct Span:
+    int64_t start
+    int64_t end
+
+
+cdef struct Plan:
+    # What a commit writes, from the caller's memory.
+    const char* arena
+    Piece* pieces
+    Py_ssize_t count
+    const char* page
+    Span before
+    Span after
+    bint sync
+    uint64_t sync_ns    # the duration of a sync that succeeded
+    int* wakers
+    Py_ssize_t waker_count
+
+
+class EntriesNotWritten(OSError):
+    """The write of a commit's entries failed; the header was not written."""
+
+
+cdef int sync_data(int fd) noexcept nogil:
+    while to_disk(fd) < 0:
+        if errno != EINTR:
+            return errno
+    return 0
+
+
+cdef int carry_out(int fd, Plan* plan, bint* entries_written) noexcept nogil:
+    """Execute the plan; 0, or the errno of the step that failed."""
+    cdef Py_ssize_t i
+    cdef int failed
+    cdef uint64_t one = 1
+    cdef uint64_t began
+    failed = write_pieces(fd, plan.arena, plan.pieces, plan.count)
+    entries_written[0] = not failed
+    if failed:
+        return failed
+    failed = write_all(fd, plan.page + plan.before.start, plan.before.end - plan.before.start,
+                       plan.before.start)
+    if failed:
+        return failed
+    if plan.sync:
+        began = now_ns()
+        failed = sync_data(fd)
+        if failed:
+            return failed
+        plan.sync_ns = now_ns() - began
+    failed = write_all(fd, plan.page + plan.after.start, plan.after.end - plan.after.start,
+                       plan.after.start)
+    if failed:
+        return failed
+    for i in range(plan.waker_count):
+        while write(plan.wakers[i], &one, 8) < 0 and errno == EINTR:
+            pass
+    return 0
+
+
+cdef int run(int fd, Plan* plan, wakers) except -1:
+    """Execute a plan that lacks only its wakers."""
+    cdef int[FEW] few
+    cdef int* fds = few
+    cdef int failed
+    cdef bint entries_written
+    cdef Py_ssize_t i
+    plan.waker_count = len(wakers)
+    plan.sync_ns = 0
+    if plan.waker_count > FEW:
+        fds = <int*>malloc(plan.waker_count * sizeof(int))
+        if fds == NULL:
+            raise MemoryError
+    try:
+        for i in range(plan.waker_count):
+            fds[i] = wakers[i]
+        plan.wakers = fds
+        with nogil:
+            failed = carry_out(fd, plan, &entries_written)
+    finally:
+        if fds != few:
+            free(fds)
+    if failed:
+        raise (OSError if entries_written else EntriesNotWritten)(failed, os.strerror(failed))
+    return 0
+
+
+cdef class Descriptor:
+    """The operations of a file that are compiled; `file_ops.OsFile` has the others."""
+
+    cdef public int _fd
+    # Made by the first `place`.
+    cdef public object _placer
+
+    def __init__(self, int fd):
+        self._fd = fd
+
+    def commit(self, arena, segments, page, before, after, bint sync, wakers):
+        """Write an operation and make it visible, in this order: each segment (file offset, start
+        in `arena`, length); `page[before]` at the same offsets in the file; if `sync`, one
+        fdatasync; `page[after]`; 8 bytes to each descriptor of `wakers` (one that is full is awake
+        already). `before` and `after` are (start, end) in bytes.
+
+        Raises `EntriesNotWritten` if a segment could not be written, and `OSError` for a later
+        step; the steps after that one were not begun.
+        """
+        cdef Py_buffer data
+        cdef Py_buffer head
+        cdef Plan plan
+        plan.count = len(segments)
+        plan.before.start, plan.before.end = before
+        plan.after.start, plan.after.end = after
+        plan.sync = sync
+        plan.pieces = NULL
+        PyObject_GetBuffer(arena, &data, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(page, &head, PyBUF_SIMPLE)
+        except BaseException:
+            PyBuffer_Release(&data)
+            raise
+        try:
+            if not (0 <= plan.before.start <= plan.before.end <= head.len
+                    and 0 <= plan.after.start <= plan.after.end <= head.len):
+                raise ValueError("a span is outside the page")
+            plan.pieces = pieces_of(segments, data.len)
+            plan.arena = <const char*>data.buf
+            plan.page = <const char*>head.buf
+            run(self._fd, &plan, wakers)
+        finally:
+            free(plan.pieces)
+            PyBuffer_Release(&data)
+            PyBuffer_Release(&head)
+
+    def place(self, arena, segments):
+        """Start to write the segments, as those of `commit`, in a thread."""
+        if self._placer is None or not self._placer.free:
+            self._placer = Placer()
+        return Placement(self._fd, arena, segments, self._placer)
+
+
+cdef PyObject* ITS_COMMIT = <PyObject*>Descriptor.commit
+
+
+cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span after,
+                      bint sync, wakers, uint64_t* sync_ns) except -1:
+    """As `Descriptor.commit`, directly from a packer's memory. Sets `sync_ns` to the duration of
+    the sync."""
+    cdef Piece[FEW] few
+    cdef Plan plan
+    cdef Py_ssize_t i
+    arena = packed._arena
+    plan.arena = <const char*>arena.memory
+    plan.count = packed._count
+    plan.page = page
+    plan.before = before
+    plan.after = after
+    plan.sync = sync
+    plan.pieces = few
+    if plan.count > FEW:
+        plan.pieces = <Piece*>malloc(plan.count * sizeof(Piece))
+        if plan.pieces == NULL:
+            raise MemoryError
+    # As an export: the memory does not move while another thread adds entries.
+    arena.exports += 1
+    try:
+        for i in range(plan.count):
+            plan.pieces[i].offset = packed._segments[i].file_offset
+            plan.pieces[i].start = packed._segments[i].begin
+            plan.pieces[i].length = segment_end(packed, i) - packed._segments[i].begin
+        run(fd, &plan, wakers)
+        sync_ns[0] = plan.sync_ns
+    finally:
+        arena.exports -= 1
+        if plan.pieces != few:
+            free(plan.pieces)
+    return 0
+
+
+@cython.final
+@cython.no_gc_clear  # `_hold` refers to the page's memory until deallocation
+cdef class StreamEnd:
+    """The end of a stream that is open for writing, and the header page that records it.
+
+    `written` is the end, `sums` the hashes of the entries up to it. `base` is known to be on disk;
+    the sync in progress began at `mid` (without one, mid is base); `base_sum` and `mid_sum` are
+    the hashes up to these. `unfinished` is true from the first write of a commit or
+    change until its end. `commits` is the number of commits, `durable` the number of those known to
+    be on disk. A commit that ends at or before offset `limit` needs no check by the writer, only
+    its writes, and a sync if `synced` is true; -1: each commit needs one. `sequence` is that of the
+    newest synced header in the page. For one thread at a time; only `commit_on` locks.
+    """
+
+    cdef public object written
+    cdef public object base
+    cdef public object mid
+    cdef public object base_sum
+    cdef public object mid_sum
+    cdef public PageSums sums
+    cdef public bint unfinished
+    cdef public int64_t limit
+    cdef public bint synced
+    cdef public int64_t commits
+    cdef public int64_t durable
+    cdef public uint64_t sequence
+    # When a commit next has to check the file's path first, by the coarse clock.
+    cdef uint64_t _look_at
+    cdef object _file
+    cdef type _head
+    cdef object _page
+    cdef uint8_t* _bytes
+    cdef Py_buffer _hold
+    # The counters: in `_own` until they are shared, then in the buffer that `_shared` holds.
+    cdef uint64_t[MOST_SLOTS] _own
+    cdef uint64_t* _numbers
+    cdef Py_buffer _shared
+    cdef bint _is_shared
+    cdef Py_ssize_t _totals, _ends, _record_end, _mark, _mark_end
+    cdef Py_ssize_t[2] _slots
+    cdef Py_ssize_t _slot_sequence, _slot_totals, _slot_end
+    cdef Span _nothing, _before_sync, _after_sync, _without_sync
+
+    def __init__(self, file, page, head, PageSums sums not None, layout):
+        """`file` is a `file_ops.File`; `page`, a bytearray, is exported, so its size is fixed.
+
+        Everything up to `head` is on disk, and has the hashes `sums`. `layout` is
+        `records.COMMIT_LAYOUT`.
+        """
+        cdef Py_ssize_t where
+        if self._bytes != NULL:
+            raise RuntimeError("a StreamEnd is initialised once")
+        (self._totals, self._ends, self._record_end, self._mark, self._mark_end,
+         before, after, without, slots, parts) = layout
+        self._slots[0], self._slots[1] = slots
+        self._slot_sequence, self._slot_totals, self._slot_end = parts
+        self._before_sync.start, self._before_sync.end = before
+        self._after_sync.start, self._after_sync.end = after
+        self._without_sync.start, self._without_sync.end = without
+        for where in (*layout[:5], *before, *after, *without,
+                      *[start + part for start in slots for part in (0, *parts)]):
+            if not 0 <= where <= HEADER_PAGE_SIZE - 64:
+                raise ValueError("a record is outside the page")
+        if self._mark > self._mark_end:
+            raise ValueError("a record ends before it begins")
+        if len(page) != HEADER_PAGE_SIZE:
+            raise ValueError("a header page has 4096 bytes")
+        PyObject_GetBuffer(page, &self._hold, PyBUF_WRITABLE)
+        self._page = page
+        self._bytes = <uint8_t*>self._hold.buf
+        self._file = file
+        self._head = type(head)
+        self._numbers = self._own
+        self.limit = -1
+        self.written = head
+        self.sums = sums
+        self.all_on_disk(head)
+
+    def __dealloc__(self):
+        if self._bytes != NULL:
+            PyBuffer_Release(&self._hold)
+        if self._is_shared:
+            PyBuffer_Release(&self._shared)
+
+    def count_in(self, memory):
+        """Move the counters to `memory` (None: to memory of its own). The layout is that of
+        `metrics.writer_numbers`."""
+        cdef Py_buffer found
+        cdef uint64_t* numbers = self._own
+        if memory is not None:
+            PyObject_GetBuffer(memory, &found, PyBUF_WRITABLE)
+            if found.len < SLOTS * 8:
+                PyBuffer_Release(&found)
+                raise ValueError("the memory is too small for the counters")
+            numbers = <uint64_t*>found.buf
+        if numbers != self._numbers:
+            memcpy(numbers, self._numbers, SLOTS * 8)
+        self._numbers = numbers
+        if self._is_shared:
+            PyBuffer_Release(&self._shared)
+        self._is_shared = memory is not None
+        if self._is_shared:
+            self._shared = found
+
+    def synced_in(self, uint64_t ns):
+        """Count a sync of `ns` that was not part of a commit."""
+        observe(self._numbers, SYNC_NS, SYNC_BUCKETS, ns)
+
+    def refused(self):
+        """Count a write or sync that failed and was not part of a commit."""
+        add_to(self._numbers + FAILURES, 1)
+
+    @property
+    def look_due(self):
+        """Whether the writer has to check where the file's path leads before the next commit."""
+        return coarse_ns() >= self._look_at
+
+    def looking(self):
+        """The time at which a check begins, for `looked`."""
+        return coarse_ns()
+
+    def looked(self, uint64_t began, double seconds):
+        """A check that began then found the file at its path: `look_due` is false for `seconds`
+        from then on."""
+        self._look_at = began + <uint64_t>(seconds * 1e9)
+
+    def look_again(self):
+        """Make `look_due` true."""
+        self._look_at = 0
+
+    @property
+    def ready(self):
+        """Whether the next operation may begin without a check."""
+        return self.limit >= 0 and not self.unfinished
+
+    def commit_on(self, packer, writer, bint wait):
+        """`commit` the packer's entries, visible on return, unless the writer has to check
+        something first: then does nothing and returns None. Returns the new end.
+
+        Acquires the locks of the `writer`'s file, moves its head, and wakes the threads that wait
+        for that. `writer.not_committed` raises the error for an `OSError`.
+        """
+        if not self.synced:
+            return self._commit_on(packer, writer, False)
+        if not wait:
+            return None
+        syncing = writer.owned.syncing
+        syncing.acquire()
+        try:
+            return self._commit_on(packer, writer, True)
+        finally:
+            syncing.release()
+
+    cdef _commit_on(self, packer, writer, bint sync):
+        cdef Packed packed = packer
+        owned = writer.owned
+        lock = owned.lock
+        lock.acquire()
+        try:
+            if packed._offset > self.limit or self.unfinished or self.synced != sync:
+                return None
+            if coarse_ns() >= self._look_at:
+                return None
+            # Earlier commits that become durable with it have to be reported.
+            if sync and self.base is not self.written:
+                return None
+            try:
+                head = self.commit(packer, None, None, sync, owned.wakers)
+            except OSError as error:
+                writer.not_committed(error)
+            if self.sums._finished:
+                writer.pages_finished()
+            owned.reader.head = head
+            self.unfinished = False
+            if owned.inside_wakers:
+                owned.wake_inside()
+            return head
+        finally:
+            lock.release()
+
+    cpdef all_on_disk(self, head):
+        """Everything up to `head`, the end, is on disk."""
+        self.base = self.mid = head
+        self.base_sum = self.mid_sum = self.sums.sum()
+
+    def put(self, base, mid, after, base_sum, mid_sum, after_sum, seen):
+        """Advance header and record, which the page has already, to `after`, and the mark to
+        `seen`. Changes only the bytes that commits change.
+        """
+        chain, _, tail = after_sum
+        self._put(base, mid, after, base_sum, mid_sum, chain, tail, seen)
+
+    cdef int _put(self, base, mid, after, base_sum, mid_sum, bytes chain, bytes tail,
+                  seen) except -1:
+        cdef uint8_t* page = self._bytes
+        cdef uint8_t* sums = page + self._ends + 48
+        put_head(page + self._totals, after)
+        put_head(page + self._ends, base)
+        put_head(page + self._ends + 16, mid)
+        put_head(page + self._ends + 32, after)
+        put_hashes(sums, <object>PyTuple_GET_ITEM(base_sum, 0),
+                   <object>PyTuple_GET_ITEM(base_sum, 2))
+        put_hashes(sums + 32, <object>PyTuple_GET_ITEM(mid_sum, 0),
+                   <object>PyTuple_GET_ITEM(mid_sum, 2))
+        put_hashes(sums + 64, chain, tail)
+        put_sum(page, 0, self._record_end)
+        put_head(page + self._mark_end - 16, seen)
+        put_sum(page, self._mark, self._mark_end)
+        return 0
+
+    cdef int _put_synced(self, head) except -1:
+        """Put a newer synced header, which ends at `head`, into the other slot of the page."""
+        cdef uint8_t* page = self._bytes
+        cdef Py_ssize_t slot = self._slots[(self.sequence + 1) & 1]
+        memcpy(page + slot, page + self._slots[self.sequence & 1], self._slot_end)
+        self.sequence += 1
+        put_u64(page + slot + self._slot_sequence, self.sequence)
+        put_head(page + slot + self._slot_totals, head)
+        put_sum(page, slot, slot + self._slot_end)
+        return 0
+
+    cpdef commit(self, packer, PageSums placed, seen, bint sync, wakers):
+        """Advance the end over the packer's entries, in the page and in the file; returns it.
+
+        `placed` are the hashes up to the end of the part of the operation that was placed before
+        (None: no part was). Readers may read up to `seen` (None: to the new end). Leaves `unfinished`
+        true; the caller resets it. Raises as `Descriptor.commit`, with page and end unchanged.
+        """
+        cdef Packed packed = packer
+        cdef uint8_t* page = self._bytes
+        cdef uint8_t[HEADER_PAGE_SIZE] old
+        cdef size_t changed = self._without_sync.end
+        cdef uint64_t sequence = self.sequence
+        cdef uint64_t began = now_ns()
+        cdef uint64_t sync_ns = 0
+        cdef uint64_t entries, length
+        cdef PageSums sums
+        cdef Span before, after
+        # `Head(...)`, without the cost of the call.
+        head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
+        set_item(head, 0, packed._offset)
+        set_item(head, 1, packed._number)
+        # Copies, so that a commit that failed can be repeated.
+        if placed is None and in_last_page(self.sums, packed):
+            sums = self.sums
+            tail = sums._tail.copy()
+            packed._arena.used = packed._used
+            tail.update(packed._arena)
+        else:
+            sums = (self.sums if placed is None else placed).copy()
+            for offset, part in packed.entry_parts():
+                sums.add(part, offset)
+            tail = sums._tail
+        digest = tail.digest()
+        before = self._before_sync
+        if sync:
+            after = self._after_sync
+        elif seen is None:
+            before, after = self._nothing, self._without_sync
+        else:
+            after = self._nothing
+        # First: a signal's handler may raise wherever Python code runs.
+        self.unfinished = True
+        memcpy(old, page, changed)
+        try:
+            self._put(self.base, self.mid, head, self.base_sum, self.mid_sum, sums._chain, digest,
+                      head if seen is None else seen)
+            if sync:
+                self._put_synced(head)
+            write = self._file.commit
+            if PyMethod_Check(write) and PyMethod_GET_FUNCTION(write) == ITS_COMMIT:
+                write_packed((<Descriptor>PyMethod_GET_SELF(write))._fd, packed, <char*>page,
+                             before, after, sync, wakers, &sync_ns)
+            else:
+                write(packer.arena, packer.segments, self._page, (before.start, before.end),
+                      (after.start, after.end), sync, wakers)
+        except OSError:
+            memcpy(page, old, changed)
+            self.sequence = sequence
+            add_to(self._numbers + FAILURES, 1)
+            raise
+        length = <object>PyTuple_GET_ITEM(self.written, 0)
+        entries = <object>PyTuple_GET_ITEM(self.written, 1)
+        add_to(self._numbers + ENTRIES, <uint64_t>packed._number - entries)
+        add_to(self._numbers + BYTES, <uint64_t>packed._offset - length)
+        if sync_ns:
+            observe(self._numbers, SYNC_NS, SYNC_BUCKETS, sync_ns)
+        observe(self._numbers, COMMIT_NS, COMMIT_BUCKETS, now_ns() - began)
+        if sums is self.sums:
+            sums._tail = tail
+            sums._end = packed._offset
+        else:
+            self.sums = sums
+        self.written = head
+        self.commits += 1
+        if sync:
+            self.durable = self.commits
+            self.base = self.mid = head
+            # `EndSum(...)`, without the cost of the call.
+            known = (<PyTypeObject*>SUM_TYPE).tp_alloc(SUM_TYPE, 3)
+            set_item(known, 0, sums._chain)
+            set_item(known, 1, sums._chained_from)
+            set_item(known, 2, digest)
+            self.base_sum = self.mid_sum = known
+        return head
+
+
+cdef inline int set_item(new, Py_ssize_t at, item) except -1:
+    Py_INCREF(item)
+    PyTuple_SET_ITEM(new, at, <PyObject*>item)
+    return 0
+
+
+cdef inline int put_head(uint8_t* p, head) except -1:
+    # (Indexing a subclass of tuple is slow.)
+    if not isinstance(head, tuple) or Py_SIZE(head) != 2:
+        raise TypeError("a head is a pair of numbers")
+    put_u64(p, <object>PyTuple_GET_ITEM(head, 0))
+    put_u64(p + 8, <object>PyTuple_GET_ITEM(head, 1))
+    return 0
+
+
+cdef int put_sum(uint8_t* page, Py_ssize_t start, Py_ssize_t end) except -1:
+    """Put the xxh3 of a record right after it."""
+    record = PyBytes_FromStringAndSize(<char*>page + start, end - start)
+    put_u64(page + end, <uint64_t>hash_of(record))
+    return 0
+
+
+cdef inline bint in_last_page(PageSums sums, Packed packed) noexcept:
+    """Whether all packed entries are in the page that the hashes end in: the usual case."""
+    return (packed._count == 1 and not packed._segments[0].padded
+            and packed._segments[0].file_offset < sums._page_end)
+
+
+cdef int put_hashes(uint8_t* p, bytes chain, bytes tail) except -1:
+    if len(chain) != 16 or len(tail) != 16:
+        raise ValueError("a hash has 16 bytes")
+    memcpy(p, <const uint8_t*>chain, 16)
+    memcpy(p + 16, <const uint8_t*>tail, 16)
+    return 0

@@ -1,0 +1,21 @@
+# The docstrings are in _placement.pyx.
+
+from collections.abc import Sequence
+
+from _typeshed import ReadableBuffer
+
+class Placer:
+    def __init__(self) -> None: ...
+    @property
+    def free(self) -> bool: ...
+
+class Placement:
+    def __init__(
+        self,
+        fd: int,
+        arena: ReadableBuffer,
+        segments: Sequence[tuple[int, int, int]],
+        placer: Placer | None = None,
+    ) -> None: ...
+    def finish(self) -> None: ...
+    def drop(self) -> None: ...

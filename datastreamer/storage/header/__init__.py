@@ -1,0 +1,1 @@
+"""The header page: records, recovery, inspection, undo journal."""

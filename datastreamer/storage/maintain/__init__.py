@@ -1,0 +1,1 @@
+"""Check, repair, report and snapshot of a stream file."""

@@ -1,0 +1,113 @@
+"""Restores one page of a stream that is open for writing.
+
+Owns what may happen between the question to a server and the write: other operations are committed
+meanwhile. The epoch stays: the bytes are those that were committed, and a reader that met the
+damage reads the page again. Only pages with a checksum are restored, since nothing else proves that
+a page of a live stream is damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from datastreamer._codec import scan
+from datastreamer.errors import WriteFailed
+from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.disk.atomic_file import keep_beside, remove_older
+from datastreamer.storage.disk.bad_sectors import read_around
+from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
+from datastreamer.storage.maintain.lost_pages import LostPages
+from datastreamer.storage.sums.hashes import NO_CHAIN
+from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.page_damage import damage_of, end_before
+
+_log = logging.getLogger(__name__)
+
+# The maximum number of copies of damaged bytes beside a stream that is served.
+_MOST_KEPT: Final = 64
+
+
+def heal_page(
+    owned: OwnedFile, bookmarks: BookmarkKeeper, page: int, peers: Sequence[Peer]
+) -> HealedPages | None:
+    """Restore a page from `peers`; None if it is whole or has no checksum.
+
+    Waits for servers without the stream's lock. Raises `WriteFailed` if the disk refuses: the page
+    may be damaged in another way then, and the call can be repeated. Raises as `ensure_writable`.
+    """
+    with owned.exclusive():
+        owned.ensure_writable()
+        lost, epoch = _damaged(owned, page), owned.epoch
+        header = owned.header_at(owned.written)
+    if lost is None:
+        return None
+    answer = ask(
+        lost, KnownStream(header, owned.stream_id, owned.file.read), peers, trust_peer=False
+    )
+    span = lost.page, lost.end_page, lost.first, lost.stop
+    if not answer.source:
+        return HealedPages(*span, "", answer.why)
+    (entries,) = answer.pages
+    _remove_old_copies(owned)
+    with owned.exclusive():
+        owned.ensure_writable()
+        if owned.epoch != epoch:
+            return HealedPages(*span, "", "the stream was truncated or updated meanwhile")
+        try:
+            kept = _restore(owned, lost, entries)
+        except OSError as error:
+            raise WriteFailed(owned.path, refusal(error)) from error
+    healed = HealedPages(*span, answer.source, answer.why, kept)
+    _log.warning(
+        "%s: %s restored from %s; the damaged bytes are kept in %s",
+        *(owned.path, healed.described(), answer.source, kept),
+    )
+    bookmarks.restored(scan(entries, None).bookmarks())
+    return healed
+
+
+def _remove_old_copies(owned: OwnedFile) -> None:
+    """Make room for one more copy of damaged bytes."""
+    access = owned.file.access()
+    for name in remove_older(owned.disk, owned.path, "repair", access, _MOST_KEPT - 1):
+        _log.warning(
+            "%s: removed %s: of the copies of damaged bytes the newest %d are kept",
+            *(owned.path, name, _MOST_KEPT),
+        )
+
+
+def _damaged(owned: OwnedFile, page: int) -> LostPages | None:
+    """What a page held, if it does not match its checksum. Requires the lock."""
+    end = owned.end
+    damage = damage_of(owned, page) if 0 <= page <= end.sums.page else None
+    if damage is None:
+        return None
+    last = page == end.sums.page
+    record = None if last else owned.sums.get(page)
+    digest = end.sums.sum().tail if record is None else record.digest
+    before = end_before(owned, page)
+    if digest == NO_CHAIN or before.length != page_start(page):
+        return None
+    within = end.written.length if last else None
+    return LostPages(page, before.entries, damage.end, [digest], within, False, False)
+
+
+def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
+    """Write the entries; returns the path of the copy of the damaged bytes. Requires the lock."""
+    file, start = read_around(owned.file, owned.path), page_start(lost.page)
+    old = file.read(PAGE_SIZE, start)
+    stop = start + len(old)
+    kept = keep_beside(owned.disk, owned.path, "repair", owned.page, file, start, stop)
+    content = entries  # what follows in the last page may belong to later operations
+    if lost.end is None or lost.end == page_start(lost.page + 1):
+        content = page_bytes(entries, owned.sums.get(lost.page), old)
+    file.write(content, start)
+    file.sync()
+    owned.sums.healed(lost.page)
+    owned.reader.look_again()
+    if owned.verifier is not None:
+        owned.verifier.forget()
+    return kept

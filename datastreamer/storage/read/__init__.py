@@ -1,0 +1,1 @@
+"""Reading a stream file."""

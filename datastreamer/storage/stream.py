@@ -1,0 +1,419 @@
+"""A stream: entries and bookmarks in one file, which atomic operations append to.
+
+Keeps file and bookmark index consistent. Synchronous; knows no network. One thread writes at a
+time; any number may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+
+from datastreamer.errors import (
+    BadArgument,
+    CommitInDoubt,
+    EntriesLost,
+    FileMissing,
+    NoOperation,
+    OperationOpen,
+    StreamReadOnly,
+    UnknownEntry,
+)
+from datastreamer.format import ENTRY_HEAD_SIZE, Header
+from datastreamer.storage.bookmarks.registry import index_opener
+from datastreamer.storage.disk.file_ops import Buffer, Disk
+from datastreamer.storage.disk.mounts import ensure_local
+from datastreamer.storage.internals import StreamInternals
+from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.sums.verifier import Verify, check_verify
+from datastreamer.storage.view import IndexName, StreamView
+from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
+from datastreamer.storage.write.changes import ChangeWriter
+from datastreamer.storage.write.durability import PendingCommit, SyncPolicy, check_policy
+from datastreamer.storage.write.opening import create_stream, open_to_write
+from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
+from datastreamer.storage.write.writer import StreamWriter
+
+PathLike = str | os.PathLike[str]
+
+_open_streams: weakref.WeakSet[DataStream] = weakref.WeakSet()
+
+
+class DataStream(StreamView):
+    """A stream file with its bookmark index.
+
+    Made by `create`, `open` or `open_or_create`; a context manager that closes it.
+    """
+
+    def __init__(
+        self,
+        file: StreamFile,
+        index: IndexName,
+        *,
+        follow: bool = False,
+        writer: StreamWriter | None = None,
+    ) -> None:
+        super().__init__(file, index, follow=follow)
+        self._writer = writer
+        # Called before each commit, which is not written if it raises.
+        self.commit_guard: Callable[[], None] | None = None
+        deferred = None
+        if writer is not None:
+            try:
+                deferred = PendingBookmarks(writer.owned, self.bookmarks)
+            except BaseException:
+                writer.close()
+                raise
+            writer.durability.on_settled = deferred.settled
+        self._deferred = deferred
+        self._op = AtomicOp(self, writer, deferred)
+        self._internals = StreamInternals(self)
+        _open_streams.add(self)
+
+    # Making and opening.
+
+    @classmethod
+    def create(
+        cls,
+        path: PathLike,
+        *,
+        version: int = 1,
+        system_id: int = 0,
+        stream_type: int = 1,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+        disk: Disk | None = None,
+    ) -> DataStream:
+        """Make a new, empty stream and open it for writing.
+
+        `version` is a u8, `system_id` (the chain id, say) and `stream_type` are u64.
+        `sync` is the sync policy. Under "commit" a commit returns when it is on disk. Under a
+        number of milliseconds (at most a day) it returns at once and is on disk within that
+        time. Under "os" it returns at once, and the system decides. Raises `FileExists`,
+        `BadArgument`.
+        """
+        check_policy(sync)
+        index_opener(index)
+        header = Header(version, system_id, stream_type)
+        writer = create_stream(path, header, sync=sync, disk=disk)
+        return cls(writer.owned, index, writer=writer)
+
+    @classmethod
+    def open(
+        cls,
+        path: PathLike | int,
+        *,
+        stream_type: int | None = None,
+        read_only: bool = False,
+        follow: bool = False,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+        verify: Verify = "cold",
+        name: str | None = None,
+        disk: Disk | None = None,
+    ) -> DataStream:
+        """Open an existing stream, for writing by default.
+
+        `read_only` opens it as it is and writes nothing, not even beside the file: later commits
+        are not visible, and an iteration over entries that are truncated raises `NotFound`.
+        `follow` does the same and sees what another process commits (`refresh`). `stream_type`
+        is the expected type. `verify` says when a page is compared with its checksum: "cold", when
+        this stream first reads it, if it is not in the page cache; "always", when this stream first
+        reads it; "never". A page that differs raises `DamagedPage`; one without a checksum is read
+        as it is. `path` may be a descriptor that is open for reading; then `name` is
+        the path that messages and the index use.
+
+        Raises `FileMissing`, `NotAStream`, `WrongStreamType`, `StreamLocked`,
+        `DamagedHeader`, `BadFileSize`, `BadArgument`.
+        """
+        check_policy(sync)
+        check_verify(verify)
+        if follow and not isinstance(path, int):
+            ensure_local(path, "following")
+        if read_only or follow:
+            read = StreamFile.open(path, stream_type=stream_type, disk=disk, name=name)
+            read.verify_reads(verify)
+            return cls(read, index, follow=follow)
+        if isinstance(path, int):
+            raise BadArgument("a descriptor is opened for reading only")
+        index_opener(index)
+        writer = open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
+        writer.owned.verify_reads(verify)
+        return cls(writer.owned, index, writer=writer)
+
+    @classmethod
+    def open_or_create(
+        cls,
+        path: PathLike,
+        *,
+        version: int = 1,
+        system_id: int = 0,
+        stream_type: int = 1,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+    ) -> DataStream:
+        """Open the stream for writing, or create it; an existing one keeps its header."""
+        try:
+            return cls.open(path, stream_type=stream_type, sync=sync, index=index)
+        except FileMissing:
+            return cls.create(
+                path,
+                version=version,
+                system_id=system_id,
+                stream_type=stream_type,
+                sync=sync,
+                index=index,
+            )
+
+    # Atomic operations.
+
+    def atomic_op(self) -> AtomicOp:
+        """``with stream.atomic_op() as op: op.add_entry(...)``: commits, or rolls back."""
+        return self._op
+
+    def start_atomic_op(self, *, lease: object = None) -> None:
+        """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
+        holds the lease."""
+        self._op.start(lease=lease)
+
+    def add_entry(self, type: int, data: Buffer) -> int:
+        """Add an event to the open operation; returns its number.
+
+        `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
+        `BadEntryType`, `EntryTooLarge`; the operation continues without the entry.
+        """
+        try:
+            return self._op.add_entry(type, data)
+        except NoOperation:
+            self._ensure_open()
+            raise
+
+    def add_bookmark(self, key: Buffer) -> int:
+        """Add a bookmark of 1 to 16 bytes to the open operation; returns its entry number."""
+        try:
+            return self._op.add_bookmark(key)
+        except NoOperation:
+            self._ensure_open()
+            raise
+
+    def add_entries(self, type: int | Sequence[int], data: Iterable[Buffer]) -> range:
+        """Add many events in one call; returns their numbers. On an error, none is added.
+
+        `type` is one type for all, or one for each of `data`.
+        """
+        try:
+            return self._op.add_entries(type, data)
+        except NoOperation:
+            self._ensure_open()
+            raise
+
+    def commit_atomic_op(self, *, wait: bool = True) -> PendingCommit | None:
+        """Make the operation part of the stream.
+
+        Under the sync policy "commit" it is on disk when this returns. With ``wait=False``
+        this returns a `PendingCommit` at once under any policy; under "commit" the operation is
+        not visible until it is on disk. Operations that do not wait share their syncs.
+
+        Raises `NoOperation`; `WriteFailed` if the disk refused, `CommitInDoubt` if a header or a
+        sync failed, and `FileReplaced` if the stream's path does not lead to the open file any
+        more: the operation is still open then; try again, or roll back. Raises `EntriesLost` if
+        a failed sync lost entries before it.
+        """
+        return self._op.commit(wait=wait)
+
+    def rollback_atomic_op(self) -> None:
+        """Roll the open operation back, and return the space that it used in the file. After that
+        no open finds the operation.
+
+        Raises `NoOperation`. Raises `CommitInDoubt` if a commit of the operation failed or was
+        interrupted and the disk does not accept the previous header: another open may find the
+        operation. It is closed; the next `sync` or begin of an operation that succeeds rolls it
+        back.
+        """
+        self._op.rollback()
+
+    # Syncs.
+
+    @property
+    def sync_policy(self) -> SyncPolicy:
+        """ "commit", "os", or milliseconds; can be set while the stream is open.
+
+        Setting it to "commit" syncs first.
+        """
+        return self._ensure_writable().durability.policy
+
+    @sync_policy.setter
+    def sync_policy(self, sync: SyncPolicy) -> None:
+        check_policy(sync)
+        self._repaired().durability.policy = sync
+
+    def sync(self) -> None:
+        """Return when all that is committed is on disk, whatever the policy.
+
+        Raises `CommitInDoubt` if the disk refuses, `EntriesLost`, `FileReplaced`.
+        """
+        self._repaired().durability.sync()
+
+    def _ensure_writable(self) -> StreamWriter:
+        """The file as its writer. Raises `StreamReadOnly`."""
+        if self._writer is not None:
+            return self._writer
+        raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
+
+    def _repaired(self) -> StreamWriter:
+        """The writer, after recovery from a failed sync. Raises if recovery fails."""
+        self._ensure_open()
+        writer = self._ensure_writable()
+        if writer.owned.failed:
+            self._repair()
+        return writer
+
+    def _repair(self) -> None:
+        writer = self._ensure_writable()
+        lost_from = writer.durability.repair()
+        if lost_from is None:
+            return
+        with (
+            self._internals.change(lost_from.entries, None),
+            writer.owned.exclusive(),
+            self.bookmarks.truncation(lost_from),
+        ):
+            loss = writer.changes.give_up(lost_from)
+            if self._deferred is not None:
+                self._deferred.clear()
+        raise loss
+
+    # Changing what is committed.
+
+    def update_entry(self, number: int, type: int, data: Buffer) -> None:
+        """Replace a committed event's data with the same number of bytes; durable on return.
+
+        Raises `UnknownEntry`, `BadEntryType` and `UpdateRefused` (another type or length,
+        a bookmark), `OperationOpen`, `FileReplaced`, and `DamagedPage` if the entry's page does
+        not match its checksum.
+        """
+        changes = self._ensure_changeable("update")
+        new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
+        old = changes.updatable(number, type, new).data
+        with self._internals.change(number, number + 1):
+            offset = self._file.reader.cursor(number).offset + ENTRY_HEAD_SIZE
+            changes.update(number, offset, old, new)
+            self.bookmarks.changed()
+
+    def truncate(self, number: int) -> None:
+        """Truncate the stream to `number` entries (0 up to, not including, the total); durable.
+
+        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`, and `DamagedEntry` if the page
+        that is to keep a part of its entries is damaged.
+        """
+        changes = self._ensure_changeable("truncation")
+        if not 0 <= number < self.total_entries:
+            raise UnknownEntry(number, self.total_entries)
+        head, keeper = changes.end_at(number), self.bookmarks
+        writer = self._ensure_writable()
+        with self._internals.change(number, None), writer.owned.exclusive():
+            writer.durability.sync()
+            with keeper.truncation(head):
+                changes.truncate(head)
+
+    def _ensure_changeable(self, what: str) -> ChangeWriter:
+        self._ensure_open()
+        writer = self._ensure_writable()
+        if self._op.lease is not None:
+            raise self._op.lent(what)
+        if self._op.is_open:
+            raise OperationOpen(f"no {what} while an atomic operation is open")
+        writer.uncommitted.release()
+        self._repaired().durability.sync()
+        return writer.changes
+
+    # A copy.
+
+    def snapshot(
+        self,
+        out: PathLike,
+        *,
+        verify: bool = True,
+        advance: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Snapshot:
+        """Copy what is committed to a new file `out`, on disk on return. The source is the open
+        file, also if the stream's path does not lead to it any more (`FileReplaced`).
+
+        The options and exceptions are as in `datastreamer.storage.maintain.snapshot`.
+        """
+        self._ensure_open()
+        writer = self._writer
+        if writer is not None and not writer.owned.failed:
+            # Also what was committed without waiting; if the disk refuses, what is visible.
+            with contextlib.suppress(CommitInDoubt):
+                writer.durability.sync_open_file()
+        opened_by = self._file.opened_by
+        disk = None if opened_by is None else opened_by.disk
+        return snapshot_of(self._file, out, verify=verify, advance=advance, disk=disk)
+
+    # The end.
+
+    def close(self) -> None:
+        """Roll back the open operation, bring all that is committed to disk, and close the file.
+
+        Raises `CommitInDoubt` if the disk refuses, with the entries that may not be on disk, or
+        may be; also after a commit or change that was interrupted. Raises `EntriesLost`, and
+        `FileReplaced` if the path does not lead to the open file any more. The stream is closed
+        nevertheless: a file that was removed is lost. Idempotent.
+        """
+        if self._file.closed:
+            return
+        writer = self._writer
+        if writer is not None and self._op.committing:
+            writer.owned.interrupt()
+        self._op.close()
+        try:
+            if writer is not None:
+                if writer.owned.failed:
+                    self._repair()
+                writer.uncommitted.release()
+                writer.durability.sync_open_file()
+        except EntriesLost:
+            raise
+        except CommitInDoubt:
+            pass  # the writer's close tries again, and raises
+        finally:
+            try:
+                self._close_bookmarks()
+            finally:
+                try:
+                    (self._file if writer is None else writer).close()
+                finally:
+                    self._internals.close()
+
+    def __enter__(self) -> DataStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with raised_after(error):
+            self.close()
+
+    def _abandon(self) -> None:
+        """In the child of a fork: close the descriptor, which holds the lock."""
+        if not self._file.closed:
+            self._op.close()
+            if self._keeper is not None:
+                self._keeper.abandon()
+            self._file.close()
+
+
+def _abandon_all() -> None:
+    for stream in list(_open_streams):
+        stream._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,29 @@
+# The docstrings are in _page_sums.pyx.
+
+from _typeshed import ReadableBuffer
+from xxhash import xxh3_128
+
+from datastreamer.storage.sums.hashes import EndSum, PageHash, SealedTail
+
+class PageSums:
+    def __init__(
+        self,
+        page: int = 0,
+        *,
+        chain: bytes = ...,
+        chained_from: int | None = None,
+        end: int | None = None,
+        tail: xxh3_128 | SealedTail | None = None,
+    ) -> None: ...
+    @property
+    def page(self) -> int: ...
+    @property
+    def chain(self) -> bytes: ...
+    @property
+    def chained_from(self) -> int: ...
+    @property
+    def finished(self) -> list[PageHash]: ...
+    def copy(self) -> PageSums: ...
+    def rechain(self, chain: bytes, chained_from: int) -> None: ...
+    def add(self, entries: ReadableBuffer, offset: int) -> None: ...
+    def sum(self) -> EndSum: ...

@@ -1,0 +1,51 @@
+"""Compares pages with their checksums.
+
+Owns the comparison and how its result is named. Knows page contents and records, and neither reads
+them from files nor stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+from datastreamer._codec import scan
+from datastreamer.errors import CorruptEntries
+from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.sums.hashes import PageHash
+from datastreamer.storage.sums.sidecar import PageSum
+
+# The maximum number of pages that a message lists.
+_MOST_LISTED: Final = 5
+
+
+def pages_in_words(pages: Sequence[int]) -> str:
+    """The numbers of pages, for a message."""
+    listed = ", ".join(map(str, pages[:_MOST_LISTED]))
+    return f"page{'s' if len(pages) > 1 else ''} {listed}{', ...' * (len(pages) > _MOST_LISTED)}"
+
+
+def hash_page(content: bytes, page: int) -> PageHash | None:
+    """The hash of a whole page with this content; None if it does not hold whole entries."""
+    try:
+        batch = scan(content, None, file_offset=page_start(page))
+    except CorruptEntries:
+        return None
+    if not batch or batch.more or len(content) < PAGE_SIZE:
+        return None
+    digest = xxh3_128_digest(memoryview(content)[: batch.end])
+    return PageHash(page, batch.end, batch.next_number, digest)
+
+
+def differs(content: bytes | memoryview, known: PageSum) -> str:
+    """How the content of a whole page differs from its record; empty if it does not."""
+    view = memoryview(content)
+    if len(view) < PAGE_SIZE:
+        return "the file ends within the page"
+    if xxh3_128_digest(view[: known.end]) != known.digest:
+        return "the entries do not match their checksum"
+    if xxh3_64_intdigest(view[known.end :]) != known.padding:
+        return "the padding does not match its checksum"
+    return ""

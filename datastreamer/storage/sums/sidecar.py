@@ -1,0 +1,201 @@
+"""`FILE.sums`: the checksums of a stream's whole pages, beside the stream file.
+
+Owns the bytes of that file, which ``docs/FILE.md`` specifies. A record that is missing, torn or
+of another stream says nothing about its page: the page is *unverified*, never damaged. Knows
+nothing of who writes it and when; `keeper.py` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from datastreamer.errors import UntrustedFile
+from datastreamer.storage.disk.access import Access
+from datastreamer.storage.disk.file_ops import Disk, File, Readable
+from datastreamer.storage.header.records import NO_ID
+
+SUFFIX: Final = ".sums"
+RECORDS_OFFSET: Final = 512
+RECORD_SIZE: Final = 64
+
+_LETTERS: Final = b"DSpgsums"
+_HEADER: Final = struct.Struct(">8sIIQ16sQQQ")
+_RECORD: Final = struct.Struct(">16s16sQIIQ")
+_SUM: Final = struct.Struct(">Q")
+_UNKNOWN: Final = 1
+
+HEADER_SIZE: Final = _HEADER.size + _SUM.size
+
+
+class SumsHeader(NamedTuple):
+    """Which stream the records are about.
+
+    They are those of the stream at `epoch`, and also at epoch `next_epoch` if the change that
+    leads to it was begun. `file_id` identifies the file of a stream without an id (0: it has an
+    id). Pages from `trusted` on may have been changed by a program that keeps no checksums.
+    """
+
+    stream_id: bytes
+    file_id: int
+    epoch: int
+    next_epoch: int
+    trusted: int
+
+    def pack(self) -> bytes:
+        packed = _HEADER.pack(
+            *(_LETTERS, 1, 0, self.file_id, self.stream_id),
+            *(self.epoch, self.next_epoch, self.trusted),
+        )
+        return packed + _SUM.pack(xxh3_64_intdigest(packed))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> SumsHeader | None:
+        """None unless it is whole."""
+        if len(packed) < HEADER_SIZE:
+            return None
+        letters, version, _, file_id, stream_id, epoch, next_epoch, trusted = _HEADER.unpack_from(
+            packed
+        )
+        (stored,) = _SUM.unpack_from(packed, _HEADER.size)
+        if (letters, version) != (_LETTERS, 1):
+            return None
+        if stored != xxh3_64_intdigest(packed[: _HEADER.size]):
+            return None
+        return cls(stream_id, file_id, epoch, next_epoch, trusted)
+
+
+class PageSum(NamedTuple):
+    """The record of a whole page: the chain over the pages up to it, the hash of its entries, the
+    number of the first entry after it, where its entries end in it (in bytes), and the xxh3 (64
+    bits) of the padding after them.
+
+    If `known` is false the page was about to be changed, and its hash is to be made again.
+    """
+
+    chain: bytes
+    digest: bytes
+    next_number: int
+    end: int
+    padding: int
+    known: bool = True
+
+    def pack(self, page: int, stream_id: bytes) -> bytes:
+        flags = 0 if self.known else _UNKNOWN
+        packed = _RECORD.pack(
+            self.chain, self.digest, self.next_number, self.end, flags, self.padding
+        )
+        return packed + _SUM.pack(_sum_of(packed, page, stream_id))
+
+    @classmethod
+    def unpack(cls, packed: bytes, page: int, stream_id: bytes) -> PageSum | None:
+        """None unless it is the whole record of that page."""
+        if len(packed) < RECORD_SIZE:
+            return None
+        (stored,) = _SUM.unpack_from(packed, _RECORD.size)
+        if stored != _sum_of(packed[: _RECORD.size], page, stream_id):
+            return None
+        chain, digest, next_number, end, flags, padding = _RECORD.unpack_from(packed)
+        return cls(chain, digest, next_number, end, padding, not flags & _UNKNOWN)
+
+
+def _sum_of(packed: bytes, page: int, stream_id: bytes) -> int:
+    return xxh3_64_intdigest(packed + page.to_bytes(8, "big") + stream_id)
+
+
+def identity_of(file: File, stream_id: bytes) -> int:
+    """What distinguishes a stream without an id: the file's device and inode, as a hash."""
+    if stream_id != NO_ID:
+        return 0
+    device, inode = file.identity()
+    return xxh3_64_intdigest(struct.pack(">QQ", device, inode)) or 1
+
+
+class StoredSums:
+    """The checksums in an open `FILE.sums` that is read."""
+
+    def __init__(self, file: Readable) -> None:
+        self._readable = file
+
+    def header(self) -> SumsHeader | None:
+        return SumsHeader.unpack(self._readable.read(HEADER_SIZE, 0))
+
+    def get(self, page: int, stream_id: bytes) -> PageSum | None:
+        """The record of a page; None if there is none, or it is torn."""
+        packed = self._readable.read(RECORD_SIZE, RECORDS_OFFSET + page * RECORD_SIZE)
+        return PageSum.unpack(packed, page, stream_id)
+
+    def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSum | None]:
+        """The records of the pages from `first` up to, not including, `stop`."""
+        size = (stop - first) * RECORD_SIZE
+        packed = self._readable.read(size, RECORDS_OFFSET + first * RECORD_SIZE)
+        parts = (packed[at : at + RECORD_SIZE] for at in range(0, size, RECORD_SIZE))
+        return [PageSum.unpack(part, first + at, stream_id) for at, part in enumerate(parts)]
+
+    def close(self) -> None:
+        self._readable.close()
+
+
+class SumsFile(StoredSums):
+    """An open `FILE.sums` on a disk."""
+
+    def __init__(self, file: File, path: str) -> None:
+        super().__init__(file)
+        self.file = file
+        self.path = path
+
+    @classmethod
+    def open(cls, disk: Disk, path: str, beside: Access, *, write: bool = False) -> SumsFile | None:
+        """The file at `path`; None if there is none, or it cannot be used.
+
+        Raises `UntrustedFile` for a link, or another user's file.
+        """
+        if not disk.exists(path):
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            return cls(disk.open(path, write=write, beside=beside), path)
+        return None
+
+    def write_header(self, header: SumsHeader) -> None:
+        self.file.write(header.pack(), 0)
+
+    def count(self) -> int:
+        """The number of records that the size allows."""
+        return max(0, self.file.size() - RECORDS_OFFSET) // RECORD_SIZE
+
+    def put(self, page: int, sums: list[PageSum], stream_id: bytes) -> None:
+        """Write the records of the pages from `page` on."""
+        packed = b"".join(each.pack(page + at, stream_id) for at, each in enumerate(sums))
+        self.file.write(packed, RECORDS_OFFSET + page * RECORD_SIZE)
+
+    def forget(self, page: int, stream_id: bytes) -> None:
+        """The record of a page, if there is one, says nothing of the page from now on."""
+        known = self.get(page, stream_id) if page < self.count() else None
+        if known is not None:
+            self.put(page, [known._replace(known=False)], stream_id)
+
+    def truncate(self, pages: int) -> None:
+        """Keep the records of that many pages at most."""
+        size = RECORDS_OFFSET + pages * RECORD_SIZE
+        if self.file.size() > size:
+            self.file.resize(size)
+
+
+def discard(disk: Disk, path: str, beside: Access) -> None:
+    """Remove the sidecar at `path`, durably; what is no file that is used there, such as a folder
+    or another user's file, stays. Raises `OSError`, which names it."""
+    try:
+        with contextlib.suppress(OSError):  # it may be possible to remove it nevertheless
+            found = SumsFile.open(disk, path, beside)
+            if found is None:
+                return
+            found.close()
+        disk.unlink(path)
+    except UntrustedFile:
+        pass
+    except OSError as error:
+        why = f"{path} can be neither written nor removed ({error.strerror or error})"
+        raise OSError(error.errno, why) from error

@@ -1,0 +1,378 @@
+"""One atomic operation: entries that become visible together, or not at all.
+
+Owns what was added and not committed yet, the hash of what a large operation has already written
+to its place, and the steps from its begin to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol
+
+from datastreamer._codec import EntryBatch
+from datastreamer._packer import EntryPacker
+from datastreamer.errors import (
+    CommitInDoubt,
+    EntriesLost,
+    FileReplaced,
+    LeaseHeld,
+    NoOperation,
+    OperationOpen,
+    WriteFailed,
+)
+from datastreamer.storage.disk.file_ops import Buffer, Segments
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import PageHash
+from datastreamer.storage.write.durability import PendingCommit
+from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
+from datastreamer.storage.write.writer import StreamWriter
+
+_log = logging.getLogger(__name__)
+
+
+class OperationOwner(Protocol):
+    """The stream that an atomic operation belongs to."""
+
+    commit_guard: Callable[[], None] | None
+
+    @property
+    def path(self) -> str: ...
+    def _ensure_writable(self) -> StreamWriter: ...
+    def _ensure_open(self) -> None: ...
+    def _repair(self) -> None: ...
+
+
+class AtomicOp(EntryPacker):
+    """One atomic operation: what is added here becomes visible together, or not at all.
+
+    A context manager: leaving it commits, an exception rolls back. A commit that fails is rolled
+    back, too: `WriteFailed`, or `CommitInDoubt` if the disk may keep it. `add_entry`,
+    `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
+    """
+
+    __slots__ = (
+        "_deferred",
+        "_failures",
+        "_placed",
+        "_start",
+        "_stream",
+        "_writer",
+        "committing",
+        "lease",
+    )
+
+    def __init__(
+        self,
+        stream: OperationOwner,
+        writer: StreamWriter | None,
+        deferred: PendingBookmarks | None,
+    ) -> None:
+        super().__init__()
+        self._stream = stream
+        # None for a stream that is open for reading: no operation begins on it.
+        self._writer = writer
+        self._deferred = deferred
+        # Only its holder may begin operations; while there is one, no entries are changed.
+        self.lease: object = None
+        # True from the begin of a commit until it is about to return.
+        self.committing = False
+        # Where it begins, and how many syncs had failed by then.
+        self._start = Head()
+        self._failures = 0
+        # The hashes up to the end of what was spilled; None if nothing was.
+        self._placed: PageSums | None = None
+
+    def __enter__(self) -> AtomicOp:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.is_open:
+            return  # the block has ended it
+        if kind is not None:
+            with raised_after(error):
+                self.rollback()
+            return
+        try:
+            self.commit()
+        except EntriesLost:
+            # The caller must learn that entries of other operations are lost.
+            if self.is_open:
+                self.rollback()
+            raise
+        except CommitInDoubt as doubt:
+            if not self.is_open:
+                raise
+            self.rollback()
+            why = doubt.what.partition(";")[0]
+            raise WriteFailed(
+                self._stream.path,
+                f"{why}; the operation was rolled back, and nothing of it is stored",
+            ) from doubt
+        except Exception as error:
+            if self.is_open:
+                with raised_after(error):
+                    self.rollback()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    # From begin to end.
+
+    def start(self, *, lease: object = None) -> None:
+        """As `DataStream.start_atomic_op`."""
+        writer = self._writer
+        if self.lease is not lease:
+            raise self.lent("operation")
+        if writer is None or self.is_open or self.committing or not writer.end.ready:
+            writer = self._ensure_startable()
+        # First: after a sync that fails from now on, the commit checks again.
+        self._failures = writer.owned.failures
+        self._placed = None
+        self._start = start = writer.end.written
+        self.begin(start[0], start[1])
+        if self.lease is not lease:
+            # Another thread lent the stream between the two checks; `lend` checks for an operation.
+            self.close()
+            raise self.lent("operation")
+
+    def lent(self, what: str) -> LeaseHeld:
+        """The error for `what` is not allowed while a publisher holds the lease."""
+        return LeaseHeld(
+            f"{self._stream.path}: no {what} here while a publisher holds the lease of the stream"
+        )
+
+    def lend(self, lease: object) -> None:
+        """As `StreamInternals.lend`."""
+        if self.lease is not None:
+            raise self.lent("lease")
+        self.lease = lease
+        if self.is_open or self.committing:
+            self.lease = None
+            raise OperationOpen("an atomic operation of this process is open")
+
+    def end_lease(self, lease: object) -> None:
+        """As `StreamInternals.end_lease`."""
+        if self.lease is lease and lease is not None:
+            try:
+                if self.is_open:
+                    self.rollback()
+            finally:
+                self.lease = None
+
+    def _ensure_startable(self) -> StreamWriter:
+        stream = self._stream
+        stream._ensure_open()
+        writer = stream._ensure_writable()
+        self._ensure_uninterrupted(writer)
+        if self.is_open:
+            raise OperationOpen("an atomic operation is open already; commit it or roll it back")
+        if writer.owned.failed:
+            stream._repair()
+            writer.owned.ensure_writable()
+        # The space of an earlier operation, if the system refused to shrink the file then.
+        writer.uncommitted.release()
+        return writer
+
+    def _ensure_uninterrupted(self, writer: StreamWriter) -> None:
+        """Raises `CommitInDoubt` if a signal's exception interrupted a commit: whether it was
+        made is unknown."""
+        if self.committing:
+            writer.owned.interrupt()
+            self.committing = False
+            self.close()
+            writer.owned.ensure_writable()
+
+    def commit(self, *, wait: bool = True) -> PendingCommit | None:
+        """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""
+        stream, writer, deferred = self._stream, self._writer, self._deferred
+        if not self.is_open or writer is None or deferred is None:
+            stream._ensure_open()
+            raise NoOperation("no atomic operation is open")
+        if stream.commit_guard is not None:
+            stream.commit_guard()
+        if self.committing:
+            self._ensure_uninterrupted(writer)
+        start = self._start.entries
+        if self.next_number == start:
+            self.close()
+            return None if wait else PendingCommit(writer.durability, writer.end.commits)
+        if writer.owned.failures != self._failures:
+            self._ensure_repeatable(writer)
+        self.committing = True
+        if not wait:
+            deferred.add(self.bookmarks, start, Head(self.total_length, self.next_number))
+        try:
+            placed = None if self._placed is None else self._sums_of_placed
+            head = writer.commit(self, placed, wait=wait, begins=self._start)
+        except Exception:
+            # (A signal's exception leaves `committing` set: whether it was made is unknown.)
+            if not wait:
+                deferred.withdraw()
+            if writer.owned.interrupted:
+                self.close()
+            self.committing = False
+            raise
+        self.close()
+        pending = None
+        if wait:
+            deferred.keeper.committed(self.bookmarks, start, head, writer.end.base)
+        else:
+            pending = PendingCommit(writer.durability, writer.end.commits)
+            writer.durability.announce()
+        self.committing = False
+        return pending
+
+    def _ensure_repeatable(self, writer: StreamWriter) -> None:
+        """Recover from a failed sync. Raises if the operation cannot be committed any more."""
+        self._stream._repair()
+        written = writer.end.written
+        if self._start != written:
+            self.close()
+            writer.uncommitted.release()
+            raise EntriesLost(self._stream.path, written.entries, self._start.entries)
+        if self._placed is not None:
+            raise self._too_large_to_repeat()
+        self._failures = writer.owned.failures
+
+    def rollback(self) -> None:
+        """As `DataStream.rollback_atomic_op`."""
+        self._stream._ensure_open()
+        writer = self._stream._ensure_writable()
+        if not self.is_open:
+            raise NoOperation("no atomic operation is open")
+        self.close()
+        try:
+            self._ensure_uninterrupted(writer)
+            writer.durability.withdraw_header()
+        finally:
+            writer.uncommitted.release()
+
+    # A large operation, which is written before its commit.
+
+    def place_batch(self, batch: EntryBatch) -> range:
+        """Add the entries of a batch that have the next numbers; returns the range of these.
+
+        As `add_batch`, but nothing is copied: a thread writes the batch's memory to its place in
+        the file, where readers do not see it, while the caller continues. That memory must not
+        change before the commit.
+
+        Raises `UsageError` for other numbers, `CorruptEntries` if the memory is not what was
+        scanned, and `WriteFailed`; the operation continues without the batch.
+        """
+        if self.segments:
+            self.spill()
+        layout = self.lay_out(batch)
+        first = self.next_number
+        if not layout.segments:
+            return range(first, first)
+        memory = memoryview(batch.base).cast("B")
+        entries = [(offset, memory[at : at + size]) for offset, at, size in layout.entries]
+        placed = self._place(
+            memory, layout.segments, layout.total_length, entries, in_background=True
+        )
+        # No call between these statements: a signal's exception finds both done, or neither.
+        self._placed = placed
+        self.follow(layout)
+        return range(first, layout.next_number)
+
+    def spill(self) -> None:
+        """Write what was packed to its place, where readers do not see it.
+
+        From the second time on a thread writes, while this hashes and the caller packs more.
+        """
+        self._placed = self._place(
+            self.arena,
+            self.segments,
+            self.total_length,
+            self.entry_parts(),
+            in_background=self._placed is not None,
+        )
+        self.drain()
+
+    def _place(
+        self,
+        arena: Buffer,
+        segments: Segments,
+        length: int,
+        entries: list[tuple[int, memoryview]],
+        *,
+        in_background: bool,
+    ) -> PageSums:
+        """Write parts of `arena`; returns the hashes up to their end. `entries` are the entries in
+        them, with file offsets."""
+        writer = self._stream._ensure_writable()
+        sums = writer.sums() if self._placed is None else self._placed.copy()
+        writer.uncommitted.place(arena, segments, length, in_background=in_background)
+        for offset, part in entries:
+            sums.add(part, offset)
+        return sums
+
+    # What it holds so far.
+
+    def finished_pages(self) -> list[PageHash]:
+        """The pages of the file that its commit makes whole."""
+        writer = self._stream._ensure_writable()
+        sums = writer.sums() if self._placed is None else self._placed.copy()
+        for offset, part in self.entry_parts():
+            sums.add(part, offset)
+        return sums.finished
+
+    def preview(self) -> Reader:
+        """A reader of the stream as its commit leaves it; valid until the operation ends.
+
+        Writes what was added to its place. Raises `WriteFailed`.
+        """
+        if self.segments:
+            self.spill()
+        writer = self._stream._ensure_writable()
+        owned = writer.owned
+        with owned.lock:
+            writer.uncommitted.finish_placing(wanted=True)
+        return Reader(owned.file, owned.path, Head(self.total_length, self.next_number))
+
+    def _sums_of_placed(self) -> PageSums:
+        """The hashes up to the end of what `spill` has written. Requires the writer's lock.
+
+        Raises `WriteFailed` if a sync has failed since: a later one may succeed without having
+        written what the system marked clean then.
+        """
+        writer = self._stream._ensure_writable()
+        assert self._placed is not None
+        if writer.owned.failures != self._failures:
+            raise self._too_large_to_repeat()
+        return self._placed
+
+    def _too_large_to_repeat(self) -> WriteFailed:
+        """The error for an operation that was written in part before a sync failed."""
+        return WriteFailed(
+            self._stream.path,
+            "a sync failed, and a part of the operation is no longer in memory; roll it back and "
+            "begin it again",
+        )
+
+
+@contextlib.contextmanager
+def raised_after(error: BaseException | None) -> Iterator[None]:
+    """For an ``__exit__`` with `error`: raise what the block raises, with `error` as its context.
+
+    But doubt about a commit must not replace an `error` that is no `Exception` (Ctrl-C, a
+    cancelled task, the end of the process): then the doubt is logged.
+    """
+    try:
+        yield
+    except (CommitInDoubt, FileReplaced) as doubt:
+        if error is None or isinstance(error, Exception):
+            raise
+        _log.error("%s", doubt)

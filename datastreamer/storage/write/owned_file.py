@@ -1,0 +1,290 @@
+"""A stream file whose writer's lock this process holds.
+
+Owns the end of the file, the bytes of the header page and how they are written, whether anything
+may be written, and the descriptors that a commit wakes. Knows no order of steps and no syncs:
+`durability.py`, `uncommitted.py`, `changes.py` and `writer.py` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from datastreamer.errors import CommitInDoubt, FileReplaced, StreamClosed
+from datastreamer.storage.disk._commit import StreamEnd
+from datastreamer.storage.disk.file_ops import Disk, File, boot_id
+from datastreamer.storage.disk.identity import LOOK_SECONDS, OpenPath
+from datastreamer.storage.header import records
+from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.records import Head, SyncedHeader
+from datastreamer.storage.header.recovery import Judgement
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.sums.keeper import SumsKeeper
+from datastreamer.storage.sums.verifier import RecordSource
+
+_INTERRUPTED = (
+    "a commit or change was interrupted (by Ctrl-C, for example), and may be in the file; open "
+    "the stream again to go on"
+)
+_UNTIL_IT_WORKS = "nothing more is written until the disk accepts writes again"
+
+
+class OwnedFile(StreamFile):
+    """`head` is the end of what readers see, `written` is where the next operation begins."""
+
+    writable = True
+
+    def __init__(
+        self,
+        file: File,
+        path: str,
+        page: bytes,
+        judged: Judgement,
+        disk: Disk,
+        sums: PageSums,
+    ) -> None:
+        """`sums` are the hashes of the entries up to the end."""
+        super().__init__(file, path, page, judged)
+        self.disk = disk
+        self.opened_by: OpenPath = OpenPath(disk, path, file)
+        # The journal of an update is beside this path.
+        self.journal_path = journal.path_of(path)
+        self.boot = boot_id()
+        # A commit that has checked everything sets `end.limit`; whatever changes what that commit
+        # checked (the policy, a failure, a requested sync) sets it to -1.
+        self.end = StreamEnd(file, self.page, judged.head, sums, records.COMMIT_LAYOUT)
+        self.sums = SumsKeeper(disk, self.journal_path, file, self.stream_id)
+        # A thread that syncs acquires this before `lock`: of two simultaneous syncs, the system
+        # reports a failure to one only.
+        self.syncing = threading.RLock()
+        # Descriptors that a commit writes to: of other processes, which read the mark in the
+        # header page, and of threads of this process, which read `head`.
+        self.wakers: list[int] = []
+        self.inside_wakers: list[int] = []
+        # Why nothing more is written, and whether that can be repaired while the file is open.
+        self.failure: str | None = None
+        self.repairable = False
+        # The number of headers and syncs that failed.
+        self.failures = 0
+        # Whether the system has received a header beyond `written`, which another open may find.
+        self.header_ahead = False
+        # Bytes of truncated entries end at this offset.
+        self._truncated_to = 0
+        # Set by a close that finds another file at the path.
+        self._closed_elsewhere: FileReplaced | None = None
+
+    # State.
+
+    @property
+    def written(self) -> Head:
+        """Where the next operation begins."""
+        return self.end.written
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other threads from committing, syncing and changing entries."""
+        with self.syncing, self.lock:
+            yield
+
+    def refresh(self) -> bool:
+        return False  # no other process writes
+
+    @property
+    def recorded_epoch(self) -> int | None:
+        return self.epoch
+
+    def records(self) -> RecordSource:
+        return self.sums
+
+    def visible_sum(self) -> tuple[Head, EndSum | None]:
+        with self.lock:
+            head, end = self.reader.head, self.end
+            if head == end.written:
+                return head, end.sums.sum()
+            return head, {end.mid: end.mid_sum, end.base: end.base_sum}.get(head)
+
+    # Whether it may be written.
+
+    def ensure_writable(self) -> None:
+        """Raises `StreamClosed`, `CommitInDoubt`."""
+        if self.closed:
+            raise StreamClosed(f"{self.path}: the stream is closed")
+        if self.failed:
+            raise self.in_doubt()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a header or sync failed, or was interrupted: nothing more is written."""
+        if self.failure is None and not self.end.unfinished:
+            return False  # without the lock: a commit may fail right after any answer
+        with self.lock:
+            if self.end.unfinished and self.failure is None:
+                self.failure = _INTERRUPTED
+            return self.failure is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether only another open can find out what was written."""
+        return self.failed and not self.repairable
+
+    def in_doubt(self, remedy: str = _UNTIL_IT_WORKS) -> CommitInDoubt:
+        """The error while the file has `failed`: which entries may not be on disk, or may be."""
+        if not self.repairable:
+            return CommitInDoubt(self.path, self.failure or "")
+        parts = [self.failure or ""]
+        base, written = self.end.base.entries, self.written.entries
+        if written > base:
+            parts.append(f"entries {base} to {written - 1} may not be on disk")
+        if self.header_ahead:
+            parts.append(f"whether the operation from entry {written} on is on disk is not known")
+        return CommitInDoubt(self.path, "; ".join([*parts, remedy]))
+
+    def interrupt(self) -> None:
+        """Write nothing more until another open: a signal interrupted a commit, and whether its
+        caller knows of the commit is unknown."""
+        with self.lock:
+            self.end.unfinished = True
+            self.end.limit = -1
+
+    def ensure_in_place(self, *, always: bool = False) -> None:
+        """Raises `FileReplaced` if the path does not lead to the open file any more, or did not
+        at the close. Checks the path if the last check is nearly a second old or failed, or
+        `always`."""
+        end = self.end
+        if self._closed_elsewhere is not None:
+            raise self._closed_elsewhere
+        if not (always or end.look_due):
+            return
+        began = end.looking()
+        why = self.opened_by.difference()
+        if why:
+            end.look_again()
+            raise FileReplaced(
+                self.path,
+                f"{why}; nothing more is committed until this path leads to the open file again; "
+                f"to save what is committed, {self.opened_by.way_to_save} before this process ends",
+            )
+        end.looked(began, LOOK_SECONDS)
+
+    def replaced_at_close(self) -> FileReplaced | None:
+        """The error if the path does not lead to the file that is about to be closed."""
+        why = self.opened_by.difference()
+        if why:
+            entries = self.written.entries
+            self._closed_elsewhere = FileReplaced(
+                self.path,
+                f"{why}; the stream is closed, and its {entries} entries are not at this path as "
+                "far as that can be checked",
+            )
+        return self._closed_elsewhere
+
+    def close(self) -> None:
+        self.end.limit = -1
+        self.sums.close()
+        super().close()
+
+    # The header page.
+
+    def write_span(self, span: tuple[int, int]) -> None:
+        """Write a part of the header page to its place in the file."""
+        start, end = span
+        self.file.write(memoryview(self.page)[start:end], start)
+
+    def write_header(self) -> None:
+        """Write header and commit record: what a sync has to follow."""
+        self.write_span(records.BEFORE_SYNC)
+
+    def write_committed(self) -> None:
+        """Write all records that a commit changes, the visible mark included."""
+        self.write_span(records.WITHOUT_SYNC)
+
+    def write_clean(self) -> None:
+        """Write a record with an empty range: a power cut can take nothing."""
+        head = self.written
+        self.end.all_on_disk(head)
+        self.put_header(head, self.end.base_sum)
+        self.put_synced(head)
+        self.write_committed()
+
+    def put_header(self, head: Head, end_sum: EndSum) -> None:
+        """Put a header, and a commit record with an empty range, that end at `head` into the
+        page."""
+        header = self.header_at(head)
+        records.put_settled(self.page, header, end_sum, self.stream_id, self.epoch, self.boot)
+
+    def put_synced(self, head: Head) -> None:
+        """Put a synced header and a visible mark that end at `head` into the page."""
+        self.put_synced_header(head)
+        records.put_mark(self.page, self.epoch, head)
+
+    def put_synced_header(self, head: Head) -> None:
+        self.end.sequence += 1
+        sequence = self.end.sequence
+        records.put_synced(
+            self.page,
+            sequence & 1,
+            SyncedHeader(sequence, self.stream_id, self.epoch, self.header_at(head)),
+        )
+
+    def clear_doubt(self) -> None:
+        self._clear(records.DOUBT_OFFSET)
+
+    def clear_changes(self) -> None:
+        """For a new epoch whose reason the changes in the page do not name."""
+        self._clear(records.CHANGES_OFFSET)
+
+    def _clear(self, start: int) -> None:
+        size = 512
+        if any(self.page[start : start + size]):
+            self.page[start : start + size] = bytes(size)
+            self.file.write(bytes(size), start)
+
+    # Truncated bytes.
+
+    def note_truncated(self, length: int) -> None:
+        """The next write after the end has to `abandon_truncated`, up to offset `length`."""
+        self._truncated_to = max(self._truncated_to, length)
+        # A commit has to check.
+        self.end.limit = -1
+
+    def abandon_truncated(self) -> None:
+        """Detach the memory of truncated entries from the file: a connection to which the kernel
+        sends them must not send new entries in their place. Requires the lock."""
+        if self._truncated_to:
+            if self._truncated_to > self.written.length:
+                self.file.abandon(self.written.length, self._truncated_to)
+            self._truncated_to = 0
+
+    # Wakers.
+
+    def wake_all(self) -> None:
+        _wake([*self.wakers, *self.inside_wakers])
+
+    def wake_inside(self) -> None:
+        _wake(self.inside_wakers)
+
+    def add_waker(self, fd: int, *, inside: bool) -> None:
+        with self.lock:
+            (self.inside_wakers if inside else self.wakers).append(fd)
+
+    def remove_waker(self, fd: int) -> None:
+        """Nothing is written to `fd` after this returns."""
+        with self.lock:
+            for wakers in (self.wakers, self.inside_wakers):
+                with contextlib.suppress(ValueError):
+                    wakers.remove(fd)
+
+
+def refusal(error: OSError) -> str:
+    """What went wrong, for a message."""
+    return f"the system refused to write: {error.strerror or error}"
+
+
+def _wake(wakers: list[int]) -> None:
+    for waker in wakers:
+        with contextlib.suppress(BlockingIOError):
+            os.write(waker, b"\0\0\0\0\0\0\0\1")

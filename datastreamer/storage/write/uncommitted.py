@@ -1,0 +1,166 @@
+"""The space after a stream's end: preallocated, claimed, and written before a commit.
+
+Owns the size of the file, and what an operation writes to its place before readers see it. The
+header page records the claimed space, so that the next open returns it if this process is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from datastreamer.errors import WriteFailed
+from datastreamer.storage.disk.file_ops import Buffer, Placing, Segments
+from datastreamer.storage.disk.preallocation import Preallocation
+from datastreamer.storage.header import records
+from datastreamer.storage.header.records import Claim, CommitRecord
+from datastreamer.storage.write.durability import Durability
+from datastreamer.storage.write.owned_file import OwnedFile, refusal
+
+_log = logging.getLogger(__name__)
+
+
+class UncommittedSpace:
+    """The space that one operation uses before its commit."""
+
+    def __init__(self, owned: OwnedFile, durability: Durability) -> None:
+        self._owned = owned
+        self._durability = durability
+        self.room = Preallocation(owned.file)
+        # Segments that a thread writes; nothing else is written after the end until it is done.
+        self._placing: Placing | None = None
+        # The file's size before the open operation, or one that was rolled back, claimed space;
+        # None if none did.
+        self._size_before: int | None = None
+
+    def place(
+        self, arena: Buffer, segments: Segments, length: int, *, in_background: bool = False
+    ) -> None:
+        """Write parts of `arena` to their place after the end, invisible until a commit; the
+        operation ends at `length` with them.
+
+        `in_background`: a thread writes them; the next `place` or commit of this operation waits
+        for it, and raises what it raised.
+
+        Raises `WriteFailed`; nothing visible has changed then, and the call can be repeated.
+        """
+        if self.syncs_to_grow(length):
+            with self._owned.syncing:
+                self._place(arena, segments, length, in_background)
+        else:
+            self._place(arena, segments, length, in_background)
+
+    def _place(self, arena: Buffer, segments: Segments, length: int, in_background: bool) -> None:
+        owned = self._owned
+        with owned.lock:
+            self.finish_placing(wanted=True)
+            owned.ensure_writable()
+            owned.abandon_truncated()
+            self.claim()
+            self.grow(length)
+            try:
+                if in_background:
+                    # The commit has to wait for the thread.
+                    owned.end.limit = -1
+                    self._placing = owned.file.place(arena, segments)
+                    return
+                view = memoryview(arena)
+                for offset, start, size in segments:
+                    owned.file.write(view[start : start + size], offset)
+            except OSError as error:
+                raise self._write_failed(error) from error
+
+    def finish_placing(self, *, wanted: bool) -> None:
+        """On return no thread writes, and if `wanted`, what it wrote is in the file. Requires the
+        lock, which the thread does not acquire."""
+        placing = self._placing
+        if placing is None:
+            return
+        if wanted:
+            try:
+                placing.finish()
+            except OSError as error:
+                raise self._write_failed(error) from error
+        else:
+            placing.drop()
+        self._placing = None
+
+    def claim(self) -> None:
+        """Record that an operation uses space before its commit. Requires the lock."""
+        if self._size_before is not None:
+            return
+        owned = self._owned
+        claim = Claim(owned.epoch, owned.written.length, self.room.size)
+        try:
+            owned.write_span(records.put_claim(owned.page, claim))
+        except OSError as error:
+            raise self._write_failed(error) from error
+        self._size_before = self.room.size
+        # A commit has to check.
+        owned.end.limit = -1
+
+    def committed(self) -> None:
+        """The operation is committed: its space is the stream's."""
+        self._size_before = None
+
+    def release(self) -> None:
+        """The operation ended without a commit: on return nothing of it is written any more, and
+        the file has its size from before the operation.
+
+        A refusal to shrink the file is logged, and tried again when the next operation begins.
+        Nothing is shrunk while it is not known what the header on disk says.
+        """
+        owned = self._owned
+        with owned.lock:
+            self.finish_placing(wanted=False)
+            if self._size_before is None or owned.closed or owned.failed:
+                return
+            owned.end.limit = -1
+            try:
+                self.room.shrink(owned.written.length, self._size_before)
+            except OSError as error:
+                _log.warning(
+                    "%s: the space of an operation that was rolled back is not returned: %s",
+                    owned.path,
+                    error.strerror or error,
+                )
+            else:
+                self._size_before = None
+
+    def release_left_over(self, record: CommitRecord) -> None:
+        """At an open: release the space of an operation whose process ended before its commit.
+
+        Only if this stream's own writer wrote the header last: another program may want the
+        pages that it has allocated.
+        """
+        owned = self._owned
+        claim = records.get_claim(owned.page)
+        if claim is not None and claim.epoch == record.epoch and claim.length >= owned.head.length:
+            self.room.shrink(owned.head.length, claim.size)
+
+    def syncs_to_grow(self, length: int) -> bool:
+        """Whether the file grows for an operation that ends at `length`, with a sync of its own.
+
+        Under the other policies than "commit" no caller waits for the sync after commits. (The
+        policy may become "commit" before the lock is acquired: then two syncs run at once.)
+        """
+        return length >= self.room.size and self._durability.policy == "commit"
+
+    def grow(self, length: int) -> None:
+        """Ensure at least one unused byte after `length`. Requires the lock."""
+        try:
+            grown = self.room.grow(length)
+        except OSError as error:
+            raise self._write_failed(error) from error
+        if grown and self._durability.policy == "commit":
+            # A header must not claim more than the size on disk can hold.
+            try:
+                self._owned.file.sync()
+            except OSError as error:
+                self.room.undo_growth()
+                self._durability.fail(error)
+                raise self._write_failed(error) from error
+
+    def _write_failed(self, error: OSError) -> WriteFailed:
+        """The error for a write other than a commit's own; counted as those are."""
+        self._owned.end.refused()
+        return WriteFailed(self._owned.path, refusal(error))

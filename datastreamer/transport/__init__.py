@@ -1,0 +1,1 @@
+"""Listeners, endpoints, TLS and the byte streams of both sides."""

@@ -1,0 +1,147 @@
+"""The endpoint of a server - TCP, TLS or a Unix socket - and blocking connections to it.
+
+Owns the address, its checks, and the connection for synchronous clients. Must not import trio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from datastreamer.errors import UsageError
+from datastreamer.transport.connection_errors import (
+    check_port,
+    connect_failed,
+    connect_timeout,
+)
+from datastreamer.transport.listeners import UNIX, address_of, tune, unbracketed
+
+if TYPE_CHECKING:
+    import ssl
+
+# The longest name that TLS can send.
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The address of a server. Made by `endpoint_of`."""
+
+    peer: str
+    """Its name in messages."""
+
+    path: str | None
+    """The path of its Unix socket; None: TCP."""
+
+    host: str
+    port: int
+    context: ssl.SSLContext | None
+    """None: without TLS."""
+
+    server_name: str
+    """The name that its certificate must have."""
+
+    token_request: bytes = b""
+    """The request with a token, sent first on each connection; empty: no token."""
+
+
+def endpoint_of(
+    host: str,
+    port: int,
+    tls: bool | ssl.SSLContext = False,
+    server_name: str | None = None,
+    token_request: bytes = b"",
+) -> Endpoint:
+    """The endpoint of a server; `host` may be ``unix:PATH``, then `port` is ignored.
+
+    `tls` True is TLS with the system's CAs. Raises `UsageError`.
+    """
+    check_endpoint(host, port, tls, server_name)
+    if host.startswith(UNIX):
+        path = os.path.abspath(host[len(UNIX) :])
+        return Endpoint(UNIX + path, path, host, 0, None, "", token_request)
+    host = unbracketed(host)
+    context = None
+    if tls is not False:
+        from datastreamer.transport.tls import client_tls
+
+        context = client_tls() if tls is True else tls
+    # Certificates do not have the interface of a link-local address.
+    name = server_name or host.partition("%")[0]
+    return Endpoint(address_of((host, port)), None, host, port, context, name, token_request)
+
+
+def check_endpoint(
+    host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None
+) -> None:
+    """Raises `UsageError` for an address that no server can have."""
+    if not isinstance(host, str):
+        raise UsageError(f"a server's host is a text, not {host!r}")
+    if server_name is not None and tls is False:
+        raise UsageError("tls_server_name needs TLS; set tls=True or pass a context")
+    if server_name:
+        try:
+            length = 0 if "\0" in server_name else len(server_name.encode("idna"))
+        except UnicodeError:
+            length = 0
+        if not 1 <= length <= _LONGEST_NAME:
+            raise UsageError(f"tls_server_name: no certificate can name {server_name!r}")
+    if not host.startswith(UNIX):
+        check_port(port)
+    elif tls is not False:
+        raise UsageError(f"{host}: TLS is not used on a Unix socket; leave it out")
+
+
+def connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
+    """Connect to `place`, with TLS, each step within `timeout` seconds.
+
+    Raises `ConnectFailed`, and `TLSFailed` if the handshake fails.
+    """
+    try:
+        if place.path is None:
+            made = socket.create_connection((place.host, place.port), timeout)
+        else:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.settimeout(timeout)
+            with _closed_on_failure(made):
+                made.connect(place.path)
+    except TimeoutError:
+        raise connect_timeout(place.peer, timeout) from None
+    except (OSError, UnicodeError) as error:
+        raise connect_failed(place.peer, error) from None
+    tune(made)
+    if place.context is None:
+        return made
+    from datastreamer.transport.tls import tls_failed
+
+    try:
+        with _closed_on_failure(made):
+            made.settimeout(timeout)
+            return place.context.wrap_socket(made, server_hostname=place.server_name)
+    except TimeoutError:
+        raise connect_timeout(place.peer, timeout) from None
+    except (OSError, ValueError) as error:
+        raise tls_failed(place.peer, error) from None
+
+
+def close_blocking(connection: socket.socket) -> None:
+    """Close a connection, with a TLS close if it fits into the socket."""
+    unwrap = getattr(connection, "unwrap", None)
+    if unwrap is not None:
+        with contextlib.suppress(OSError, ValueError):
+            connection.settimeout(0)
+            unwrap()
+    connection.close()
+
+
+@contextlib.contextmanager
+def _closed_on_failure(connection: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,1 @@
+"""Checks that a zkEVM stream is consistent."""

@@ -1,0 +1,152 @@
+"""Entries to events and back: the format of an entry, by its type and the stream's version.
+
+Owns the choice between the fixed layouts of version 1 and the messages of later versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.errors import BadEvent, DecodeFailed
+from datastreamer.zkevm import events, fixed
+from datastreamer.zkevm._wire import MessageCodec
+from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, MESSAGES, TYPE_BOOK_MARK
+
+Event: TypeAlias = (
+    events.BookMark
+    | events.BatchStart
+    | events.L2Block
+    | events.Transaction
+    | events.BatchEnd
+    | events.UpdateGER
+    | events.L2BlockEnd
+    | fixed.StartL2Block
+    | fixed.L2Tx
+    | fixed.EndL2Block
+    | fixed.FixedUpdateGER
+)
+
+_ENUMS: Final[dict[str, dict[str, Any]]] = {
+    "BookMark": {"type": events.BookmarkType},
+    "BatchStart": {"type": events.BatchType},
+}
+# Codecs of streams of version 2 and later, by entry type ...
+CODECS: Final[dict[int, MessageCodec[Any]]] = {
+    number: MessageCodec(getattr(events, message.name), message, _ENUMS.get(message.name, {}))
+    for number, message in MESSAGES.items()
+}
+
+
+class _Codec(NamedTuple):
+    """The name, decoder and encoder of a kind of event."""
+
+    name: str
+    read: Callable[[bytes], Event]
+    write: Callable[[Any], bytes]
+
+
+# ... and those of both generations in one form.
+_PROTOBUF: Final = {
+    number: _Codec(layout.name, layout.read, layout.write) for number, layout in CODECS.items()
+}
+_FIXED: Final = {
+    TYPE_BOOK_MARK: _Codec("BookMark", fixed.unpack_mark, fixed.pack_mark),
+    **{
+        number: _Codec(cls.__name__.removeprefix("Fixed"), cls.unpack, cls.pack)
+        for number, cls in (
+            (fixed.TYPE_START_L2_BLOCK, fixed.StartL2Block),
+            (fixed.TYPE_L2_TX, fixed.L2Tx),
+            (fixed.TYPE_END_L2_BLOCK, fixed.EndL2Block),
+            (fixed.TYPE_UPDATE_GER, fixed.FixedUpdateGER),
+        )
+    },
+}
+_TYPES: Final[dict[type, int]] = {
+    **{layout.cls: number for number, layout in CODECS.items()},
+    fixed.StartL2Block: fixed.TYPE_START_L2_BLOCK,
+    fixed.L2Tx: fixed.TYPE_L2_TX,
+    fixed.EndL2Block: fixed.TYPE_END_L2_BLOCK,
+    fixed.FixedUpdateGER: fixed.TYPE_UPDATE_GER,
+}
+
+
+def event_name(event: Event) -> str:
+    """The name of the event's kind, the same in all versions."""
+    return "UpdateGER" if isinstance(event, fixed.FixedUpdateGER) else type(event).__name__
+
+
+def _codecs(version: int) -> dict[int, _Codec]:
+    return _PROTOBUF if version >= FIRST_PROTOBUF_VERSION else _FIXED
+
+
+def kind_of(type: int, version: int) -> str | None:
+    """The name of the event with this entry type in streams of this version; None if there is
+    none."""
+    codec = _codecs(version).get(type)
+    return codec.name if codec is not None else None
+
+
+def decode(entry: Entry, *, version: int) -> Event:
+    """Decode an entry of a stream of this version (`Header.version`).
+
+    Raises `DecodeFailed`, which names the entry, if its type is unknown or its data invalid.
+    """
+    return decode_data(entry.type, entry.data, version=version, number=entry.number)
+
+
+def decode_data(type: int, data: bytes, *, version: int, number: int | None = None) -> Event:
+    """Decode data without its entry; `number` is for the message of `DecodeFailed`."""
+    codec = (_PROTOBUF if version >= FIRST_PROTOBUF_VERSION else _FIXED).get(type)
+    if codec is None:
+        raise DecodeFailed(number, f"streams of version {version} have no event of type {type}")
+    try:
+        return codec.read(data)
+    except ValueError as error:
+        raise DecodeFailed(number, f"invalid {codec.name}: {error}") from None
+
+
+def decode_batch(batch: EntryBatch, *, version: int) -> Iterator[tuple[int, Event]]:
+    """Number and event of each entry of a batch. Raises `DecodeFailed` at the first bad one."""
+    for entry in batch:
+        yield (
+            entry.number,
+            decode_data(entry.type, entry.data, version=version, number=entry.number),
+        )
+
+
+def encode(event: Event, *, version: int) -> tuple[int, bytes]:
+    """Encode an event as entry type and data for a stream of this version.
+
+    The data of a `BookMark` is the bookmark's key. Raises `BadEvent` if the version has no such
+    event or a value does not fit its field.
+    """
+    cls = type(event)
+    number = _TYPES.get(cls)
+    codec = None if number is None else _codecs(version).get(number)
+    if number is None or codec is None or not _belongs(cls, version):
+        raise BadEvent(f"streams of version {version} have no {cls.__module__}.{cls.__name__}")
+    try:
+        return number, codec.write(event)
+    except ValueError as error:
+        raise BadEvent(str(error)) from None
+
+
+def _belongs(cls: type, version: int) -> bool:
+    """Whether streams of this version have events of this class."""
+    is_fixed = cls.__module__ == fixed.__name__
+    return cls is events.BookMark or is_fixed is (version < FIRST_PROTOBUF_VERSION)
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """The event's fields for JSON: bytes as 0x..., enumerations by name where they have one."""
+    return {name: _plain(value) for name, value in zip(event._fields, event, strict=True)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if isinstance(value, events.BatchType | events.BookmarkType):
+        return value.name
+    return value

@@ -1,0 +1,3 @@
+module datastreamer.example/publisher
+
+go 1.21

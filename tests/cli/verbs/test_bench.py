@@ -1,0 +1,40 @@
+"""`bench`: its figures and formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke
+
+SHORT = ("--seconds", "0.01")
+
+
+def test_figures(invoke: Invoke, tmp_path: Path) -> None:
+    done = invoke("bench", "--folder", tmp_path, *SHORT, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert [set(each) for each in done.objects] == [{"work", "figure", "unit"}] * 7
+    assert all(each["figure"] > 0 for each in done.objects)
+    assert {each["unit"] for each in done.objects} == {"entries/s", "operations/s"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table(invoke: Invoke, tmp_path: Path) -> None:
+    done = invoke("bench", "--folder", tmp_path, *SHORT, "--format", "table")
+    assert (done.code, done.err) == (0, "")
+    words = [" ".join(line.split()) for line in done.lines]
+    assert any("work" in line and "figure" in line and "unit" in line for line in words)
+    assert sum("/s" in line for line in words) == 7
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "61", "nan", "soon"])
+def test_invalid_seconds(invoke: Invoke, seconds: str) -> None:
+    done = invoke("bench", f"--seconds={seconds}")
+    assert done.code == 2
+    assert f"it is a number of seconds from 0.01 to 60, not '{seconds}'" in done.err
+
+
+def test_a_missing_folder(invoke: Invoke, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert invoke("bench", "--folder", missing).failed() == f"{missing}: no such folder"

@@ -1,0 +1,145 @@
+"""Where the tests find what they read: recorded data of the reference, if it is there."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+# A machine that is busy with something else is no fault of an example.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
+
+# A shell starts background jobs with SIGINT ignored, and the tests' processes would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Output has the same width and no color in every environment.
+os.environ["COLUMNS"] = "100"
+for name in ("GITHUB_ACTIONS", "FORCE_COLOR"):
+    os.environ.pop(name, None)
+# Where these are set, pytest writes out whole differences; those of streams take minutes.
+for name in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(name, None)
+
+
+# Folders whose files take longest. Parallel processes begin with these files, so that no process
+# still works through one of them when the others have ended.
+LONGEST = ("spark", "interop", "storage/lab", "relay", "server", "cli")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files, and leave out the soak tests unless `-m soak` asks for them."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        name = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        ranks = (n for n, folder in enumerate(LONGEST) if name.startswith(folder + "/"))
+        return next(ranks, len(LONGEST))
+
+    items.sort(key=rank)
+    if "soak" in config.option.markexpr:
+        return
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    if soak:
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with the real stream and the golden data; skips where it is absent."""
+    if not (SHARED / "golden").is_dir():
+        pytest.skip(f"no recorded data of the reference implementation at {SHARED}")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def real_stream(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The production node's stream file, unpacked; tests must not write to it."""
+    folder = tmp_path_factory.mktemp("real")
+    with tarfile.open(shared / "real" / "hermez-net8-stream.tar.gz") as tar:
+        for member in tar:
+            if member.isfile() and member.name.endswith(".bin"):
+                target = folder / Path(member.name).name
+                source = tar.extractfile(member)
+                assert source is not None
+                target.write_bytes(source.read())
+                return target
+    raise AssertionError("no .bin in the archive of the real stream")
+
+
+class Golden:
+    """The golden data: stream files, their manifests and entries, and the transcripts."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self.folder = folder
+        self.scratch = scratch
+
+    def names(self) -> list[str]:
+        return sorted(p.name.split(".")[0] for p in self.folder.glob("*.manifest.json"))
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.folder / f"{name}.manifest.json").read_text())
+        return loaded
+
+    def entries(self, name: str) -> list[dict[str, Any]]:
+        lines = (self.folder / f"{name}.entries.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def content(self, name: str) -> bytes:
+        return gzip.decompress((self.folder / f"{name}.bin.gz").read_bytes())
+
+    def unpack(self, name: str, folder: Path | None = None) -> Path:
+        """A fresh copy of a golden stream file in `folder`."""
+        target = (folder or self.scratch) / f"{name}.bin"
+        target.write_bytes(self.content(name))
+        return target
+
+    def database(self, name: str, kind: str = "db") -> Path:
+        """A fresh copy of the bookmark database of a golden stream file, as a folder.
+
+        `kind` is "db", or "db-table" for one without a journal, where there is such.
+        """
+        with tarfile.open(self.folder / f"{name}.{kind}.tar.gz") as tar:
+            for member in tar:
+                source = tar.extractfile(member)
+                if source is not None:
+                    target = self.scratch / member.name
+                    target.parent.mkdir(exist_ok=True)
+                    target.write_bytes(source.read())
+        return self.scratch / f"{name}.db"
+
+    def transcript(self, server: str) -> dict[str, list[dict[str, Any]]]:
+        """The conversations of one recorded server: name -> steps in order."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for line in (self.folder / "wire" / f"{server}.jsonl").read_text().splitlines():
+            step = json.loads(line)
+            found.setdefault(step["name"], []).append(step)
+        return found
+
+
+@pytest.fixture
+def golden(shared: Path, tmp_path: Path) -> Golden:
+    return Golden(shared / "golden", tmp_path)
+
+
+def make_data(recipe: dict[str, Any]) -> bytes:
+    """The data of a recipe: ``{"hex": ..}`` or ``{"fill": seed, "len": n}``."""
+    if "hex" in recipe:
+        return bytes.fromhex(recipe["hex"])
+    block = hashlib.sha256(recipe["fill"].encode()).digest()
+    out = bytearray()
+    for start in range(0, recipe["len"], 4096):
+        out += bytes(b ^ (start // 4096 & 0xFF) for b in block) * 128
+    return bytes(out[: recipe["len"]])

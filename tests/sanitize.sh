@@ -1,0 +1,57 @@
+#!/bin/sh
+# The tests of the C code on a build with bounds checks and AddressSanitizer, made in a
+# throw-away copy of the package. PYTHON names the interpreter of an environment with the
+# development tools in it; arguments go to pytest.
+set -eu
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+PYTHON=${PYTHON:-$here/.venv/bin/python}
+CC=${CC:-gcc}
+
+# What has to be loaded before Python, which is not built with the sanitizer itself.
+library=$($CC -print-file-name=libasan.so)
+case $library in
+/*) ;;
+*)
+    echo "sanitize: $CC has no libasan.so; install it (libasan, gcc) or name another compiler in CC" >&2
+    exit 1
+    ;;
+esac
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT TERM
+
+mkdir "$scratch/main"
+(cd "$here" && find setup.py pyproject.toml datastreamer tests bench docs examples -type f \
+    ! -name '*.c' ! -name '*.so' ! -name '*.pyc' | tar -cf - -T -) | tar -xf - -C "$scratch/main"
+# The tests look for recorded data beside the checkout.
+[ ! -d "$here/../shared" ] || ln -s "$(cd "$here/../shared" && pwd)" "$scratch/shared"
+
+cd "$scratch/main"
+echo "sanitize: building with bounds checks and AddressSanitizer"
+touch README.md LICENSE
+DATASTREAMER_CHECKED=1 CC=$CC CFLAGS="-fsanitize=address -fno-omit-frame-pointer -U_FORTIFY_SOURCE" \
+    LDFLAGS="-fsanitize=address" "$PYTHON" -W ignore setup.py --quiet build_ext --inplace
+
+# PYTHONMALLOC=malloc: every object has its own red zones. Python never frees all.
+run() {
+    LD_PRELOAD=$library PYTHONMALLOC=malloc PYTHONPATH=$scratch/main \
+        ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=0 "$@"
+}
+
+# A sanitizer that is not at work would find nothing either: let it see one bad read.
+if run "$PYTHON" -c '
+import ctypes, datastreamer._codec as codec
+assert codec.__file__.startswith("'"$scratch"'"), codec.__file__
+assert b"__asan_report_load" in open(codec.__file__, "rb").read()
+block = bytes(100)
+ctypes.memmove(ctypes.create_string_buffer(4096), id(block) + 64, 4000)
+' >"$scratch/proof" 2>&1 || ! grep -q heap-buffer-overflow "$scratch/proof"; then
+    cat "$scratch/proof" >&2
+    echo "sanitize: AddressSanitizer does not detect a read past the end of a buffer; no test ran" >&2
+    exit 1
+fi
+
+run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
+    tests/reassembly tests/arrow/test_record_batches.py tests/storage/disk/test_commit.py tests/storage/disk/test_file_ops.py "$@"

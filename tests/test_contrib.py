@@ -1,0 +1,141 @@
+"""The containers: what the compose file says hangs together, and its commands run as they stand
+there but for folders, hosts and ports."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from datastreamer.client.blocking_client import BlockingClient
+from tests.cli.process import Running, running
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONTRIB = Path(__file__).resolve().parent.parent / "contrib"
+DOCKER = CONTRIB / "docker"
+COMPOSE: Any = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: Any = COMPOSE["services"]
+PROMETHEUS: Any = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
+METRICS_PORT = 9600
+
+
+def taken(port: int) -> list[int]:
+    with BlockingClient("127.0.0.1", port) as client:
+        return [entry.number for entry in client.entries(stop=20)]
+
+
+def targets() -> list[str]:
+    [job] = PROMETHEUS["scrape_configs"]
+    [static] = job["static_configs"]
+    found: list[str] = static["targets"]
+    return found
+
+
+def test_the_compose_file_hangs_together() -> None:
+    assert set(SERVICES) == {"sequencer", "relay-1", "relay-2", "prometheus"}
+    named = set()
+    mounted = {}
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", ())) <= set(SERVICES)
+        for volume in service["volumes"]:
+            source, target, *_ = volume.split(":")
+            if source.startswith("."):
+                assert (DOCKER / source).is_file(), source
+                mounted[target] = DOCKER / source
+            else:
+                named.add(source)
+    assert named == set(COMPOSE["volumes"])
+    assert (DOCKER / SERVICES["sequencer"]["build"]["context"]).resolve() == CONTRIB.parent
+    assert (CONTRIB.parent / SERVICES["sequencer"]["build"]["dockerfile"]).is_file()
+    # Prometheus finds its own files, and alerts for the job by its name.
+    [config] = [word for word in SERVICES["prometheus"]["command"] if "config.file" in word]
+    at = Path(config.partition("=")[2])
+    assert mounted[str(at)].samefile(DOCKER / "prometheus.yml")
+    for rules in PROMETHEUS["rule_files"]:
+        alerts = yaml.safe_load(mounted[str(at.parent / rules)].read_text())
+        expressions = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+        job = PROMETHEUS["scrape_configs"][0]["job_name"]
+        assert f'up{{job="{job}"}} == 0' in expressions
+    assert targets() == [f"{name}:{METRICS_PORT}" for name in SERVICES if name != "prometheus"]
+
+
+def test_the_metrics_need_what_the_image_has() -> None:
+    text = (DOCKER / "Containerfile").read_text()
+    assert '"/source[metrics]"' in text
+
+
+def test_the_image_is_built_from_what_it_needs() -> None:
+    root = CONTRIB.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    lines = (DOCKER / "Containerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    taken = {rule[1:] for rule in rules if rule.startswith("!")}
+    needed = {"datastreamer", "pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE"}
+    needed |= {project["project"]["readme"]}
+    needed |= {f"{name}.py" for name in project["tool"]["setuptools"]["py-modules"]}
+    assert taken == needed
+    assert all((root / name).exists() for name in taken)
+
+
+def test_the_commands_of_the_compose_file(tmp_path: Path) -> None:
+    config = (DOCKER / "relay.toml").read_text()
+
+    def here(words: list[str], **ports: int) -> list[str]:
+        text = json.dumps(words)
+        for folder in ("/data", "/etc"):
+            text = text.replace(folder, str(tmp_path))
+        for name, port in ports.items():
+            text = re.sub(f"{name.replace('_', '-')}:[0-9]+", f"127.0.0.1:{port}", text)
+        changed: list[str] = json.loads(text)
+        return changed
+
+    def relaying(words: list[str]) -> tuple[Running, int, int]:
+        ports = ("--port", "0", "--metrics-port", "0")
+        process = stack.enter_context(running(*words, *ports, cwd=tmp_path))
+        found = process.err.until(r"metrics on http://0\.0\.0\.0:(\d+)/metrics")
+        return process, process.port(), int(found[1])
+
+    with ExitStack() as stack:
+        command = SERVICES["sequencer"]["command"]
+        own = {"6900", str(METRICS_PORT)}
+        assert own < set(command)
+        words = ["0" if word in own else word for word in here(command)]
+        assert SERVICES["sequencer"]["entrypoint"] == ["dsapp"]
+        serving = stack.enter_context(
+            running(*words, module="datastreamer.cli.dsapp", cwd=tmp_path)
+        )
+        sequencer_metrics = int(serving.err.until(r"metrics on http://0\.0\.0\.0:(\d+)/metrics")[1])
+        port = serving.port()
+        words = here(SERVICES["relay-1"]["command"], sequencer=port)
+        assert str(METRICS_PORT) in words
+        one, first_port, first_metrics = relaying(words)
+        assert taken(first_port) == list(range(20))
+        assert f"metrics-port = {METRICS_PORT}\n" in config
+        (text,) = here([config], sequencer=port, relay_1=first_port)
+        (tmp_path / "relay.toml").write_text(text.replace("relay.bin", "second.bin"))
+        two, second_port, second_metrics = relaying(here(SERVICES["relay-2"]["command"]))
+        assert taken(second_port) == list(range(20))
+        for metrics in (first_metrics, second_metrics):
+            url = f"http://127.0.0.1:{metrics}/metrics"
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                text = answer.read().decode()
+            lag = f'datastreamer_relay_lag_entries{{upstream="127.0.0.1:{port}"}} '
+            assert lag in text
+        url = f"http://127.0.0.1:{sequencer_metrics}/metrics"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert "datastreamer_head_entries " in answer.read().decode()
+        for process in (two, one):
+            process.signal(signal.SIGTERM)
+            assert process.wait() == 0

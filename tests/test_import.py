@@ -1,0 +1,64 @@
+"""What `import datastreamer` costs, in a fresh interpreter, and what it offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import datastreamer
+
+HEAVY = [
+    *("trio", "lmdb", "pyarrow", "pyspark", "typer", "rich", "xxhash", "numpy"),
+    *("asyncio", "socket", "ssl", "logging", "datastreamer._codec"),
+    *("google.protobuf", "rlp", "coincurve", "sha3"),
+]
+
+
+def fresh(program: str) -> str:
+    """What `program` prints in an interpreter that has loaded nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_loads_nothing_heavy() -> None:
+    # What the interpreter loads by itself (an editable install's finder, say) is not ours.
+    program = (
+        "import sys; before = set(sys.modules); import datastreamer; "
+        f"print(*[m for m in {HEAVY} if m in sys.modules and m not in before])"
+    )
+    assert fresh(program) == ""
+
+
+def test_notices_a_heavy_import() -> None:
+    program = f"import sys, datastreamer, socket; print(*[m for m in {HEAVY} if m in sys.modules])"
+    assert "socket" in fresh(program).split()
+
+
+@pytest.mark.parametrize("name", datastreamer.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(datastreamer, name) is not None
+    assert name in dir(datastreamer)
+
+
+def test_every_public_name_alone_in_a_fresh_interpreter() -> None:
+    # One name must not lean on another one having been loaded before.
+    for name in datastreamer.__all__:
+        assert fresh(f"from datastreamer import {name}; print({name!r})") == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        datastreamer.no_such_name  # noqa: B018
+
+
+def test_errors_cost_nothing_either() -> None:
+    program = (
+        "import sys, datastreamer.errors, datastreamer.format; "
+        f"print(*[m for m in {HEAVY} if m in sys.modules])"
+    )
+    assert fresh(program) == ""

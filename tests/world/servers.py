@@ -1,0 +1,210 @@
+"""The programs that serve: the origin, which publishers write to, and relays of it.
+
+Owns how they are started on a simulated disk, how their connections come from the simulated
+network, and what an operator does to the origin. Knows the model only to report changes to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from datastreamer.errors import DatastreamerError, FileMissing, LeaseHeld, OperationOpen
+from datastreamer.format import TYPE_BOOKMARK
+from datastreamer.protocol.retry import Backoff
+from datastreamer.relay.relay import Relay
+from datastreamer.server.limits import Limits
+from datastreamer.server.publish.policy import Publishing
+from datastreamer.server.server import Server
+from datastreamer.storage.stream import DataStream
+from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.transport.server_stream import SocketTransport
+from tests.storage.lab.image import Image
+from tests.storage.lab.model import abandon
+from tests.world.machines import Accept, Machine, Program
+from tests.world.model import Model
+
+PATH = "/stream.bin"
+ORIGIN = "origin"
+LEASE_SECONDS = 6.0
+BACKOFF = Backoff(0.1, 2.0)
+
+# Beside the package, so that the trace has it.
+_log = logging.getLogger("datastreamer.world")
+_LIMITS = Limits(write_timeout=20.0, handshake_timeout=30.0, command_timeout=20.0)
+_RETRY_SECONDS = 1.0
+_FILE_BYTES = 128 << 10
+
+
+@dataclass
+class Origin:
+    """The origin's program."""
+
+    model: Model
+    sync: SyncPolicy
+    token_file: str
+    image: Callable[[], Image]
+    """The file, as the model reads it."""
+    stream: DataStream | None = None
+    server: Server | None = None
+
+    async def run(self, program: Program) -> None:
+        stream = await self._open(program)
+        try:
+            terms = Publishing(token_file=self.token_file, lease=LEASE_SECONDS)
+            self.server = Server(stream, limits=_LIMITS, publishing=terms)
+            self.stream = stream
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.server.run, [])
+                program.listen(_serve(program, lambda: self.server))
+        finally:
+            self.stream = self.server = None
+            if not program.alive:
+                abandon(stream)
+            try:
+                stream.close()
+            except DatastreamerError as error:
+                _log.warning("the stream cannot be closed: %s", error)
+
+    async def _open(self, program: Program) -> DataStream:
+        while True:
+            try:
+                try:
+                    stream = DataStream.open(
+                        PATH, sync=self.sync, index="memory", verify="always", disk=program.disk
+                    )
+                except FileMissing:
+                    stream = DataStream.create(
+                        PATH, sync=self.sync, index="memory", disk=program.disk
+                    )
+            except DatastreamerError as error:
+                # The disk refuses.
+                _log.warning("the stream cannot be opened: %s", error)
+                await trio.sleep(_RETRY_SECONDS)
+                continue
+            self.model.look_anew(self.image())
+            return stream
+
+    # What an operator does.
+
+    def truncate(self, share: float) -> bool:
+        """Remove the last entries, up to an operation's end; False if that is not possible now."""
+        stream = self.stream
+        if stream is None:
+            return False
+        self.model.look(self.image())
+        total = stream.total_entries
+        ends = [end for end in self.model.present_ends() if end <= total]
+        keep = ends[int(share * (len(ends) - 1))]
+        return self._change(lambda: self._truncate(stream, keep))
+
+    def _truncate(self, stream: DataStream, keep: int) -> None:
+        stream._internals.lend(self)
+        stream._internals.end_lease(self)
+        self.model.truncate(keep)
+        stream.truncate(keep)
+        self.model.look_anew(self.image())
+
+    def update(self, at: int) -> bool:
+        """Update an event in place; False if that is not possible now."""
+        stream = self.stream
+        if stream is None:
+            return False
+        self.model.look(self.image())
+        total = min(stream.total_entries, len(self.model.history))
+        events = [n for n in range(total) if stream.entry(n).type != TYPE_BOOKMARK]
+        if not events:
+            return False
+        number = events[at % len(events)]
+        return self._change(lambda: self._update(stream, number))
+
+    def _update(self, stream: DataStream, number: int) -> None:
+        (kind, data), version = self.model.update(number)
+        stream.update_entry(number, kind, data)
+        self.model.updated(number, version)
+
+    def _change(self, change: Callable[[], None]) -> bool:
+        try:
+            change()
+        except (LeaseHeld, OperationOpen):
+            return False
+        except DatastreamerError as error:
+            _log.warning("a change failed: %s", error)
+        return True
+
+
+@dataclass
+class RelayProgram:
+    """A relay of one or more servers."""
+
+    upstreams: tuple[str, ...]
+    sync: SyncPolicy
+    relay: Relay | None = None
+
+    async def run(self, program: Program) -> None:
+        relay = Relay(
+            [(name, 6900) for name in self.upstreams],
+            PATH,
+            index="memory",
+            sync=self.sync,
+            limits=_LIMITS,
+            on_rewrite="follow",
+            patience=10.0,
+            timeout=4.0,
+            heartbeat=4.0,
+            backoff=BACKOFF,
+            look_seconds=5.0,
+        )
+        relay._disk = program.disk
+        self.relay = relay
+
+        class Started:
+            def started(self, _: object) -> None:
+                program.listen(_serve(program, lambda: relay.server))
+
+        try:
+            await relay.run([], task_status=Started())
+        except DatastreamerError as error:
+            _log.warning("the relay has ended: %s", error)
+        finally:
+            self.relay = None
+            if relay.stream is not None and not program.alive:
+                abandon(relay.stream)
+
+
+class SimTransport(SocketTransport):
+    """A server's end of a connection. The file that it sends from is on a simulated disk."""
+
+    def __init__(self, connection: socket.socket, peer: str, program: Program) -> None:
+        super().__init__(connection, peer)
+        self._program = program
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        data = image_of(self._program.machine).read(min(count, _FILE_BYTES), offset)
+        if count and not data:
+            raise EOFError(f"the file ends at byte {offset}")
+        return self.send_now(data)
+
+
+def _serve(program: Program, server: Callable[[], Server | None]) -> Accept:
+    async def serve(connection: socket.socket, peer: str) -> None:
+        serving = server()
+        transport = SimTransport(connection, peer, program)
+        if serving is None:
+            await transport.close()
+        else:
+            await serving.handle(transport)
+
+    return serve
+
+
+def image_of(machine: Machine) -> Image:
+    """The stream file of a machine, as its programs see it; empty if there is none."""
+    try:
+        return machine.disk.find(PATH).seen
+    except FileNotFoundError:
+        return Image()

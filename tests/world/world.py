@@ -1,0 +1,344 @@
+"""A world: a server that publishers write to, relays of it, and clients, under faults.
+
+Everything runs in one process and in simulated time; a plan decides all of it, so that a run can be
+repeated. While it runs, the model checks what is acknowledged and what is received. After the last
+event all faults end, the publishers stop, and everybody has `BOUND_SECONDS` to catch up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from datastreamer.errors import DatastreamerError
+from datastreamer.storage.stream import DataStream
+from tests.storage.lab.image import Image
+from tests.storage.lab.model import plain
+from tests.world import clock, faults
+from tests.world.actors import (
+    KINDS,
+    STYLES,
+    TOKEN,
+    ClientProgram,
+    PublisherProgram,
+    Surroundings,
+)
+from tests.world.clock import SimTime
+from tests.world.drivers import Drivers, name_here
+from tests.world.faults import Plan
+from tests.world.happenings import LOOK_SECONDS, Happenings
+from tests.world.machines import Machine, Program
+from tests.world.model import Model, Wrong
+from tests.world.network import Network
+from tests.world.rot import Flip, Rot
+from tests.world.servers import ORIGIN, PATH, Origin, RelayProgram, image_of
+from tests.world.trace import Trace, logged
+
+BOUND_SECONDS = 120.0
+"""Within this time after the last fault everybody has everything."""
+
+NEWS_SECONDS = 1.0
+"""Within this time everybody has what was published, if nothing fails."""
+
+_START_SECONDS = 3.0
+_PUBLISH_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a plan."""
+
+    digest: str
+    events: int
+    simulated_seconds: float
+    cpu_seconds: float
+    entries: int
+    acknowledged: int
+    rollbacks: int
+    flipped: int = 0
+    """Bits that were changed on disks."""
+    damage: int = 0
+    """How often a program logged a damaged page, or that it has restored one."""
+    replaced: int = 0
+    """How often a relay has put updated entries in the place of those of a damaged page."""
+
+    @property
+    def cpu_per_hour(self) -> float:
+        """Seconds of CPU for an hour of simulated time."""
+        return 3600 * self.cpu_seconds / self.simulated_seconds
+
+
+class World(Happenings):
+    """One plan, carried out."""
+
+    def __init__(self, plan: Plan, chance: random.Random, sim_time: SimTime) -> None:
+        self.plan = plan
+        self.chance = chance
+        self.time = sim_time
+        self.trace = Trace(sim_time.monotonic)
+        self.model = Model(durable=plan.sync == "commit")
+        self.model.refuses = not {event.what for event in plan.events} <= faults.QUIET
+        self.machines: dict[str, Machine] = {}
+        self.relays: dict[str, RelayProgram] = {}
+        self.publishers: list[PublisherProgram] = []
+        self.clients: list[ClientProgram] = []
+        self.rot = Rot(PATH, self.stream_of)
+        self.settled = False
+        """Whether it came to its end."""
+        self.network: Network
+        self.origin: Origin
+        self._faults: trio.Nursery
+        self._nursery: trio.Nursery
+
+    async def run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            token_file = os.path.join(folder, "tokens")
+            with open(os.open(token_file, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                file.write(TOKEN)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self.network = Network(nursery, self.chance, self.trace)
+                drivers = Drivers(self.network)
+                stack.enter_context(drivers.replaced(self.time))
+                stack.enter_context(logged(self.trace, name_here))
+                self._build(drivers, token_file)
+                nursery.start_soon(self._watch)
+                await trio.sleep(_START_SECONDS)
+                async with trio.open_nursery() as self._faults:
+                    for event in self.plan.events:
+                        await trio.sleep(event.after)
+                        self.happen(event)
+                await self._settle()
+                self.settled = True
+                nursery.cancel_scope.cancel()
+
+    def _build(self, drivers: Drivers, token_file: str) -> None:
+        plan, model = self.plan, self.model
+        around = Surroundings(model, drivers, self.chance, self.trace, self.image)
+        self.origin = Origin(model, plan.sync, token_file, self.image)
+        self._machine(ORIGIN, self.origin.run)
+        names = [ORIGIN]
+        for number in range(plan.relays):
+            # A chain; each has the origin to fall back on.
+            upstreams = tuple(dict.fromkeys([names[-1], ORIGIN]))
+            name = f"relay{number}"
+            self.relays[name] = RelayProgram(upstreams, plan.relay_sync)
+            self._machine(name, self.relays[name].run)
+            names.append(name)
+        for number in range(2):
+            kind = ("trio", "asyncio")[(plan.seed + number) % 2]
+            publisher = PublisherProgram(
+                around, f"publisher{number}", kind, plan.largest, active=number == 0
+            )
+            self.publishers.append(publisher)
+            self._machine(publisher.name, publisher.run)
+        for number in range(plan.clients):
+            kind = KINDS[(plan.seed + number) % len(KINDS)]
+            style = STYLES[(plan.seed // 3 + number) % len(STYLES)]
+            client = ClientProgram(
+                around, f"client{number}", kind, style, names[-1 - number % len(names)]
+            )
+            self.clients.append(client)
+            self._machine(client.name, client.run)
+
+    def _machine(self, name: str, main: Callable[[Program], Any]) -> None:
+        machine = Machine(name, self.network, self.chance, main)
+        machine.on_start = lambda: self.rot.evict(machine)
+        self.machines[name] = machine
+
+        async def run() -> None:
+            name_here.set(name)
+            await machine.run()
+
+        self._nursery.start_soon(run)
+
+    def image(self) -> Image:
+        return self.rot.undone(ORIGIN, image_of(self.machines[ORIGIN]))
+
+    def stream_of(self, name: str) -> DataStream | None:
+        """The stream that a machine serves now."""
+        if name == ORIGIN:
+            return self.origin.stream
+        relay = self.relays[name].relay
+        return None if relay is None or relay.server is None else relay.stream
+
+    # What holds at any time.
+
+    async def _watch(self) -> None:
+        """No relay shows a part of an operation."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            for name, program in self.relays.items():
+                relay = program.relay
+                if relay is None or relay.stream is None:
+                    continue
+                total = relay.stream.total_entries
+                if total not in self.model.ends:
+                    self.model.look(self.image())
+                if total not in self.model.ends and not _lacks_boundary(relay.stream, total):
+                    raise Wrong(f"{name} shows {total} entries, in the middle of an operation")
+
+    # The end.
+
+    async def _settle(self) -> None:
+        self.trace.note("faults are over")
+        self.network.heal()
+        for machine in self._servers():
+            program = machine.program
+            if program is not None:
+                program.disk.interruption = None
+                if program.disk.refusals:
+                    # What it may not be able to continue from, an operator gets over.
+                    self._nursery.start_soon(machine.kill, 0.0)
+        for flip in list(self.rot.flips):
+            self._nursery.start_soon(self._restore, flip)
+        if not any(publisher.active for publisher in self.publishers):
+            self.publishers[0].active = True
+        await trio.sleep(_PUBLISH_SECONDS)
+        for publisher in self.publishers:
+            publisher.resting = True
+        with trio.move_on_after(BOUND_SECONDS) as bound:
+            while (lacking := self._lacking()) is not None:
+                await trio.sleep(LOOK_SECONDS)
+        if bound.cancelled_caught:
+            raise Wrong(f"{BOUND_SECONDS:g} s after the last fault: {lacking}")
+        self._check()
+        await self._see_news()
+
+    async def _see_news(self) -> None:
+        """While nothing fails, an operation is with everybody at once."""
+        publisher = next(each for each in self.publishers if each.active)
+        publisher.resting = False
+        with trio.move_on_after(BOUND_SECONDS) as bound:
+            while not publisher.publishing:
+                await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(_PUBLISH_SECONDS)
+            publisher.resting = True
+            # Until its last receipt.
+            while publisher.publishing:
+                await trio.sleep(LOOK_SECONDS)
+        if bound.cancelled_caught:
+            raise Wrong(f"{publisher.name} cannot publish, and nothing fails")
+        await trio.sleep(NEWS_SECONDS)
+        if (lacking := self._lacking(readers=False)) is not None:
+            raise Wrong(f"{NEWS_SECONDS:g} s after the last receipt: {lacking}")
+
+    async def _restore(self, flip: Flip) -> None:
+        """An operator restores a page, from whatever server has it."""
+        names = [machine.name for machine in self._servers()]
+
+        async def restore() -> None:
+            await trio.lowlevel.checkpoint()
+            if flip in self.rot.flips and self.stream_of(flip.name) is not None:
+                try:
+                    self.trace.note("restored", self.rot.heal(flip, names))
+                except DatastreamerError as error:
+                    self.trace.note("not restored", error)
+
+        while flip in self.rot.flips:
+            self._in_program(self.machines[flip.name], restore)
+            await trio.sleep(LOOK_SECONDS)
+
+    def _lacking(self, *, readers: bool = True) -> str | None:
+        """Who has not everything yet, and why; without `readers`, who of those that stream."""
+        if self.origin.stream is None:
+            return "the origin does not serve"
+        if any(publisher.publishing for publisher in self.publishers):
+            return "a publisher waits for a receipt"
+        if self.rot.flips:
+            return f"bits are changed: {self.rot.flips}"
+        self.model.look_anew(self.image())
+        total = len(self.model.history)
+        if self.origin.stream.total_entries != total:
+            return f"the origin shows {self.origin.stream.total_entries} of {total} entries"
+        for name, program in self.relays.items():
+            relay = program.relay
+            if relay is None or relay.total_entries != total:
+                return f"{name} has {relay and relay.total_entries} of {total} entries"
+            if not relay.caught_up:
+                return f"{name} is not caught up: {[s.lost for s in relay.download.states]}"
+            if relay.download.uncompared:
+                return f"{name} has {relay.download.uncompared} entries to compare"
+        for client in self.clients:
+            if client.style == "reads" and not readers:
+                continue
+            if not self.model.is_complete(client.seen):
+                return f"{client.name} at {client.server} has {client.seen.next} of {total} entries"
+        return None
+
+    def _check(self) -> None:
+        self.model.check_end()
+        wanted = self.model.items()
+        for machine in self._servers():
+            found = plain(image_of(machine))
+            if found != wanted:
+                at = [n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
+                raise Wrong(f"{machine.name} differs from the origin at entries {at[:10]}")
+        for client in self.clients:
+            self.model.check_client(client.seen)
+
+
+def _lacks_boundary(stream: DataStream, total: int) -> bool:
+    """Whether a relay that has followed another history back to `total` entries had no bookmark to
+    find the beginning of an operation by."""
+    return stream.epoch > 0 and not any(each.bookmarks() for each in stream.batches(0, total))
+
+
+def run(plan: Plan, *, trace_file: str | None = None) -> Outcome:
+    """Carry out a plan; what happened is written to `trace_file`. Raises `Wrong`, and what should
+    not be raised in any program; then it prints the command that does all this again."""
+    began = time.process_time()
+    chance = random.Random(plan.seed)
+    worlds: list[World] = []
+    seconds = 0.0
+
+    async def main(sim_time: SimTime) -> None:
+        nonlocal seconds
+        worlds.append(World(plan, chance, sim_time))
+        start = trio.current_time()
+        try:
+            await worlds[0].run()
+        finally:
+            seconds = trio.current_time() - start
+
+    try:
+        clock.run(main, chance)
+        assert worlds[0].settled
+    except BaseException as error:  # noqa: BLE001
+        print(f"Replay, in the folder of the checkout: {plan.command}")
+        raise first_failure(error) from None
+    finally:
+        gc.collect()
+        if trace_file is not None:
+            Path(trace_file).write_text("\n".join(worlds[0].trace.lines))
+    world = worlds[0]
+    return Outcome(
+        world.trace.digest(),
+        world.trace.events,
+        seconds,
+        time.process_time() - began,
+        len(world.model.history),
+        len(world.model.acknowledged),
+        sum(client.seen.rollbacks for client in world.clients),
+        world.rot.flipped,
+        world.trace.damage,
+        world.trace.replaced,
+    )
+
+
+def first_failure(error: BaseException) -> BaseException:
+    """The first error in a group that is not just a cancellation."""
+    while inner := getattr(error, "exceptions", ()):
+        error = next((each for each in inner if not isinstance(each, trio.Cancelled)), inner[0])
+    return error

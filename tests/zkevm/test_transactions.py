@@ -1,0 +1,303 @@
+"""Transactions opened: vectors of the EIPs, eth-account as an oracle, and the real stream."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastreamer.errors import DecodeFailed, ExtraMissing
+from datastreamer.zkevm import decode_batch, events, fixed, open_transaction, transactions
+from datastreamer.zkevm.rlp import rlp_bytes, rlp_list, rlp_number
+from datastreamer.zkevm.transactions import AccessTuple
+from tests.zkevm.generated import changes, mutated
+
+_limit = sys.getrecursionlimit()
+try:
+    # It sets the limit of recursion for the whole process when it is imported.
+    from eth_account import Account
+except ImportError:
+    Account = None
+finally:
+    sys.setrecursionlimit(_limit)
+needs_eth_account = pytest.mark.skipif(Account is None, reason="eth-account is not installed")
+
+pytest.importorskip("rlp", reason="rlp is not installed")
+pytest.importorskip("sha3", reason="safe-pysha3 is not installed")
+pytest.importorskip("coincurve", reason="coincurve is not installed")
+
+# The example of EIP-155: private key 0x46...46 on chain 1.
+EIP155 = bytes.fromhex(
+    "f86c098504a817c800825208943535353535353535353535353535353535353535880de0b6b3a76400008025a0"
+    "28ef61340bd939bc2195fe537567866003e1a15d3c71ff63e1590620aa636276a067cbe9d8997f761aecb703304b"
+    "3800ccf555c9f3dc64214b297fb1966a3b6d83"
+)
+KEY = b"\x46" * 32
+SIGNER = bytes.fromhex("9d8a62f656a8d1615c1294fd71e9cfb3e4855a4f")
+
+
+def test_the_example_of_eip_155() -> None:
+    opened = open_transaction(EIP155)
+    assert opened.type == 0
+    assert opened.chain_id == 1
+    assert opened.nonce == 9
+    assert opened.gas_price == 20 * 10**9
+    assert opened.gas == 21_000
+    assert opened.to == b"\x35" * 20
+    assert opened.value == 10**18
+    assert opened.input == b""
+    assert opened.access_list == ()
+    assert opened.v == 37
+    assert f"{opened.r:064x}{opened.s:064x}" == EIP155.hex()[-2 * 65 : -2 * 33] + EIP155.hex()[-64:]
+    assert opened.hash.hex() == "33469b22e9f636356c4160a87eb19df52b7412e8eac32a4a55ffe88ea8350788"
+    assert opened.sender == SIGNER
+    assert opened.max_fee_per_gas is None
+    assert not opened.is_injected
+
+
+def test_without_its_sender() -> None:
+    assert open_transaction(EIP155, sender=False) == open_transaction(EIP155)._replace(sender=None)
+
+
+def test_events_open_theirs() -> None:
+    assert events.Transaction(encoded=EIP155).open().sender == SIGNER
+    assert fixed.L2Tx(255, True, None, EIP155).open(sender=False).sender is None
+
+
+amounts = st.integers(0, 2**96 - 1) | st.integers(0, 130)
+payloads = st.fixed_dictionaries(
+    {
+        "nonce": st.integers(0, 2**40) | st.integers(0, 130),
+        "gas": st.integers(0, 2**40),
+        "to": st.binary(min_size=20, max_size=20) | st.just(b""),
+        "value": amounts,
+        "data": st.binary(max_size=300),
+    }
+)
+fees = st.fixed_dictionaries({"gasPrice": amounts})
+chains = st.integers(1, 2**40) | st.integers(1, 130)
+access = st.lists(
+    st.tuples(
+        st.binary(min_size=20, max_size=20),
+        st.lists(st.binary(min_size=32, max_size=32), max_size=3).map(tuple),
+    ),
+    max_size=3,
+)
+kinds = st.one_of(
+    st.builds(dict, fees),
+    st.builds(lambda fee, chain: fee | {"chainId": chain}, fees, chains),
+    st.builds(
+        lambda fee, chain, reads: fee | {"chainId": chain, "accessList": reads, "type": 1},
+        *(fees, chains, access),
+    ),
+    st.builds(
+        lambda tip, top, chain, reads: {
+            "maxPriorityFeePerGas": tip,
+            "maxFeePerGas": top,
+            "chainId": chain,
+            "accessList": reads,
+            "type": 2,
+        },
+        *(amounts, amounts, chains, access),
+    ),
+)
+
+
+@needs_eth_account
+@given(payloads, kinds)
+def test_what_eth_account_signs(payload: dict[str, Any], kind: dict[str, Any]) -> None:
+    fields = payload | kind
+    reads = fields.pop("accessList", None)
+    if reads is not None:
+        fields["accessList"] = [
+            {
+                "address": f"0x{address.hex()}",
+                "storageKeys": [f"0x{key.hex()}" for key in keys],
+            }
+            for address, keys in reads
+        ]
+    signed = Account.sign_transaction(fields, KEY)
+    opened = open_transaction(bytes(signed.raw_transaction))
+    assert opened.type == kind.get("type", 0)
+    assert opened.chain_id == kind.get("chainId")
+    assert opened.sender == SIGNER
+    assert opened.hash == bytes(signed.hash)
+    assert (opened.v, opened.r, opened.s) == (signed.v, signed.r, signed.s)
+    assert (opened.nonce, opened.gas, opened.value) == tuple(
+        payload[name] for name in ("nonce", "gas", "value")
+    )
+    assert (opened.to or b"", opened.input) == (payload["to"], payload["data"])
+    assert opened.gas_price == kind.get("gasPrice")
+    assert opened.max_fee_per_gas == kind.get("maxFeePerGas")
+    assert opened.max_priority_fee_per_gas == kind.get("maxPriorityFeePerGas")
+    assert opened.access_list == tuple(AccessTuple(*pair) for pair in reads or ())
+    reported = opened.as_json()
+    assert reported["hash"] == f"0x{bytes(signed.hash).hex()}"
+    assert int(reported["r"], 16) == signed.r
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_transaction_or_an_error(data: bytes) -> None:
+    error = DecodeFailed(None, "none")
+    try:
+        open_transaction(data)
+    except DecodeFailed as failed:
+        error = failed
+    assert error.number is None
+    assert str(error) == error.reason
+
+
+@given(changes, st.sampled_from([b"", b"\x01", b"\x02"]))
+def test_mutated_transactions(how: list[tuple[int, int, int]], prefix: bytes) -> None:
+    data = prefix + mutated(EIP155, how)
+    try:
+        opened = open_transaction(data)
+    except DecodeFailed:
+        return
+    assert opened.sender is None or len(opened.sender) == 20
+    assert opened.as_json()
+
+
+def legacy(*, v: int = 27, r: int = 1, s: int = 1, **others: bytes) -> bytes:
+    """A transaction whose items are numbers that need no signature to be right."""
+    items = dict.fromkeys(("nonce", "gas_price", "gas", "to", "value", "input"), b"\x80")
+    parts = [*(items | others).values(), *(rlp_number(number) for number in (v, r, s))]
+    return rlp_list(b"".join(parts))
+
+
+def test_the_largest_numbers() -> None:
+    most = rlp_number(2**256 - 1)
+    short = rlp_number(2**64 - 1)
+    opened = open_transaction(legacy(nonce=short, gas=short, value=most, gas_price=most))
+    assert (opened.nonce, opened.gas) == (2**64 - 1, 2**64 - 1)
+    assert (opened.value, opened.gas_price) == (2**256 - 1, 2**256 - 1)
+    numbers = [most, short, most, most, short, b"\x80", most, b"\x80", b"\xc0", *[b"\x01"] * 3]
+    assert open_transaction(b"\x02" + rlp_list(b"".join(numbers))).chain_id == 2**256 - 1
+
+
+@pytest.mark.parametrize(
+    "v, r, s",
+    [
+        (27, *transactions.MARKER),
+        (28, *transactions.MARKER),
+        (1, 5, 5),  # no parity
+        (0, 5, 5),
+        (34, 5, 5),
+        (27, 0, 5),
+        (27, 5, 0),
+        (27, 2**256 - 1, 5),
+        (2**256 - 1, 5, 5),
+        (27, 5, 5),  # 5 is no x of the curve
+    ],
+)
+def test_an_invalid_signature(v: int, r: int, s: int) -> None:
+    opened = open_transaction(legacy(v=v, r=r, s=s))
+    assert opened.sender is None
+    assert opened.is_injected is ((r, s) == transactions.MARKER)
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (b"", "not a transaction"),
+        (b"\x00" + EIP155, "not a transaction: unknown type, it begins with 0x00"),
+        (b"\x03" + EIP155, "not a transaction: unknown type, it begins with 0x03"),
+        (b"\x80", "not a transaction: unknown type, it begins with 0x80"),
+        (b"\x01", "not a transaction"),
+        (b"\x02\x80", "no list"),
+        (EIP155[:-1], "not a transaction"),
+        (EIP155 + b"\0", "not a transaction"),
+        (rlp_list(b"\x80" * 8), "a list of 8 items, but 9 items are expected"),
+        (b"\x01" + rlp_list(b"\x80" * 9), "a list of 9 items, but 11 items are expected"),
+        (legacy(to=rlp_bytes(b"x" * 19)), "to is 19 bytes, not 20 or none"),
+        (legacy(nonce=b"\xc0"), "nonce is a list"),
+        (legacy(nonce=b"\x00"), "the number nonce begins with a zero"),
+        (legacy(nonce=rlp_number(2**64)), "the number nonce has 9 bytes, more than 8"),
+        (legacy(gas=rlp_number(2**64)), "the number gas has 9 bytes, more than 8"),
+        (legacy(value=rlp_number(2**256)), "the number value has 33 bytes, more than 32"),
+        (legacy(gas_price=rlp_bytes(b"\x01" * 2000)), "the number gas_price has 2000 bytes"),
+        (legacy(v=2**256), "the number v has 33 bytes"),
+        (legacy(r=2**256), "the number r has 33 bytes"),
+        (legacy(s=2**300), "the number s has 38 bytes"),
+        (b"\x01" + rlp_list(b"\x80" * 11), "its access list is not a list"),
+        (b"\x01" + rlp_list(b"\x80" * 7 + b"\xc1\x80" + b"\x80" * 3), "not a list of pairs"),
+        (b"\x01" + rlp_list(b"\x80" * 7 + b"\xc3\xc2\x80\xc0" + b"\x80" * 3), "needs addresses"),
+        (b"\xff" * 9, "not a transaction"),
+        (rlp_list(b"\xc1" * 50_000), "not a transaction"),
+    ],
+)  # fmt: skip
+def test_what_is_no_transaction(data: bytes, message: str) -> None:
+    with pytest.raises(DecodeFailed, match=message) as caught:
+        open_transaction(data)
+    assert "\n" not in str(caught.value)
+
+
+def nested(depth: int) -> bytes:
+    data = b"\xc0"
+    for _ in range(depth):
+        data = rlp_list(data)
+    return data
+
+
+def test_lists_in_lists_without_end() -> None:
+    with pytest.raises(DecodeFailed):
+        open_transaction(nested(5000))
+
+
+@pytest.mark.parametrize("missing", ["rlp", "coincurve", "sha3"])
+def test_what_is_not_installed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(name: str, *_: Any) -> Any:
+        if name == missing:
+            raise ImportError(name)
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(transactions, "import_module", without)
+    for cached in (transactions._tools, transactions.keccak):
+        cached.cache_clear()
+    try:
+        with pytest.raises(ExtraMissing, match=r"pip install 'datastreamer\[zkevm\]'"):
+            open_transaction(EIP155)
+    finally:
+        for cached in (transactions._tools, transactions.keccak):
+            cached.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def real_transactions(real_stream: Any) -> list[bytes]:
+    from datastreamer import DataStream
+
+    with DataStream.open(real_stream, read_only=True) as stream:
+        return [
+            event.encoded
+            for run in stream.batches()
+            for _, event in decode_batch(run, version=stream.header.version)
+            if isinstance(event, events.Transaction)
+        ]
+
+
+def test_the_real_stream(real_transactions: list[bytes]) -> None:
+    opened = [open_transaction(encoded) for encoded in real_transactions]
+    assert len(opened) == 465
+    # The injected one is the first; each other sender's nonces go on without a gap, which no
+    # wrongly recovered sender's would.
+    assert [tx.is_injected for tx in opened] == [True] + [False] * 464
+    assert opened[0].sender is None
+    nonces: dict[bytes, int] = {}
+    for tx in opened[1:]:
+        assert tx.sender is not None
+        assert tx.nonce == nonces.get(tx.sender, tx.nonce)
+        nonces[tx.sender] = tx.nonce + 1
+    assert len(nonces) < 60
+    assert len({tx.hash for tx in opened}) == 465
+    assert {tx.chain_id for tx in opened} == {None, 779}
+
+
+@needs_eth_account
+def test_the_real_stream_as_eth_account_has_it(real_transactions: list[bytes]) -> None:
+    for encoded in real_transactions[1::20]:
+        sender = Account.recover_transaction(encoded)
+        assert open_transaction(encoded).sender == bytes.fromhex(sender[2:])
