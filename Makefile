@@ -1,6 +1,6 @@
 # Every target sets up what it needs in a virtual environment inside the checkout, and
-# rebuilds it after a change of pyproject.toml, setup.py or a Cython source. `make` alone
-# lists the targets.
+# rebuilds it after a change of pyproject.toml, setup.py or a Cython source. `make demo` needs
+# the package alone, the other targets also the tools of `[dev]`. `make` alone lists the targets.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,10 +12,15 @@ ARGS ?=
 # a JVM at times. tests/conftest.py orders the files. A process that crashes ends the run, because
 # a replacement makes the rest hang.
 SIDE_BY_SIDE ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# The lower layers, which most changes concern, and the rules for all modules.
+FAST := codec protocol transport storage/disk storage/header storage/read \
+	test_architecture.py test_language.py test_public_names.py
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help setup test demo spark-demo lint format types proto build bench soak sanitize clean distclean
+.PHONY: help core setup test test-fast test-oldest demo spark-demo lint format types proto build bench soak \
+	sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,18 +29,30 @@ help:
 	@echo "make lint       ruff                     make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
-	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
+	@echo "make sanitize   the tests of the C code with bounds checks, AddressSanitizer, ThreadSanitizer"
+	@echo "make test-fast  the tests for an edit loop: the lower layers"
+	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
 	@echo "make clean      remove what was built    make distclean  ... and the environment"
-	@echo "PYTHON=... (now $(PYTHON), 3.10 or later), VENV=..., ARGS='options for pytest',"
+	@echo "PYTHON=... (now $(PYTHON), 3.11 or later), VENV=..., ARGS='options for pytest',"
 	@echo "BENCH=bench/bench_codec.py (a part of the benchmarks)"
 
-setup: $(VENV)/.built
+core: $(VENV)/.core $(VENV)/.built
+
+setup: core $(VENV)/.dev
 
 test: setup
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-demo: setup
+test-fast: setup
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m "not slow" $(FAST:%=tests/%) $(ARGS)
+
+test-oldest: $(VENV)/.created
+	@mkdir -p build
+	@$(PY) .ci/requirements.py oldest >build/oldest.txt
+	PIP_CONSTRAINT=$(abspath build/oldest.txt) $(MAKE) test VENV=.venv-oldest
+
+demo: core
 	@$(PY) examples/showcase.py
 
 spark-demo: setup
@@ -51,7 +68,7 @@ format: setup
 	$(PY) -m ruff format .
 
 types: setup
-	$(PY) -m mypy
+	$(PY) -m mypy $(ARGS)
 
 proto: setup
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO)
@@ -78,17 +95,28 @@ clean:
 	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-oldest
 
 $(VENV)/.created:
 	@PYTHON='$(PYTHON)' .ci/python $(VENV)
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml setup.py $(VENV)/.created
-	@echo "installing into $(VENV)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(VENV)/.tools: pyproject.toml $(VENV)/.created
+	@echo "installing setuptools and Cython"
+	@$(PY) .ci/requirements.py build | $(PIP) --requirement /dev/stdin
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.installed $(CYTHON)
+$(VENV)/.built: setup.py $(CYTHON) $(VENV)/.tools
 	@$(PY) setup.py --quiet build_ext --inplace
+	@touch $@
+
+# pip alone would build all modules again, in an environment of its own.
+$(VENV)/.core: pyproject.toml setup.py | $(VENV)/.built
+	@echo "installing datastreamer and the packages that it needs"
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "installing the tools for tests, checks and Spark: about 1 GB, some minutes"
+	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@

@@ -1,48 +1,90 @@
 """The compiled modules; everything else about the project is in pyproject.toml."""
 
+from __future__ import annotations
+
+import itertools
 import os
+import sys
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 # DATASTREAMER_CHECKED=1 builds with bounds checks and, if CFLAGS asks for it,
 # with a sanitizer: slower, for the test suite (`make sanitize`).
-checked = os.environ.get("DATASTREAMER_CHECKED") == "1"
-flags = ["-O1", "-g"] if checked else ["-O3"]
-modules = {
-    "datastreamer._codec": ["datastreamer/_codec.pyx"],
-    "datastreamer.arrow._columns": ["datastreamer/arrow/_columns.pyx"],
-    "datastreamer._filtered": ["datastreamer/_filtered.pyx"],
-    "datastreamer._pages": ["datastreamer/_pages.pyx"],
-    "datastreamer._lines": ["datastreamer/_lines.pyx"],
-    "datastreamer._packer": ["datastreamer/_packer.pyx"],
-    "datastreamer.reassembly._ledger": ["datastreamer/reassembly/_ledger.pyx"],
-    "datastreamer.reassembly._messages": ["datastreamer/reassembly/_messages.pyx"],
-    "datastreamer.reassembly._reassembler": ["datastreamer/reassembly/_reassembler.pyx"],
-    "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],
-    "datastreamer.storage.bookmarks._blocks": ["datastreamer/storage/bookmarks/_blocks.pyx"],
-    "datastreamer.storage.disk._commit": ["datastreamer/storage/disk/_commit.pyx"],
-    "datastreamer.storage.sums._page_sums": ["datastreamer/storage/sums/_page_sums.pyx"],
-    "datastreamer.storage.disk._placement": ["datastreamer/storage/disk/_placement.pyx"],
-    "datastreamer.zkevm._wire": ["datastreamer/zkevm/_wire.pyx"],
-    "datastreamer.server.streaming._fanout": ["datastreamer/server/streaming/_fanout.pyx"],
-}
+CHECKED = os.environ.get("DATASTREAMER_CHECKED") == "1"
+COMPILE = ["-O1", "-g"] if CHECKED else ["-O3", "-g0"]
+# Symbols that only a debugger reads double the size of an installed module.
+LINK = ["-Wl,-s"] if sys.platform == "linux" and not CHECKED else []
+CORES = os.cpu_count() or 1
 
-setup(
-    ext_modules=cythonize(
-        [Extension(name, sources, extra_compile_args=flags) for name, sources in modules.items()],
-        compiler_directives={
-            "language_level": 3,
-            "embedsignature": False,
-            "boundscheck": checked,
-            "wraparound": False,
-            "cdivision": True,
-            "initializedcheck": checked,
-            "freethreading_compatible": False,
-        },
-        annotate=False,
-        quiet=True,
-    ),
-    # One compiler for each CPU: fifteen modules take a minute otherwise.
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
-)
+MODULES = [
+    "datastreamer._codec",
+    "datastreamer._filtered",
+    "datastreamer._lines",
+    "datastreamer._packer",
+    "datastreamer._pages",
+    "datastreamer.arrow._columns",
+    "datastreamer.reassembly._ledger",
+    "datastreamer.reassembly._messages",
+    "datastreamer.reassembly._reassembler",
+    "datastreamer.server.streaming._fanout",
+    "datastreamer.server.streaming._live_thread",
+    "datastreamer.storage.bookmarks._blocks",
+    "datastreamer.storage.bookmarks._pairs",
+    "datastreamer.storage.disk._commit",
+    "datastreamer.storage.disk._placement",
+    "datastreamer.storage.sums._page_sums",
+    "datastreamer.zkevm._wire",
+]
+
+
+class Build(build_ext):
+    """Translates and compiles on all cores, and prints what it does and how far it is."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or CORES
+        if self.inplace:
+            # pip builds an editable install in temporary folders, in which nothing is up to date.
+            self.build_lib = self.build_temp = f"build/inplace-{sys.implementation.cache_tag}"
+
+    def build_extensions(self) -> None:
+        print(f"building {len(self.extensions)} modules on {CORES} cores", flush=True)
+        translated = cythonize(
+            self.extensions,
+            nthreads=CORES,
+            compiler_directives={
+                "language_level": 3,
+                "embedsignature": False,
+                "boundscheck": CHECKED,
+                "wraparound": False,
+                "cdivision": True,
+                "initializedcheck": CHECKED,
+                "freethreading_compatible": False,
+            },
+        )
+        for extension, made in zip(self.extensions, translated, strict=True):
+            extension.sources, extension.depends = made.sources, [*made.depends, "setup.py"]
+        self.built = itertools.count(1)
+        super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        super().build_extension(ext)
+        print(f"  {next(self.built)} of {len(self.extensions)}: {ext.name}", flush=True)
+
+
+# Cython's processes may import this file again.
+if __name__ == "__main__":
+    setup(
+        cmdclass={"build_ext": Build},
+        ext_modules=[
+            Extension(
+                name,
+                [f"{name.replace('.', '/')}.pyx"],
+                extra_compile_args=COMPILE,
+                extra_link_args=LINK,
+            )
+            for name in MODULES
+        ],
+    )

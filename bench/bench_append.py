@@ -162,6 +162,45 @@ def test_operations(
     )
 
 
+@pytest.mark.parametrize("bookmark", [False, True], ids=["plain", "bookmark"])
+@pytest.mark.parametrize("entries", [1, OPERATION])
+def test_append(
+    versus: Versus, reference: Any, smoke: bool, tmp_path: Path, entries: int, bookmark: bool
+) -> None:
+    """`append` and `append_many`: an operation in one call."""
+    operations = 50 if smoke else 50_000
+    data = bytes(SIZE)
+    items = [data] * entries
+
+    def ours() -> Done:
+        with new_stream(tmp_path) as stream:
+            begin = time.perf_counter()
+            for number in range(operations):
+                key = number.to_bytes(8, "big") if bookmark else None
+                if entries == 1:
+                    stream.append(1, data, bookmark=key)
+                else:
+                    stream.append_many(1, items, bookmark=key)
+            return Done(operations, time.perf_counter() - begin)
+
+    def theirs() -> Done:
+        _, seconds = reference.append(operations, entries, SIZE, bookmarks=bookmark)
+        return Done(operations, seconds)
+
+    size = entries * (17 + SIZE) + (25 if bookmark else 0)
+    versus(
+        f"append, one call an operation of {entries}{' and a bookmark' if bookmark else ''}, "
+        "200 B, not synced",
+        ours,
+        {
+            "reference (Go)": reference and theirs,
+            "two bare pwrites": lambda: bare_commits(tmp_path, operations, size, sync=False),
+        },
+        unit="operations/s",
+        at_least=1.3 if entries == 1 and not bookmark else 2.0,
+    )
+
+
 def test_operations_synced(versus: Versus, smoke: bool, tmp_path: Path) -> None:
     operations = 5 if smoke else 2_000
     data = bytes(SIZE)

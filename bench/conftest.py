@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from bench.measure import Done
-from tests.interop.peer import go_missing
+from tests.programs import missing
 
 Work = Callable[[], object]
 Rival = Work | float | None
@@ -33,7 +33,7 @@ Record = Callable[..., None]
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The Go reference implementation (`bench.rivals.reference.Reference`), or None
     where go is missing: ``{"reference (Go)": reference and (lambda: ...)}``."""
-    if go_missing():
+    if missing("go"):
         return None
     from bench.rivals.reference import Reference
 

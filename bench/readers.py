@@ -10,6 +10,7 @@ server.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import queue
@@ -20,9 +21,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -126,6 +127,64 @@ def point_reads(
     return waits
 
 
+class Question(NamedTuple):
+    """A request, and the size of its answer."""
+
+    request: bytes
+    answer: int
+
+
+def asked_in_turn(
+    address: tuple[str, int], questions: Sequence[Question], connections: int
+) -> Done:
+    """Ask on that many connections, each of which waits for its answer before it asks again."""
+    left = iter(questions)
+    opened = {one.fileno(): one for one in (_connect(address) for _ in range(connections))}
+    due: dict[int, int] = {}
+    poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
+    begin = time.perf_counter()
+    for fileno, connection in opened.items():
+        if question := next(left, None):
+            poll.register(fileno, select.POLLIN)
+            connection.sendall(question.request)
+            due[fileno] = question.answer
+    while due:
+        for fileno, _ in poll.poll():
+            connection = opened[fileno]
+            received = len(connection.recv(due[fileno]))
+            if not received:
+                raise ConnectionError("the server closed too early")
+            due[fileno] -= received
+            if not due[fileno]:
+                del due[fileno]
+                if question := next(left, None):
+                    connection.sendall(question.request)
+                    due[fileno] = question.answer
+    seconds = time.perf_counter() - begin
+    for connection in opened.values():
+        connection.close()
+    return Done(len(questions), seconds)
+
+
+def asked_at_once(address: tuple[str, int], questions: Sequence[Question], in_flight: int) -> Done:
+    """Ask on one connection, with several questions in flight."""
+    ends = list(itertools.accumulate(len(question.request) for question in questions))
+    request = b"".join(question.request for question in questions)
+    answer = questions[0].answer
+    with _connect(address) as connection:
+        begin = time.perf_counter()
+        sent, got, total = 0, 0, len(questions) * answer
+        while got < total:
+            window = ends[min(got // answer + in_flight, len(ends)) - 1]
+            if sent < window:
+                sent += connection.send(request[sent:window])
+            received = len(connection.recv(1 << 16))
+            if not received:
+                raise ConnectionError(f"the server closed after {got} of {total} bytes")
+            got += received
+        return Done(len(questions), time.perf_counter() - begin)
+
+
 def some_numbers(entries: int, count: int) -> list[int]:
     """`count` numbers of entries, near to no order."""
     step = 7919
@@ -136,20 +195,9 @@ def pipelined(
     address: tuple[str, int], *, count: int, entries: int, size: int, in_flight: int = 100
 ) -> Done:
     """Ask for `count` of the first `entries` entries, with several queries in flight."""
-    request = b"".join(START.pack(5, 1, number) for number in some_numbers(entries, count))
     answer = len(RESULT_OK) + HEAD + size
-    with _connect(address) as connection:
-        begin = time.perf_counter()
-        sent, got, total = 0, 0, count * answer
-        while got < total:
-            window = (got // answer + in_flight) * START.size
-            if sent < min(window, len(request)):
-                sent += connection.send(request[sent:window])
-            received = len(connection.recv(1 << 16))
-            if not received:
-                raise ConnectionError(f"the server closed after {got} of {total} bytes")
-            got += received
-        return Done(count, time.perf_counter() - begin)
+    questions = [Question(START.pack(5, 1, at), answer) for at in some_numbers(entries, count)]
+    return asked_at_once(address, questions, in_flight)
 
 
 def echoes(address: tuple[str, int], count: int, *, size: int) -> list[float]:

@@ -33,5 +33,11 @@ cdef class Packed:
     cdef uint64_t _number
 
 
+# Of an `EntryPacker`, which is given as what it inherits from.
+cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object type,
+                         object items, object bookmark) except -1
+cdef int end_operation(Packed packed) except -1
+
+
 cdef inline Py_ssize_t segment_end(Packed packed, Py_ssize_t i) noexcept:
     return packed._used if i + 1 == packed._count else packed._segments[i + 1].begin

@@ -13,6 +13,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
+from cpython.long cimport PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX
@@ -61,10 +62,11 @@ cdef bytes copied(object data):
         PyBuffer_Release(&view)
 
 
-cdef Py_ssize_t measure(object items) except -2:
+cdef Py_ssize_t measure(object items, bint refuse=True) except -2:
     """An upper bound of the packed size of a list or tuple of bytes, with padding marks.
 
-    -1 if an item is of another type; raises `EntryTooLarge`. Runs no Python code.
+    -1 if an item is of another type; raises `EntryTooLarge`, or without `refuse` returns -1. Runs
+    no Python code.
     """
     cdef PyObject** item = PySequence_Fast_ITEMS(items)
     cdef Py_ssize_t i, size, total = 0
@@ -73,6 +75,8 @@ cdef Py_ssize_t measure(object items) except -2:
             return -1
         size = size_of(item[i])
         if size > MAX_DATA_SIZE:
+            if not refuse:
+                return -1
             refuse_size(size, i)
         total += HEAD_SIZE + size + 1
     return total
@@ -167,8 +171,10 @@ cdef class EntryPacker(Packed):
 
         `total_length` is a file offset, as in the header. The arena's memory is reused.
         """
-        cdef int64_t offset = as_file_offset(total_length)
-        cdef uint64_t number = as_u64(total_entries, "the number of entries")
+        self._begin(as_file_offset(total_length), as_u64(total_entries, "the number of entries"))
+
+    @cython.final
+    cdef int _begin(self, int64_t offset, uint64_t number) except -1:
         if offset > INT64_MAX - LARGEST_OPERATION:
             raise ValueError(f"a stream of {offset} bytes has no space for an operation")
         self._spare = None
@@ -178,6 +184,7 @@ cdef class EntryPacker(Packed):
         self._room = page_room(offset)
         self._number = number
         self._open = True
+        return 0
 
     def close(self):
         """End the operation. The packed bytes can be read until the next `begin`."""
@@ -265,6 +272,10 @@ cdef class EntryPacker(Packed):
     def add_bookmark(self, key):
         """Add a bookmark and return its number. Raises `BadBookmark` if its key is not 1 to 16
         bytes."""
+        return self._add_mark(key)
+
+    @cython.final
+    cdef uint64_t _add_mark(self, key) except? 0xFFFFFFFFFFFFFFFF:
         cdef bytes its_key = key if PyBytes_CheckExact(key) else copied(key)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(its_key)
         if not 1 <= size <= MAX_BOOKMARK_SIZE:
@@ -603,3 +614,37 @@ cdef class EntryPacker(Packed):
             self._add(kinds[i] if kinds != NULL else kind,
                       <const uint8_t*>bytes_of(items[i]), size_of(items[i]))
         return 0
+
+
+cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object type,
+                         object items, object bookmark) except -1:
+    """Open an operation on a stream that ends there, and add a bookmark (None: without) and an
+    event of this type for each item. False if only the methods of `EntryPacker` can add them, or
+    refuse them: then no operation is open that was not open before."""
+    cdef EntryPacker packer = packed
+    cdef Py_ssize_t total
+    if packer._open or not PyLong_CheckExact(type) or not isinstance(items, (list, tuple)):
+        return False
+    if bookmark is not None and not (PyBytes_CheckExact(bookmark)
+                                     and 1 <= PyBytes_GET_SIZE(bookmark) <= MAX_BOOKMARK_SIZE):
+        return False
+    packer._begin(offset, number)
+    try:
+        kind = as_event_type(type)
+        if bookmark is not None:
+            packer._add_mark(bookmark)
+        total = measure(items, False)
+        if 0 < total <= packer._spill_at - packer._used:
+            packer._put_all(kind, NULL, PySequence_Fast_ITEMS(items),
+                            PySequence_Fast_GET_SIZE(items))
+            return True
+    except BaseException:
+        packer._open = False
+        raise
+    packer._open = False
+    return False
+
+
+cdef int end_operation(Packed packed) except -1:
+    (<EntryPacker?>packed)._open = False
+    return 0

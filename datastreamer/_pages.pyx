@@ -10,11 +10,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.pyport cimport PY_SSIZE_T_MAX as UNBOUNDED
 from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from datastreamer._codec cimport as_file_offset, as_packet, as_u64, corrupt, span_end
 from datastreamer._entry cimport (
-    HEAD_SIZE, NOTHING, PADDING, PAGE_SIZE, PART, Verdict, WHOLE, get_u32, page_room,
+    HEAD_SIZE, NOTHING, PADDING, PAGE_SIZE, PART, TYPE_BOOKMARK, Verdict, WHOLE, get_u32, page_room,
 )
 from datastreamer._run cimport step_over
 
@@ -96,6 +96,17 @@ cdef struct Place:
     int64_t offset     # in the file, of a point
     uint64_t number    # of the entry there
     int64_t limit      # in the file: the wanted entry ends at or before it
+
+
+cdef bytes packed_after(bytes prefix, uint8_t packet, const char* entry, uint32_t length):
+    """`prefix`, and the entry with this packet type."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(prefix)
+    cdef bytes found = PyBytes_FromStringAndSize(NULL, size + length)
+    cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(found)
+    memcpy(to, PyBytes_AS_STRING(prefix), size)
+    memcpy(to + size, entry, length)
+    to[size] = packet
+    return found
 
 
 @cython.final
@@ -200,11 +211,9 @@ cdef class PageTable:
         cdef uint64_t wanted = as_u64(number, "an entry number")
         cdef uint8_t packet = as_packet(packet_type)
         cdef Place place = self._place(wanted)
-        cdef Py_ssize_t at = 0, before = 0, room = UNBOUNDED, size = PyBytes_GET_SIZE(prefix)
+        cdef Py_ssize_t at = 0, before = 0, room = UNBOUNDED
         cdef uint32_t length = 0
         cdef bytes near = read(place.limit - place.offset, place.offset)
-        cdef bytes found
-        cdef uint8_t* to
         if near is None:
             raise TypeError("read() returned no bytes")
         while place.number <= wanted:
@@ -212,12 +221,39 @@ cdef class PageTable:
             if step_over(<const uint8_t*>PyBytes_AS_STRING(near), &at, PyBytes_GET_SIZE(near),
                          &room, &place.number, &length) != WHOLE:
                 return None
-        found = PyBytes_FromStringAndSize(NULL, size + length)
-        to = <uint8_t*>PyBytes_AS_STRING(found)
-        memcpy(to, PyBytes_AS_STRING(prefix), size)
-        memcpy(to + size, PyBytes_AS_STRING(near) + before, length)
-        to[size] = packet
-        return found
+        return packed_after(prefix, packet, PyBytes_AS_STRING(near) + before, length)
+
+    def read_event(self, number, bytes key not None, read, bytes prefix not None, packet_type):
+        """As `read`, of the first event after entry `number`, which is the bookmark `key`. None
+        also if it is not, and if there is no event up to the point after the next entry."""
+        cdef uint64_t wanted = as_u64(number, "an entry number")
+        cdef uint8_t packet = as_packet(packet_type)
+        cdef Place place = self._place(wanted)
+        cdef Py_ssize_t at = 0, before, room = UNBOUNDED
+        cdef uint32_t length = 0
+        cdef bint bookmark
+        cdef const uint8_t* p
+        cdef bytes near
+        if wanted + 1 < self.next_number:
+            place.limit = self._place(wanted + 1).limit
+        near = read(place.limit - place.offset, place.offset)
+        if near is None:
+            raise TypeError("read() returned no bytes")
+        while True:
+            before = at
+            if step_over(<const uint8_t*>PyBytes_AS_STRING(near), &at, PyBytes_GET_SIZE(near),
+                         &room, &place.number, &length) != WHOLE:
+                return None
+            if place.number <= wanted:
+                continue
+            p = <const uint8_t*>PyBytes_AS_STRING(near) + before
+            bookmark = get_u32(p + 5) == TYPE_BOOKMARK
+            if place.number == wanted + 1:
+                if (not bookmark or <Py_ssize_t>length != HEAD_SIZE + PyBytes_GET_SIZE(key)
+                        or memcmp(p + HEAD_SIZE, PyBytes_AS_STRING(key), length - HEAD_SIZE)):
+                    return None
+            elif not bookmark:
+                return packed_after(prefix, packet, PyBytes_AS_STRING(near) + before, length)
 
     cdef Place _place(self, uint64_t wanted) except *:
         cdef Place place

@@ -1,4 +1,4 @@
-"""Where the tests find what they read: recorded data of the reference, if it is there."""
+"""Where the tests find what they read, in which order they run, and which were skipped and why."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import json
 import os
 import signal
 import tarfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+GOLDEN = Path(__file__).resolve().parent / "golden"
+REAL = GOLDEN.parents[2] / "shared" / "real" / "hermez-net8-stream.tar.gz"
 
 # A machine that is busy with something else is no fault of an example.
 settings.register_profile("patient", deadline=None)
@@ -56,19 +58,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in soak]
 
 
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder with the real stream and the golden data; skips where it is absent."""
-    if not (SHARED / "golden").is_dir():
-        pytest.skip(f"no recorded data of the reference implementation at {SHARED}")
-    return SHARED
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print at the end how many tests were skipped, with each reason."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or config.option.collectonly or hasattr(config, "workerinput"):
+        return
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in reporter.getreports("skipped")
+    )
+    each = [f"{count}, because {reason}" for reason, count in sorted(reasons.items())]
+    reporter.write_line("skipped tests: " + ("; ".join(each) or "none"))
 
 
 @pytest.fixture(scope="session")
-def real_stream(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The production node's stream file, unpacked; tests must not write to it."""
+    if not REAL.exists():
+        pytest.skip(
+            "the stream of a production node is not part of this repository, and not at "
+            "../shared/real/ beside it"
+        )
     folder = tmp_path_factory.mktemp("real")
-    with tarfile.open(shared / "real" / "hermez-net8-stream.tar.gz") as tar:
+    with tarfile.open(REAL) as tar:
         for member in tar:
             if member.isfile() and member.name.endswith(".bin"):
                 target = folder / Path(member.name).name
@@ -130,8 +142,8 @@ class Golden:
 
 
 @pytest.fixture
-def golden(shared: Path, tmp_path: Path) -> Golden:
-    return Golden(shared / "golden", tmp_path)
+def golden(tmp_path: Path) -> Golden:
+    return Golden(GOLDEN, tmp_path)
 
 
 def make_data(recipe: dict[str, Any]) -> bytes:

@@ -1,7 +1,8 @@
 #!/bin/sh
 # The tests of the C code on a build with bounds checks and AddressSanitizer, made in a
-# throw-away copy of the package. PYTHON names the interpreter of an environment with the
-# development tools in it; arguments go to pytest.
+# throw-away copy of the package; and those of the thread that serves live clients with
+# ThreadSanitizer. PYTHON names the interpreter of an environment with the development tools in
+# it; arguments go to pytest.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -9,14 +10,17 @@ PYTHON=${PYTHON:-$here/.venv/bin/python}
 CC=${CC:-gcc}
 
 # What has to be loaded before Python, which is not built with the sanitizer itself.
-library=$($CC -print-file-name=libasan.so)
-case $library in
-/*) ;;
-*)
-    echo "sanitize: $CC has no libasan.so; install it (libasan, gcc) or name another compiler in CC" >&2
-    exit 1
-    ;;
-esac
+library_of() {
+    case $($CC -print-file-name="$1") in
+    /*) $CC -print-file-name="$1" ;;
+    *)
+        echo "sanitize: $CC has no $1; install it (gcc) or name another compiler in CC" >&2
+        exit 1
+        ;;
+    esac
+}
+library=$(library_of libasan.so)
+thread_library=$(library_of libtsan.so)
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -25,7 +29,7 @@ trap 'exit 130' INT TERM
 mkdir "$scratch/main"
 (cd "$here" && find setup.py pyproject.toml datastreamer tests bench docs examples -type f \
     ! -name '*.c' ! -name '*.so' ! -name '*.pyc' | tar -cf - -T -) | tar -xf - -C "$scratch/main"
-# The tests look for recorded data beside the checkout.
+# The tests look for the stream of a production node beside the checkout.
 [ ! -d "$here/../shared" ] || ln -s "$(cd "$here/../shared" && pwd)" "$scratch/shared"
 
 cd "$scratch/main"
@@ -54,4 +58,34 @@ ctypes.memmove(ctypes.create_string_buffer(4096), id(block) + 64, 4000)
 fi
 
 run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
-    tests/reassembly tests/arrow/test_record_batches.py tests/storage/disk/test_commit.py tests/storage/disk/test_file_ops.py "$@"
+    tests/reassembly tests/arrow/test_record_batches.py tests/storage/disk/test_commit.py tests/storage/disk/test_file_ops.py \
+    tests/server/streaming/test_live_thread.py "$@"
+
+# ThreadSanitizer knows the locks of Python, and sees the accesses of this one module.
+echo "sanitize: the thread that serves live clients, with ThreadSanitizer"
+module=datastreamer/server/streaming/_live_thread
+mkdir "$scratch/threads"
+(cd "$here" && find pyproject.toml datastreamer tests -type f ! -name '*.c' ! -name '*.pyc' \
+    | tar -cf - -T -) | tar -xf - -C "$scratch/threads"
+ask() { "$PYTHON" -c "import sysconfig; print(sysconfig.$1)"; }
+compile() { $CC -shared -fPIC -O1 -g -fsanitize=thread -I"$(ask 'get_path("include")')" "$@"; }
+compile "$scratch/main/$module.c" -o "$scratch/threads/$module$(ask 'get_config_var("EXT_SUFFIX")')"
+cat >"$scratch/race.c" <<'END'
+#include <pthread.h>
+int count;
+static void *add(void *ignored) { for (int i = 0; i < 1000; i++) count++; return ignored; }
+void race(void) { pthread_t it; pthread_create(&it, 0, add, 0); add(0); pthread_join(it, 0); }
+END
+compile "$scratch/race.c" -o "$scratch/race.so"
+
+cd "$scratch/threads"
+run_threads() {
+    LD_PRELOAD=$thread_library PYTHONPATH=$scratch/threads TSAN_OPTIONS=exitcode=66 "$@"
+}
+if run_threads "$PYTHON" -c "import ctypes; ctypes.CDLL('$scratch/race.so').race()" \
+    >"$scratch/proof" 2>&1 || ! grep -q "data race" "$scratch/proof"; then
+    cat "$scratch/proof" >&2
+    echo "sanitize: ThreadSanitizer does not detect a data race; no test ran" >&2
+    exit 1
+fi
+run_threads "$PYTHON" -m pytest -p no:cacheprovider tests/server/streaming/test_live_thread.py

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
+import tomllib
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,12 +17,8 @@ import yaml
 from datastreamer.client.blocking_client import BlockingClient
 from tests.cli.process import Running, running
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-CONTRIB = Path(__file__).resolve().parent.parent / "contrib"
+ROOT = Path(__file__).resolve().parent.parent
+CONTRIB = ROOT / "contrib"
 DOCKER = CONTRIB / "docker"
 COMPOSE: Any = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: Any = COMPOSE["services"]
@@ -40,6 +36,15 @@ def targets() -> list[str]:
     [static] = job["static_configs"]
     found: list[str] = static["targets"]
     return found
+
+
+def test_the_workflow_runs_each_python_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [each.split(" :: ")[-1] for each in project["classifiers"] if each.startswith(prefix)]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    assert workflow["jobs"]["versions"]["strategy"]["matrix"]["python"] == named
+    assert project["requires-python"] == f">={named[0]}"
 
 
 def test_the_compose_file_hangs_together() -> None:

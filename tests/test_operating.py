@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +16,7 @@ from datastreamer.metrics.exposition import LISTED_CLIENTS, Tally, exposition_pa
 from datastreamer.metrics.names import METRICS
 from datastreamer.server.metrics import REASONS
 from datastreamer.server.session import FAILED
+from tests.programs import needs
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATING = (ROOT / "docs" / "OPERATING.md").read_text()
@@ -95,7 +95,7 @@ def test_the_alerts_are_about_what_there_is() -> None:
     assert named <= series()
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool")
+@needs("promtool")
 @pytest.mark.parametrize(
     "words",
     [

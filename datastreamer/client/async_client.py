@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.base import BatchesBase, ClientBase, IterationBase

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Self
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.base import BatchesBase, ClientBase, IterationBase

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from datastreamer.format import (
     COMMAND_AUTHENTICATE,
     COMMAND_BATCH_READ,
+    COMMAND_BOOKMARK,
     COMMAND_CAPABILITIES,
     COMMAND_COMMIT_START,
     COMMAND_ENTRY,
@@ -200,6 +201,8 @@ class ServerConnection:
             (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
             self._at = at + _NUMBERED_SIZE
             return _NUMBERED[command](number)
+        if command == COMMAND_BOOKMARK:
+            return self._keyed(command)
         if command == COMMAND_BATCH_READ:
             if have < _BATCH_SIZE:
                 return self._wait()

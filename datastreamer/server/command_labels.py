@@ -20,9 +20,10 @@ from datastreamer.protocol.messages import (
 )
 
 ENTRY: Final = "entry"
+BOOKMARK: Final = "bookmark"
 KINDS: Final = {
     EntryQuery: ENTRY,
-    BookmarkQuery: "bookmark",
+    BookmarkQuery: BOOKMARK,
     HeaderQuery: "header",
     CapabilitiesQuery: "capabilities",
     BatchQuery: "batch_read",

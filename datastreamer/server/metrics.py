@@ -65,6 +65,7 @@ async def collect(
     by what happened meanwhile.
     """
     head = server.stream.reader.head
+    server.broadcast.locate()
     entries = Tally("datastreamer_clients_lag_entries")
     sizes = Tally("datastreamer_clients_lag_bytes")
     states: Counter[str] = Counter()

@@ -101,21 +101,29 @@ class QueryAnswers:
         stream raises."""
         self.add(await self._answer_to(question), question)
 
-    def answer_entries(
-        self, question: EntryQuery, next_event: Callable[[], Event | None], most: int
-    ) -> tuple[int, Event | None]:
-        """As `answer` for this query and the entry queries that follow it, up to `most` and until
-        answers are `full`, as long as the entries are known to be resident. Returns how many were
-        answered, and the next event if it is not answered yet."""
+    def answer_at_hand(
+        self, question: Event, next_event: Callable[[], Event | None], most: int
+    ) -> tuple[int, int, Event | None]:
+        """As `answer` for this query and those that follow it, up to `most` and until answers are
+        `full`, as long as they are entry and bookmark queries whose entries are known to be
+        resident. Returns how many of each were answered, and the next event if it is not answered
+        yet."""
         packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
         answers, questions = self._answers, self._questions
         if not answers:
             self._epoch = self._stream.epoch
-        size, before = self.size, len(answers)
+        size, before, bookmarks = self.size, len(answers), 0
         most += before
         left: Event | None = question
-        while type(left) is EntryQuery:
-            found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
+        while True:
+            if type(left) is EntryQuery:
+                found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
+            elif type(left) is BookmarkQuery:
+                # All were asked before the first look at what is committed.
+                found = self._first_event_at_hand(left.key, look=not bookmarks)
+                bookmarks += found is not None
+            else:
+                break
             if found is None:
                 break
             answers.append(found)
@@ -125,7 +133,26 @@ class QueryAnswers:
             if size >= _ANSWERS_BYTES or len(answers) >= most:
                 break
         self.size = size
-        return len(answers) - before, left
+        return len(answers) - before - bookmarks, bookmarks, left
+
+    def _first_event_at_hand(self, key: bytes, *, look: bool) -> bytes | None:
+        """The answer to a bookmark query; None if it needs the disk, a repair, or a search for the
+        event. `look` for what is committed first."""
+        stream, broadcast = self._stream, self._broadcast
+        if look:
+            stream.refresh_open_file()
+            if broadcast.changing:
+                return None
+        cold, bookmarks = broadcast.cold, stream.bookmarks
+        if bookmarks.unread() > _INLINE_SCAN or not cold.index_at_hand:
+            return None
+        try:
+            number = cold.look_up(bookmarks.newest_at_hand, key)
+        except NotAtHandError:
+            return None
+        if number is None:
+            return messages.OK + messages.NOT_FOUND
+        return stream.reader.packed_from(cold.warm, number, messages.OK, PACKET_ANSWER, key)
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)

@@ -82,7 +82,8 @@ class Server:
         self.counts = Counts()
         self.scrub = Scrub(self.limits.scrub_rate, self.counts)
         self._healer = Healer(heal_from, self.counts)
-        self.sessions: set[Session] = set()
+        self.sessions: dict[Session, None] = {}
+        """The clients' sessions, in the order in which they were accepted."""
         self.publish_lease = (
             None if publishing is None else PublishLease(publishing, stream, tls, self.counts)
         )
@@ -266,14 +267,14 @@ class Server:
             gate=self.gate,
             place=place,
         )
-        self.sessions.add(session)
+        self.sessions[session] = None
         _log.debug("%s: connected", transport.peer)
         if self._finishing:
             session.finish(0)
         try:
             await session.run()
         finally:
-            self.sessions.discard(session)
+            del self.sessions[session]
             self.broadcast.forget(session.sender)
             if place is None or not place.short_of:
                 self.counts.ended[session.reason or SERVER_ENDED] += 1
@@ -301,7 +302,7 @@ class Server:
         entries = self.stream.total_entries
         late = not await self._leave_within(grace * _UNHURRIED, entries)
         if late:
-            unfinished = sum(session.sender.owes(entries) for session in self.sessions)
+            unfinished = self._owes(entries)
             await self._leave_within(grace * (1 - _UNHURRIED), 0)
             if unfinished:
                 words = "%d clients did not receive all committed entries within %g s"
@@ -322,6 +323,7 @@ class Server:
     def change(self, start: int, stop: int | None, done: bool) -> None:
         """Entries are about to be truncated or updated: end the sessions that this affects. With
         `done` the change is made: waiting clients continue."""
+        self.broadcast.disarm()
         self.stream.refresh_open_file()
         if done:
             self.broadcast.release()
@@ -333,24 +335,26 @@ class Server:
 
     def _affected(
         self, start: int, stop: int | None, *, late: bool = False
-    ) -> tuple[int, set[Session]]:
+    ) -> tuple[int, list[Session]]:
         """The file offset of entry `start`, and the sessions that a change of the entries from it
         up to `stop` affects."""
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
-        found = {s for s in self.sessions if s.affected(start, offset, stop, end, late)}
+        found = [s for s in self.sessions if s.affected(start, offset, stop, end, late)]
         return offset, found
 
     def _apply_change(
-        self, start: int, stop: int | None, offset: int, affected: set[Session], by: str = ""
+        self, start: int, stop: int | None, offset: int, affected: list[Session], by: str = ""
     ) -> None:
         what = "truncated" if stop is None else "changed"
         for session in affected:
             self._end(session, what + by, start)
         if stop is None:
-            for session in self.sessions.difference(affected):
-                session.sender.cut_short(start, offset)
+            ended = set(affected)
+            for session in self.sessions:
+                if session not in ended:
+                    session.sender.cut_short(start, offset)
 
     def _start_over(self) -> None:
         """Another process has truncated or updated entries."""
@@ -401,10 +405,15 @@ class Server:
         target = self.stream.total_entries
         with trio.move_on_after(seconds):
             # Entries are sent in many places, which would each have to count.
-            while any(session.sender.owes(target) for session in self.sessions):  # noqa: ASYNC110
+            while self._owes(target):  # noqa: ASYNC110
                 await trio.sleep(_POLL_SECONDS)
             return True
         return False
+
+    def _owes(self, entries: int) -> int:
+        """The number of streaming clients that were not sent the first `entries` entries."""
+        self.broadcast.locate()
+        return sum(session.sender.owes(entries) for session in self.sessions)
 
 
 async def serve(

@@ -39,7 +39,7 @@ from datastreamer.server import damage
 from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
-from datastreamer.server.command_labels import AUTHENTICATE, ENTRY, KINDS, PUBLISH
+from datastreamer.server.command_labels import AUTHENTICATE, BOOKMARK, ENTRY, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
 from datastreamer.server.long_answers import LongAnswers
 from datastreamer.server.publish.lease import PublishLease
@@ -68,6 +68,7 @@ FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
+_FREQUENT: Final = (EntryQuery, BookmarkQuery)
 _LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery, SumsQuery)
 
 
@@ -195,11 +196,11 @@ class Session:
 
     def end(self, reason: str, words: str, *, reset: bool = True) -> None:
         """End the connection now. With `reset`, bytes that are not sent yet are dropped."""
+        self._broadcast.leave(self.sender)
         if not self.reason:
             self.reason = reason
             fields = self._end_fields(reason)
             _log.info("%s: connection ended: %s", self.transport.peer, words, extra=fields)
-        self._broadcast.leave(self.sender)
         if reset:
             self.transport.reset()
         self._scope.cancel()
@@ -292,13 +293,16 @@ class Session:
                 if answers:
                     await answers.send()
                 return
-            # The most frequent query has the shortest path.
-            if type(event) is EntryQuery and self._pace is None and not broadcast.changing:
+            # The most frequent queries have the shortest path.
+            if type(event) in _FREQUENT and self._pace is None and not broadcast.changing:
                 most = _QUESTIONS_A_TURN - asked
-                answered, event = answers.answer_entries(event, protocol.next_event, most)
-                asked += answered
-                self.taken += answered
-                self._counts.commands[ENTRY] += answered
+                entries, bookmarks, event = answers.answer_at_hand(event, protocol.next_event, most)
+                asked += entries + bookmarks
+                self.taken += entries + bookmarks
+                if entries:
+                    self._counts.commands[ENTRY] += entries
+                if bookmarks:
+                    self._counts.commands[BOOKMARK] += bookmarks
                 if event is None:
                     continue
             if asked < _QUESTIONS_A_TURN and not answers.full:

@@ -175,6 +175,32 @@ class DataStream(StreamView):
         """``with stream.atomic_op() as op: op.add_entry(...)``: commits, or rolls back."""
         return self._op
 
+    def append(self, type: int, data: Buffer, *, bookmark: Buffer | None = None) -> int:
+        """Append an event in an atomic operation of its own, after a bookmark if one is given;
+        returns the event's number.
+
+        Durable on return as the sync policy says. `type`, `data` and `bookmark` as for `add_entry`
+        and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
+        are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
+        """
+        return self._op.append(type, (data,), bookmark) - 1
+
+    def append_many(
+        self,
+        type: int | Sequence[int],
+        data: Iterable[Buffer],
+        *,
+        bookmark: Buffer | None = None,
+    ) -> range:
+        """Append an event for each item of `data` in one atomic operation, after a bookmark if one
+        is given; returns the range of the events' numbers.
+
+        `type` is one type for all, or one for each item. The rest as for `append`.
+        """
+        items = data if isinstance(data, list | tuple) else list(data)
+        end = self._op.append(type, items, bookmark)
+        return range(end - len(items), end)
+
     def start_atomic_op(self, *, lease: object = None) -> None:
         """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
         holds the lease."""

@@ -300,7 +300,8 @@ class StreamView:
         while doubts < 3:
             changes = self._file.reader.changes
             try:
-                number = keeper.newest(key, at_hand=is_resident is not None)
+                newest = keeper.newest if is_resident is None else keeper.newest_at_hand
+                number = newest(key)
                 if number is None:
                     return None
                 resident = is_resident is None or is_resident(number)

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
+from tests.programs import missing, needs
 
 SOURCE = Path(__file__).resolve().parent / "peer"
 Answer = dict[str, Any]
@@ -33,18 +34,8 @@ class PeerFailed(Exception):
     """The peer refused a command, ended too early, or did not answer in time."""
 
 
-def go_missing() -> str:
-    """Why the reference cannot be built here; "" when it can."""
-    if shutil.which("go") is None:
-        return "no `go` on PATH: the reference implementation cannot be built"
-    return ""
-
-
 # The marks of every test module in this folder.
-beside_reference = [
-    pytest.mark.interop,
-    pytest.mark.skipif(bool(go_missing()), reason=go_missing()),
-]
+beside_reference = [pytest.mark.interop, needs("go")]
 
 
 def build() -> Path:
@@ -53,7 +44,7 @@ def build() -> Path:
     The first build fetches the pinned module through Go's own proxy.
     """
     go = shutil.which("go")
-    assert go is not None, go_missing()
+    assert go is not None, missing("go")
     version = subprocess.run([go, "version"], check=True, capture_output=True).stdout
     state = hashlib.sha256(version)
     for name in ("main.go", "go.mod", "go.sum"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import socket
 import struct
@@ -17,13 +16,11 @@ import pytest
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import ENVIRONMENT, running
 from tests.ports import free_port
+from tests.programs import needs
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "publisher"
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(shutil.which("go") is None, reason="no `go` on PATH"),
-]
+pytestmark = [pytest.mark.interop, needs("go")]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ class Authority:
         """Files of a certificate and its key; days are counted from today."""
 
         def day(number: int | None) -> datetime.datetime | None:
-            now = datetime.datetime.now(datetime.timezone.utc)
+            now = datetime.datetime.now(datetime.UTC)
             return None if number is None else now + datetime.timedelta(days=number)
 
         made = self._ca.issue_cert(

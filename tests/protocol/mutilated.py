@@ -21,7 +21,7 @@ from datastreamer.protocol.messages import (
     Stop,
     encode_command,
 )
-from tests.conftest import SHARED, Golden
+from tests.conftest import GOLDEN, Golden
 
 TYPE = 1
 
@@ -50,11 +50,10 @@ def recorded() -> list[bytes]:
             SumsQuery(7, 4096),
         )
     }
-    if (SHARED / "golden" / "wire").is_dir():
-        golden = Golden(SHARED / "golden", Path())
-        for server in ("reference", "older", "fork"):
-            for steps in golden.transcript(server).values():
-                found.update(bytes.fromhex(step.get("send_hex") or "") for step in steps)
+    golden = Golden(GOLDEN, Path())
+    for server in ("reference", "older", "fork"):
+        for steps in golden.transcript(server).values():
+            found.update(bytes.fromhex(step.get("send_hex") or "") for step in steps)
     return sorted(data for data in found if data and len(data) < 4096)
 
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from datastreamer.storage.stream import DataStream
-from tests.conftest import SHARED, Golden, make_data
+from tests.conftest import GOLDEN, Golden, make_data
 from tests.network.fixtures import Open, Peer, over_loopback
 from tests.network.model import BOOKMARK, Conversation, Model
 from tests.protocol.transcripts import is_about_ranges, read_as_length_0
@@ -22,9 +22,7 @@ Step = dict[str, Any]
 
 
 def conversations() -> list[Any]:
-    if not (SHARED / "golden" / "wire").is_dir():
-        return [pytest.param(None, marks=pytest.mark.skip("no recorded data of the reference"))]
-    golden = Golden(SHARED / "golden", Path())
+    golden = Golden(GOLDEN, Path())
     found = []
     for server in ("reference", "older", "fork"):
         for name, steps in golden.transcript(server).items():
@@ -38,7 +36,7 @@ def conversations() -> list[Any]:
 
 @functools.cache
 def content_of(name: str) -> bytes:
-    return Golden(SHARED / "golden", Path()).content(name)
+    return Golden(GOLDEN, Path()).content(name)
 
 
 @pytest.mark.parametrize("steps", conversations())

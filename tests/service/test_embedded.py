@@ -267,7 +267,6 @@ def test_a_child_that_cannot_start(
         pass  # the lock is free again
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs PYTHONSAFEPATH")
 def test_a_stray_module_in_the_working_directory(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from unittest import mock
 from weakref import WeakValueDictionary
 
 from datastreamer.server.streaming import page_cache, page_checks
+from datastreamer.storage.disk import uncached
 from datastreamer.storage.disk.file_ops import Buffer
 from datastreamer.storage.sums import verifier
 from tests.storage.lab.disk import Process, SimFile
@@ -94,7 +95,7 @@ class CacheOs:
 def simulated() -> Iterator[None]:
     """The package asks these files what is in memory."""
     with contextlib.ExitStack() as patches:
-        for module in (page_cache, page_checks, verifier):
+        for module in (page_cache, page_checks, uncached, verifier):
             patches.enter_context(mock.patch.object(module, "os", CacheOs()))
             if hasattr(module, "_NOWAIT"):
                 patches.enter_context(mock.patch.object(module, "_NOWAIT", 8))

@@ -23,9 +23,11 @@ import trio
 import trio.testing
 
 from datastreamer.relay.writer import RelayWriter
+from datastreamer.server import scrub
 from datastreamer.server import server as server_module
 from datastreamer.server.streaming import broadcast
 from datastreamer.storage.bookmarks.builder import IndexBuilder
+from datastreamer.storage.internals import StreamInternals
 from datastreamer.storage.write import durability, sums_completer
 from datastreamer.storage.write.durability import PendingCommit
 from tests.storage.lab.model import booted
@@ -44,9 +46,11 @@ _SLOW_SYNC_SECONDS = 0.6
 # Polls are a second look at what wakes them anyway; every 10 ms they would be most of the work.
 _POLL_SECONDS = 0.5
 _INDEX_SECONDS = 2.0
+# Between two passes of a scrub.
+_PASS_SECONDS = 20.0
 
-# More steps of tasks than this at one time are a loop without end.
-_MOST_STEPS = 100_000
+# As many steps of tasks at one time are a loop without end.
+_MOST_STEPS = 50_000
 
 nursery_here: ContextVar[trio.Nursery] = ContextVar("nursery_here")
 """Where threads of the current program run."""
@@ -164,8 +168,9 @@ def _threads(chance: random.Random) -> Callable[..., Awaitable[Any]]:
             with trio.CancelScope(shield=True):
                 while not call(0):  # type: ignore[call-arg]
                     await trio.sleep(0.001)
-        if isinstance(owner, RelayWriter):
-            # It asks its upstream from its thread.
+        method = getattr(getattr(call, "func", None), "__func__", None)
+        if isinstance(owner, RelayWriter) or method is StreamInternals.heal_page:
+            # It asks another server from its thread.
             result = await run_stepped(call, *arguments)
         else:
             result = call(*arguments)
@@ -207,6 +212,7 @@ def simulated(sim_time: SimTime, chance: random.Random) -> Iterator[None]:
             (IndexBuilder, "start", _start_builder),
             (broadcast, "_POLL_SECONDS", _POLL_SECONDS),
             (server_module, "_POLL_SECONDS", _POLL_SECONDS),
+            (scrub, "_PASS_SECONDS", _PASS_SECONDS),
             # Trio's own switch for tests that must be repeatable.
             (trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),  # type: ignore[attr-defined]
             (trio._core._run, "_r", random.Random(chance.random())),  # type: ignore[attr-defined]
@@ -228,13 +234,12 @@ class Standstill(trio.abc.Instrument):
         self._steps = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        now = self._clock.current_time()
-        if now != self._at:
-            self._at, self._steps = now, 0
         self._steps += 1
-        if self._steps > _MOST_STEPS:
-            self.found = True
-            self.scope.cancel()
+        if self._steps % _MOST_STEPS == 0:
+            before, self._at = self._at, self._clock.current_time()
+            if self._at == before:
+                self.found = True
+                self.scope.cancel()
 
 
 def run(main: Callable[[SimTime], Awaitable[None]], chance: random.Random) -> None:

@@ -21,8 +21,6 @@ import trio
 from datastreamer.client import asyncio_driver, thread_driver
 from datastreamer.client.trio_driver import TrioDriver
 from datastreamer.relay import client as relay_client
-from datastreamer.server.healer import Healer
-from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.transport.asyncio_channel import AsyncioChannel
 from datastreamer.transport.connection_errors import connect_failed, connect_timeout
 from datastreamer.transport.endpoint import Endpoint
@@ -82,15 +80,9 @@ class Drivers:
                 (thread_driver, "connect_blocking", self._connect_blocking),
                 (thread_driver, "keep_alive", lambda *_: None),
                 (thread_driver, "time", thread_time),
-                # The operator restores pages: a server that asks others does so in threads.
-                (Healer, "run", _restores_nothing),
             ):
                 patches.enter_context(mock.patch.object(owner, name, value))
             yield
-
-
-async def _restores_nothing(healer: Healer, broadcast: Broadcast) -> None:
-    """In place of `Healer.run`."""
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):

@@ -31,13 +31,17 @@ UPDATE = "update an entry"
 TAKE_OVER = "another publisher takes over"
 ROT = "change a bit of a page on a disk"
 ROT_RELAY = "change a bit of a page on a relay's disk"
+ROT_SERVED = "change a bit of a page on a disk while its server runs"
 REST = "nothing"
 
 KINDS = (
     *(LOSE, LOSE, PARTITION, ONE_WAY, SLOW, KILL, KILL, POWER, CRASH, REFUSE, FULL, STOP),
     *(TRUNCATE, UPDATE, UPDATE, TAKE_OVER, TAKE_OVER, REST),
 )
-ROTTING = (ROT, ROT, ROT, LOSE, PARTITION, ONE_WAY, SLOW, KILL, KILL, STOP, TAKE_OVER, REST)
+ROTTING = (
+    *(ROT, ROT_SERVED, ROT_SERVED, ROT_SERVED),
+    *(LOSE, PARTITION, ONE_WAY, SLOW, KILL, KILL, STOP, TAKE_OVER, REST),
+)
 """Where bits change, nothing else removes or changes what was written: a page without a checksum
 has no protection."""
 RELAYS_ROT = (
@@ -87,6 +91,11 @@ class Plan:
     """Of an entry's bytes."""
     seconds: float = 0.0
     """With which `plan_of` made it; 0: it did not."""
+
+    @property
+    def rots(self) -> bool:
+        """Whether bits change."""
+        return any(event.what in (ROT, ROT_RELAY, ROT_SERVED) for event in self.events)
 
     @property
     def command(self) -> str:

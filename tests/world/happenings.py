@@ -25,6 +25,10 @@ from tests.world.servers import ORIGIN, Origin, RelayProgram
 from tests.world.trace import Trace
 
 LOOK_SECONDS = 0.5
+# A server remembers for a second, and until it looks again, that a page is in the page cache.
+REMEMBERED_SECONDS = 2.0
+# Clients may read a page again before a bit of it has changed.
+_EVICTIONS = 5
 
 
 class Happenings:
@@ -204,6 +208,23 @@ class Happenings:
 
         self._in_background(machine.kill, event.seconds, change)
 
+    def change_served_bit(self, event: Event) -> None:
+        self._in_background(self._change_served_bit, event)
+
+    async def _change_served_bit(self, event: Event) -> None:
+        """A page leaves the page cache, and a bit of it changes before it is read again."""
+        servers = self._servers()
+        for _ in range(_EVICTIONS):
+            flip = self.rot.choose(servers, servers, event.pick, event.more)
+            if flip is None:
+                return
+            machine = self.machines[flip.name]
+            self.rot.evict(machine, flip.page)
+            await trio.sleep(REMEMBERED_SECONDS)
+            if self.rot.is_cold(machine, flip.page) and self.rot.flip(machine, flip):
+                self.trace.note("flip", flip)
+                return
+
     def take_over(self, event: Event) -> None:
         chosen = self.publishers[event.pick % len(self.publishers)]
         chosen.active = True
@@ -239,5 +260,6 @@ _ACTIONS: dict[str, Callable[[Happenings, Event], None]] = {
     faults.TAKE_OVER: Happenings.take_over,
     faults.ROT: Happenings.change_bit,
     faults.ROT_RELAY: Happenings.change_relay_bit,
+    faults.ROT_SERVED: Happenings.change_served_bit,
     faults.REST: Happenings.rest,
 }

@@ -7,6 +7,7 @@ operation of its disk ends it. Knows no protocol and no model.
 
 from __future__ import annotations
 
+import contextvars
 import random
 import socket
 from collections.abc import Awaitable, Callable
@@ -52,6 +53,7 @@ class Program:
         """Set when it has ended, and left nothing behind."""
         self.failure: BaseException | None = None
         self.nursery: trio.Nursery
+        self._context: contextvars.Context
         self._main = main
         self._scope = trio.CancelScope()
         self._silently = False
@@ -71,13 +73,17 @@ class Program:
     def accept(self, connection: socket.socket, peer: str) -> bool:
         if self._accept is None or not self.alive:
             return False
-        self.nursery.start_soon(self._accept, connection, peer)
+        self._start(self._accept, connection, peer)
         return True
 
     def call(self, call: Callable[[], Awaitable[None]]) -> None:
         """Await `call()` in a task of the program, which ends with it."""
         if self.alive and not self._scope.cancel_called:
-            self.nursery.start_soon(call)
+            self._start(call)
+
+    def _start(self, call: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        # Not in the context of the machine that connects, or of the event that calls.
+        self._context.run(self.nursery.start_soon, call, *arguments)
 
     def kill(self, *, silently: bool = False) -> None:
         """End it now; `silently` its system ends too, and sends nothing."""
@@ -97,6 +103,7 @@ class Program:
                 async with trio.open_nursery() as nursery:
                     self.nursery = nursery
                     nursery_here.set(nursery)
+                    self._context = contextvars.copy_context()
                     await self._main(self)
                     nursery.cancel_scope.cancel()
         except BaseException as error:

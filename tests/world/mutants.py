@@ -1,17 +1,10 @@
-"""Faults planted in the package, one change of one step each, that a world must find.
-
-A mutant names what happens in the plans that are to find it: a plan without truncations finds
-nothing wrong with what a truncation does.
-"""
+"""Faults planted in the package, one change of one step each, that a world must find."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 from datastreamer.client.link import ServerLink
 from datastreamer.protocol.history import Trail
@@ -23,6 +16,8 @@ from datastreamer.relay.apply_changes import ChangeApplier
 from datastreamer.relay.download import Download
 from datastreamer.relay.upstream import _Joining
 from datastreamer.relay.writer import RelayWriter
+from datastreamer.server import scrub
+from datastreamer.server.healer import Healer
 from datastreamer.server.publish import session
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
@@ -42,78 +37,16 @@ from tests.world.faults import (
     PARTITION,
     POWER,
     REFUSE,
+    REST,
     ROT,
     ROT_RELAY,
+    ROT_SERVED,
     SLOW,
     TAKE_OVER,
     TRUNCATE,
     UPDATE,
-    Event,
-    Plan,
 )
-
-Patch = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    patch: Patch
-    kinds: tuple[str, ...]
-    """What happens in its plans."""
-    relays: int = 1
-    largest: int = 60
-    clients: int = 5
-    pace: float = 3.0
-    """Maximum number of seconds between two events."""
-    seed: int = 0
-    """Of a plan that finds it."""
-
-    def plan(self, seed: int) -> Plan:
-        """A plan that may find it."""
-        chance = random.Random(f"{self.kinds}{seed}")
-        events = tuple(
-            Event(
-                round(chance.random() * self.pace, 2),
-                chance.choice(self.kinds),
-                chance.randrange(1000),
-                chance.randrange(1000),
-            )
-            for _ in range(12)
-        )
-        return Plan(seed, events, self.relays, self.clients, largest=self.largest)
-
-
-def replaced(owner: object, name: str, value: Any) -> Patch:
-    return lambda: mock.patch.object(owner, name, value)
-
-
-def changed(owner: object, name: str, make: Callable[[Any], Any]) -> Patch:
-    """`owner.name` is what `make` gives for the original."""
-    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
-
-
-def together(*patches: Patch) -> Patch:
-    @contextlib.contextmanager
-    def patched() -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for patch in patches:
-                stack.enter_context(patch())
-            yield
-
-    return patched
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """In place of a step."""
-
-
-def _skips_an_entry(begin: Any) -> Any:
-    def mutant(self: Resumable, connection: Any, start: Any) -> Any:
-        again = isinstance(start, int) and start and self._trail is None
-        return begin(self, connection, start + 1 if again else start)
-
-    return mutant
+from tests.world.planting import Mutant, changed, nothing, replaced, together
 
 
 def _resumes_late(rejoin: Any) -> Any:
@@ -258,6 +191,17 @@ def _takes_for_whole(self: PageChecks, pages: Iterable[int]) -> None:
         self._matches(page, True, self._changes)
 
 
+def _doubts_no_verified_page(doubt: Any) -> Any:
+    def mutant(self: PageChecks, pages: Iterable[int]) -> None:
+        doubt(self, [page for page in pages if not self.verified(page)])
+
+    return mutant
+
+
+async def _heals_nothing(self: Healer, broadcast: Any, error: Any) -> None:
+    """Asks no server."""
+
+
 def _keep_one_more(truncate: Any) -> Any:
     def mutant(reader: Any, common: int, commits: Any) -> int:
         return min(int(truncate(reader, common, commits)) + 1, reader.head.entries)
@@ -312,7 +256,7 @@ MUTANTS = [
         "a truncation ends no session",
         replaced(Sender, "affected", lambda *_, **__: False),
         (TRUNCATE,),
-        seed=4,
+        seed=12,
     ),
     Mutant("waiting clients are not woken", replaced(Broadcast, "_wake_parked", nothing), _LOSSES),
     Mutant(
@@ -384,7 +328,7 @@ MUTANTS = [
         changed(truncation_point, "truncation_point", _keep_one_more),
         (TRUNCATE, PARTITION, KILL, TRUNCATE),
         relays=2,
-        seed=4,
+        seed=6,
     ),
     Mutant(
         "a relay ignores a shorter upstream",
@@ -443,6 +387,31 @@ MUTANTS = [
         ),
         (ROT, KILL, LOSE),
         largest=60_000,
+        clients=3,
+        pace=14.0,
+    ),
+    Mutant(
+        "a page that was verified once is not compared again",
+        changed(PageChecks, "doubt", _doubts_no_verified_page),
+        (ROT_SERVED, LOSE, LOSE),
+        largest=60_000,
+        clients=2,
+        pace=14.0,
+    ),
+    Mutant(
+        "the scrub passes over all pages",
+        replaced(scrub, "_examine", lambda broadcast, disk, page: scrub._Turn(1, False, None)),
+        (ROT_SERVED, REST),
+        largest=60_000,
+        clients=1,
+        pace=14.0,
+    ),
+    Mutant(
+        "a relay restores no damaged page",
+        replaced(Healer, "_heal", _heals_nothing),
+        (ROT_SERVED, REST),
+        largest=60_000,
+        clients=1,
         pace=14.0,
     ),
     Mutant(

@@ -1,8 +1,8 @@
 """Bits that change on disks, and the operator who restores their pages.
 
-A bit changes while no program has the file open: in a page that has a checksum, whose entries
-another machine has, too, and no other bit of which is changed anywhere. (An upstream may update or
-remove these entries later.)
+A bit changes while no program has the file open, or while its page is not in the page cache: in a
+page that has a checksum, whose entries another machine has, too, and no other bit of which is
+changed anywhere. (An upstream may update or remove these entries later.)
 The model reads the origin's file as if no bit had changed. Knows machines, their streams and their
 disks, and no network.
 """
@@ -60,6 +60,24 @@ class ServedStream:
         return b"".join(batch.packed() for batch in self._stream.batches(first, stop))
 
 
+class Undone(Image):
+    """An image as it would be without changed bits."""
+
+    __slots__ = ("_flips",)
+
+    def __init__(self, image: Image, flips: list[Flip]) -> None:
+        super().__init__(image.blocks, image.size)
+        self._flips = flips
+
+    def read(self, size: int, offset: int) -> bytes:
+        data = super().read(size, offset)
+        for flip in self._flips:
+            at = flip.offset - offset
+            if 0 <= at < len(data):
+                data = b"%b%c%b" % (data[:at], flip.good, data[at + 1 :])
+        return data
+
+
 @dataclass
 class Rot:
     """All bits that have changed, and were not restored."""
@@ -89,8 +107,10 @@ class Rot:
         return Flip(machine.name, page, offset, good, good ^ 1 << more % 8)
 
     def flip(self, machine: Machine, flip: Flip) -> bool:
-        """Change the bit; False if the page has no checksum any more."""
-        if not self._is_known(machine, flip.page):
+        """Change the bit; False if the page has no checksum any more, or a bit of it is changed
+        elsewhere."""
+        taken = {each.page for each in self.flips}
+        if flip.page in taken or not self._is_known(machine, flip.page):
             return False
         inode = machine.disk.find(self.path)
         for image in (inode.seen, inode.durable):
@@ -114,14 +134,20 @@ class Rot:
             return False
         return known.known and not differs(image.read(PAGE, stop - PAGE), known)
 
-    def evict(self, machine: Machine) -> None:
+    def evict_changed(self, machine: Machine) -> None:
         """Before a program of this machine starts: the server promises to notice what it reads from
         the disk, and not what an earlier process has left in memory."""
         for flip in self.flips:
             if flip.name == machine.name:
-                first = (FIRST + flip.page * PAGE) // BLOCK
-                inode = machine.disk.find(self.path)
-                inode.cold.update(range(first, first + PAGE // BLOCK))
+                self.evict(machine, flip.page)
+
+    def evict(self, machine: Machine, page: int) -> None:
+        """A page leaves the page cache."""
+        machine.disk.find(self.path).cold.update(_blocks(page))
+
+    def is_cold(self, machine: Machine, page: int) -> bool:
+        """Whether no block of a page is in the page cache."""
+        return machine.disk.find(self.path).cold.issuperset(_blocks(page))
 
     def _fit(self, machine: Machine, others: list[Machine]) -> list[int]:
         stream = self.stream_of(machine.name)
@@ -150,12 +176,27 @@ class Rot:
     def undone(self, name: str, image: Image) -> Image:
         """The file of a machine without its changed bits."""
         flips = [flip for flip in self.flips if flip.name == name]
-        if not flips:
-            return image
-        image = image.copy()
-        for flip in flips:
-            image.write(bytes([flip.good]), flip.offset)
-        return image
+        return Undone(image, flips) if flips else image
+
+    def forget_restored(self, machine: Machine) -> list[Flip]:
+        """The bits of this machine's disk that programs have restored, or removed with entries."""
+        stream = self.stream_of(machine.name)
+        if stream is None:
+            return []
+        found = [
+            flip
+            for flip in self.flips
+            if flip.name == machine.name and self._is_restored(machine, flip)
+        ]
+        for flip in found:
+            self.flips.remove(flip)
+        self.healed += len(found)
+        return found
+
+    def _is_restored(self, machine: Machine, flip: Flip) -> bool:
+        (byte,) = machine.disk.find(self.path).seen.read(1, flip.offset) or b"\0"
+        # An update may have written the same byte.
+        return byte != flip.bad or self._is_known(machine, flip.page)
 
     def heal(self, flip: Flip, names: list[str]) -> HealedPages | None:
         """Restore its page from the other machines' streams; called in its machine's program."""
@@ -171,3 +212,8 @@ class Rot:
             self.flips.remove(flip)
             self.healed += 1
         return result
+
+
+def _blocks(page: int) -> range:
+    first = (FIRST + page * PAGE) // BLOCK
+    return range(first, first + PAGE // BLOCK)

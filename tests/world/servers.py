@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
 from datastreamer.errors import DatastreamerError, FileMissing, LeaseHeld, OperationOpen
-from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.relay import Relay
 from datastreamer.server.limits import Limits
@@ -35,7 +34,8 @@ BACKOFF = Backoff(0.1, 2.0)
 
 # Beside the package, so that the trace has it.
 _log = logging.getLogger("datastreamer.world")
-_LIMITS = Limits(write_timeout=20.0, handshake_timeout=30.0, command_timeout=20.0)
+LIMITS = Limits(write_timeout=20.0, handshake_timeout=30.0, command_timeout=20.0)
+SCRUBBING = replace(LIMITS, scrub_rate=20e6)
 _RETRY_SECONDS = 1.0
 _FILE_BYTES = 128 << 10
 
@@ -49,6 +49,7 @@ class Origin:
     token_file: str
     image: Callable[[], Image]
     """The file, as the model reads it."""
+    limits: Limits
     stream: DataStream | None = None
     server: Server | None = None
 
@@ -56,7 +57,7 @@ class Origin:
         stream = await self._open(program)
         try:
             terms = Publishing(token_file=self.token_file, lease=LEASE_SECONDS)
-            self.server = Server(stream, limits=_LIMITS, publishing=terms)
+            self.server = Server(stream, limits=self.limits, publishing=terms)
             self.stream = stream
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.server.run, [])
@@ -116,7 +117,8 @@ class Origin:
             return False
         self.model.look(self.image())
         total = min(stream.total_entries, len(self.model.history))
-        events = [n for n in range(total) if stream.entry(n).type != TYPE_BOOKMARK]
+        present = enumerate(self.model.history[:total])
+        events = [n for n, (op, at) in present if self.model.operations[op].sizes[at]]
         if not events:
             return False
         number = events[at % len(events)]
@@ -143,6 +145,7 @@ class RelayProgram:
 
     upstreams: tuple[str, ...]
     sync: SyncPolicy
+    limits: Limits
     relay: Relay | None = None
 
     async def run(self, program: Program) -> None:
@@ -151,7 +154,7 @@ class RelayProgram:
             PATH,
             index="memory",
             sync=self.sync,
-            limits=_LIMITS,
+            limits=self.limits,
             on_rewrite="follow",
             patience=10.0,
             timeout=4.0,

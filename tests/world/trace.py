@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
+_PAGE = re.compile(r"\bpage (\d+) \(entr")
 _DAMAGE = ("do not match their checksum", "the damaged bytes are kept")
 
 
@@ -22,6 +24,8 @@ class Trace:
         self.events = 0
         self.damage = 0
         """How often a program logged a damaged page, or that it has restored one."""
+        self.named: set[tuple[str, int]] = set()
+        """The machines and pages in lines that a program logged about pages."""
         self.replaced = 0
         """How often a relay logged that it has replaced one by entries that were updated."""
 
@@ -52,6 +56,7 @@ class _Handler(logging.Handler):
         message = record.getMessage()
         self._trace.note("log", self._name.get(""), record.levelname, message)
         self._trace.damage += any(words in message for words in _DAMAGE)
+        self._trace.named |= {(self._name.get(""), int(page)) for page in _PAGE.findall(message)}
         self._trace.replaced += "replaced by these entries" in message
         if record.exc_info:
             self._trace.note("log", logging.Formatter().formatException(record.exc_info))

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,15 @@ from tests.world.machines import Machine, Program
 from tests.world.model import Model, Wrong
 from tests.world.network import Network
 from tests.world.rot import Flip, Rot
-from tests.world.servers import ORIGIN, PATH, Origin, RelayProgram, image_of
+from tests.world.servers import (
+    LIMITS,
+    ORIGIN,
+    PATH,
+    SCRUBBING,
+    Origin,
+    RelayProgram,
+    image_of,
+)
 from tests.world.trace import Trace, logged
 
 BOUND_SECONDS = 120.0
@@ -50,6 +59,8 @@ BOUND_SECONDS = 120.0
 NEWS_SECONDS = 1.0
 """Within this time everybody has what was published, if nothing fails."""
 
+# At how many of the looks an operator sees the metric.
+_RESTORED_SHARE = 0.1
 _START_SECONDS = 3.0
 _PUBLISH_SECONDS = 5.0
 
@@ -69,6 +80,8 @@ class Outcome:
     """Bits that were changed on disks."""
     damage: int = 0
     """How often a program logged a damaged page, or that it has restored one."""
+    healed: int = 0
+    """Changed bits that were restored."""
     replaced: int = 0
     """How often a relay has put updated entries in the place of those of a damaged page."""
 
@@ -93,6 +106,7 @@ class World(Happenings):
         self.publishers: list[PublisherProgram] = []
         self.clients: list[ClientProgram] = []
         self.rot = Rot(PATH, self.stream_of)
+        self._settling = False
         self.settled = False
         """Whether it came to its end."""
         self.network: Network
@@ -126,14 +140,15 @@ class World(Happenings):
     def _build(self, drivers: Drivers, token_file: str) -> None:
         plan, model = self.plan, self.model
         around = Surroundings(model, drivers, self.chance, self.trace, self.image)
-        self.origin = Origin(model, plan.sync, token_file, self.image)
+        limits = SCRUBBING if plan.rots else LIMITS
+        self.origin = Origin(model, plan.sync, token_file, self.image, limits)
         self._machine(ORIGIN, self.origin.run)
         names = [ORIGIN]
         for number in range(plan.relays):
             # A chain; each has the origin to fall back on.
             upstreams = tuple(dict.fromkeys([names[-1], ORIGIN]))
             name = f"relay{number}"
-            self.relays[name] = RelayProgram(upstreams, plan.relay_sync)
+            self.relays[name] = RelayProgram(upstreams, plan.relay_sync, limits)
             self._machine(name, self.relays[name].run)
             names.append(name)
         for number in range(2):
@@ -154,7 +169,7 @@ class World(Happenings):
 
     def _machine(self, name: str, main: Callable[[Program], Any]) -> None:
         machine = Machine(name, self.network, self.chance, main)
-        machine.on_start = lambda: self.rot.evict(machine)
+        machine.on_start = lambda: self.rot.evict_changed(machine)
         self.machines[name] = machine
 
         async def run() -> None:
@@ -176,9 +191,10 @@ class World(Happenings):
     # What holds at any time.
 
     async def _watch(self) -> None:
-        """No relay shows a part of an operation."""
+        """No relay shows a part of an operation, and no damage is restored without a word."""
         while True:
             await trio.sleep(LOOK_SECONDS)
+            self._watch_rot()
             for name, program in self.relays.items():
                 relay = program.relay
                 if relay is None or relay.stream is None:
@@ -188,6 +204,35 @@ class World(Happenings):
                     self.model.look(self.image())
                 if total not in self.model.ends and not _lacks_boundary(relay.stream, total):
                     raise Wrong(f"{name} shows {total} entries, in the middle of an operation")
+
+    def _watch_rot(self) -> None:
+        """Restored pages were named, and an operator restores those of the origin: soon after its
+        metric counts them, and at once when nothing else fails."""
+        if not self.rot.flips:
+            return
+        for machine in self._servers():
+            for flip in self.rot.forget_restored(machine):
+                place = flip.name, flip.page
+                if place not in self.trace.named and not self.model.truncations:
+                    raise Wrong(f"{flip.name} has page {flip.page} again, and no log named it")
+                self.trace.named.discard(place)
+        if self._settling or self.chance.random() < _RESTORED_SHARE:
+            for flip in self.rot.flips:
+                if flip.name == ORIGIN:
+                    self._in_program(self.machines[ORIGIN], partial(self._restore, flip))
+
+    async def _restore(self, flip: Flip) -> None:
+        """Restore a page of the origin that its metric counts, from whatever server has it. (Relays
+        restore theirs.)"""
+        await trio.lowlevel.checkpoint()
+        server = self.origin.server
+        damaged = () if server is None else server.broadcast.cold.checks.damaged
+        if flip in self.rot.flips and flip.page in [each.page for each in damaged]:
+            names = [machine.name for machine in self._servers()]
+            try:
+                self.trace.note("restored", self.rot.heal(flip, names))
+            except DatastreamerError as error:
+                self.trace.note("not restored", error)
 
     # The end.
 
@@ -201,8 +246,7 @@ class World(Happenings):
                 if program.disk.refusals:
                     # What it may not be able to continue from, an operator gets over.
                     self._nursery.start_soon(machine.kill, 0.0)
-        for flip in list(self.rot.flips):
-            self._nursery.start_soon(self._restore, flip)
+        self._settling = True
         if not any(publisher.active for publisher in self.publishers):
             self.publishers[0].active = True
         await trio.sleep(_PUBLISH_SECONDS)
@@ -233,22 +277,6 @@ class World(Happenings):
         await trio.sleep(NEWS_SECONDS)
         if (lacking := self._lacking(readers=False)) is not None:
             raise Wrong(f"{NEWS_SECONDS:g} s after the last receipt: {lacking}")
-
-    async def _restore(self, flip: Flip) -> None:
-        """An operator restores a page, from whatever server has it."""
-        names = [machine.name for machine in self._servers()]
-
-        async def restore() -> None:
-            await trio.lowlevel.checkpoint()
-            if flip in self.rot.flips and self.stream_of(flip.name) is not None:
-                try:
-                    self.trace.note("restored", self.rot.heal(flip, names))
-                except DatastreamerError as error:
-                    self.trace.note("not restored", error)
-
-        while flip in self.rot.flips:
-            self._in_program(self.machines[flip.name], restore)
-            await trio.sleep(LOOK_SECONDS)
 
     def _lacking(self, *, readers: bool = True) -> str | None:
         """Who has not everything yet, and why; without `readers`, who of those that stream."""
@@ -333,6 +361,7 @@ def run(plan: Plan, *, trace_file: str | None = None) -> Outcome:
         sum(client.seen.rollbacks for client in world.clients),
         world.rot.flipped,
         world.trace.damage,
+        world.rot.healed,
         world.trace.replaced,
     )
 

@@ -5,18 +5,13 @@ Options on the command line win.
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from typing import Annotated, Any
 
 import typer
 
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import text_option
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def _read_config(context: typer.Context, path: str | None) -> str | None:

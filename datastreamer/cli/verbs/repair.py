@@ -60,9 +60,9 @@ def repair(
     """Repair a file: restore damaged pages from servers, fix header, totals, size and index.
 
     A damaged page that no server restores remains in its place: its entries cannot be read, all
-    others can, and no number changes. Of a file that is cut short, the missing entries are removed.
-    The exit code is 3 in both cases, with --dry-run too. What is changed is copied to
-    FILE.<time>.repair first. A healthy file is not changed.
+    others can, and no number changes. If the file is cut short, the stream is truncated before the
+    missing entries; with --from it is not. The exit code is 3 in these cases, with --dry-run too.
+    What is changed is copied to FILE.<time>.repair first. A healthy file is not changed.
     """
     shape = output.chosen()
     if cut and from_:
@@ -142,6 +142,7 @@ def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
         ],
         "steps": made.steps,
         "problems": made.report.as_dict()["problems"],
+        "problems_left": None if done is None else done.report.as_dict()["problems"],
         "kept": None if done is None else done.kept,
     }
 
@@ -156,11 +157,11 @@ def _cut(made: Plan) -> dict[str, int] | None:
 
 def _losses(made: Plan, done: Repaired | None, *, servers_named: bool) -> list[str]:
     """What is lost after the repair, and what restores it; empty if nothing is."""
-    losses = []
+    losses = [made.held] if made.held else []
     helps = "--from HOST:PORT restores them from a server of the same stream"
     if servers_named:
         helps = "no server named restored them, and the report says why"
-    if made.shortened and (cut := _cut(made)):
+    if made.shortened and not made.held and (cut := _cut(made)):
         are = "would be" if done is None else "are"
         after = helps
         if done is not None and not servers_named:
@@ -195,12 +196,15 @@ def _table(name: str, made: Plan, done: Repaired | None) -> bytes:
     lines += ["", "repair would do this (--dry-run: nothing was changed):"]
     if done is not None:
         lines[-1] = "repair did this:"
-    for step in made.steps or ["nothing: only damaged pages are left"]:
+    nothing = "nothing" if made.held else "nothing: only damaged pages are left"
+    for step in made.steps or [nothing]:
         first, *more = wrapped(step)
         lines += [f"- {first.strip()}", *more]
     for it in made.healed:
         if it.why:
             lines += ["", f"{it.described()}: refused answers:", *wrapped(it.why)]
+    if made.held:
+        lines += ["", "ATTENTION:", *wrapped(made.held)]
     if made.entries_cut:
         share = counted(made.entries_cut)
         would = "were" if done is not None else "would be"

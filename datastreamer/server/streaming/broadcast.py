@@ -1,8 +1,9 @@
 """The broadcast of new entries to all live clients of one stream.
 
-Owns the view (the head up to which entries have been broadcast), the set of live clients, the
-clients that wait for new entries, and the flag that committed entries are being truncated or
-updated. Knows senders, not sessions: `server.py` decides which sessions a change affects.
+Owns the view (the head up to which entries have been broadcast), the clients that wait for new
+entries, the flag that committed entries are being truncated or updated, and the pass over live
+clients, which a thread makes if it can (`live_clients.py`). Knows senders, not sessions:
+`server.py` decides which sessions a change affects.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from datastreamer.errors import DamagedFile, NotFound, StreamFileError
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
+from datastreamer.server.streaming.live_clients import LiveClients, LiveSender, socket_of
 from datastreamer.server.streaming.page_cache import ColdReads, pages_between
 from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -60,20 +61,6 @@ class Changed(Exception):
     """Committed entries were truncated or updated during a read. Internal to the server."""
 
 
-class LiveSender(Protocol):
-    """One client's sender, as the broadcast knows it."""
-
-    transport: Transport
-    cursor: Cursor
-    at: int
-
-    def wake(self) -> None: ...
-
-    def nudge(self) -> None: ...
-
-    def fell_behind(self, cursor: Cursor, at: int) -> None: ...
-
-
 class Broadcast:
     """The head of one stream, as clients see it. `run` and `poll` keep it going."""
 
@@ -95,7 +82,7 @@ class Broadcast:
         """Optional features of this server, as bits of Capabilities."""
         self.trouble = ""
         """Why new entries cannot be read; empty if they can."""
-        self._live: dict[LiveSender, int] = {}
+        self._live = LiveClients(stream, counts)
         self._epoch = stream.epoch
         # Number of truncations and updates in progress in this process.
         self._held = 0
@@ -119,18 +106,37 @@ class Broadcast:
         return pages
 
     async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
-        """Make a pass whenever `wakeup` is readable, forever. When another process has changed
-        committed entries, `start_over` is called, which calls `begin_anew`."""
-        while True:
-            await self._look(start_over)
-            if not self._live and not self.parked and not self.watchers:
-                # No client waits for commits: `poll` handles many of them in one turn.
-                self._company = trio.Event()
-                await self._company.wait()
-            # No deadline here: it would cost as much as the rest of the way to the clients.
-            await trio.lowlevel.wait_readable(wakeup)
-            with contextlib.suppress(BlockingIOError):
-                os.read(wakeup, 4096)
+        """Make a pass whenever `wakeup` is readable, or have the thread make it, forever. When
+        another process has changed committed entries, `start_over` is called, which calls
+        `begin_anew`."""
+        try:
+            while True:
+                await self._look(start_over)
+                if not self._live and not self.parked and not self.watchers:
+                    # No client waits for commits: `poll` handles many of them in one turn.
+                    self._company = trio.Event()
+                    await self._company.wait()
+                # While the thread is armed it reads `wakeup`.
+                waking = self._live.notice if self._arm(wakeup) else wakeup
+                # No deadline here: it would cost as much as the rest of the way to the clients.
+                await trio.lowlevel.wait_readable(waking)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(waking, 4096)
+        finally:
+            self.disarm()
+            self._live.close()
+
+    def _arm(self, wakeup: int) -> bool:
+        """Have the thread serve the live clients, if it can; whether it does."""
+        if self._looking or self.changing or self.trouble:
+            return self._live.armed
+        armed = self._live.arm(wakeup, Cursor(*self.view.head))
+        self._report_if_awaited()
+        return armed
+
+    def _report_if_awaited(self) -> None:
+        """Have the thread report each pass while a client waits for the view to move."""
+        self._live.want(bool(self.parked or self.watchers), self.view.head.entries)
 
     async def poll(self, start_over: Callable[[], None]) -> None:
         """Make a pass if `run` has made none for `_POLL_SECONDS`, forever."""
@@ -152,6 +158,7 @@ class Broadcast:
                 self._due = False
                 if self._held:
                     await self._settle()
+                self._collect()
                 try:
                     self.stream.refresh_open_file()
                 except (StreamFileError, OSError) as error:
@@ -163,11 +170,15 @@ class Broadcast:
                     self._due = True
                     continue
                 self.trouble = ""
+                if self.changing:
+                    self.disarm()
                 if self.stream.epoch != self._epoch:
                     start_over()
                 if self._settling and not self.changing:
                     self.begin_anew(self._epoch)
-                await self._catch_up_live()
+                if not self._live.armed:
+                    await self._catch_up_live()
+                self._report_if_awaited()
                 # After the pass, because clients wait for it.
                 self._looked_at = trio.current_time()
                 self.cold.look_again(self._looked_at)
@@ -177,30 +188,65 @@ class Broadcast:
     # Live clients.
 
     def join(self, sender: LiveSender) -> None:
-        """Let the pass send to this client, whose cursor is at the view."""
-        fd = sender.transport.socket_fd
-        assert fd is not None and sender.cursor.number == self.view.head.entries
-        self._live[sender] = fd
+        """Send new entries to this client, whose cursor is at the view. If the thread has moved the
+        view since, the client is woken at once and is not live."""
+        self._collect()
+        if sender.cursor.number != self.view.head.entries:
+            sender.wake()
+            return
+        self._live.add(sender)
         self._company.set()
 
     def park(self, sender: LiveSender) -> None:
         """Wake this client when the view moves."""
         self.parked.add(sender)
+        self._report_if_awaited()
         self._company.set()
 
     def watch(self, watcher: trio.Event) -> None:
         """Set `watcher` when the view moves or entries were truncated."""
         self.watchers.add(watcher)
+        self._report_if_awaited()
         self._company.set()
 
     def leave(self, sender: LiveSender) -> bool:
-        """The client's sender writes to the connection again; returns whether it was live."""
-        return self._live.pop(sender, None) is not None
+        """The client's sender writes to the connection again, which may be closed; returns whether
+        the client was live."""
+        left = self._live.remove(sender)
+        if left:
+            self._collect()
+        return left
 
     def forget(self, sender: LiveSender) -> None:
         """Remove a client whose connection is about to be closed."""
         self.parked.discard(sender)
         self.leave(sender)
+
+    # What the thread has done.
+
+    def locate(self) -> None:
+        """Set the cursors of live clients to what they were sent."""
+        self._collect()
+        self._live.locate()
+
+    def disarm(self) -> None:
+        """On return the thread sends nothing, until a pass is done that follows, and the cursors
+        are those of what it has sent."""
+        self._move_to(self._live.disarm())
+
+    def _collect(self) -> None:
+        self._move_to(self._live.collect())
+
+    def _move_to(self, top: Cursor | None) -> None:
+        """The thread has sent entries up to `top`; None: it was not armed."""
+        if top is None:
+            return
+        if top.number > self.view.head.entries:
+            self._move_view(Head(*top))
+        if not self._live.armed:
+            # It was stopped in the middle of a pass.
+            at = self.view.head.entries
+            self._dismiss([s for s in self._live if s.cursor.number != at])
 
     # The pass.
 
@@ -224,7 +270,7 @@ class Broadcast:
             if self.outdated():
                 return
             while due := [s for s in self._live if s.cursor.number == place.number]:
-                results = fan_out([self._live[s] for s in due], chunk.data, _PASS_NS)
+                results = fan_out(list(map(socket_of, due)), chunk.data, _PASS_NS)
                 size = len(chunk.data)
                 served = 0
                 for sender, sent in zip(due, results, strict=False):
@@ -255,7 +301,7 @@ class Broadcast:
 
     def _drop_out(self, sender: LiveSender, place: Cursor, start: int, sent: int) -> None:
         """A client received less than the whole run, or has left: its own sender continues."""
-        del self._live[sender]
+        self._live.remove(sender)
         if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):
             _log.debug("%s: connection lost: %s", sender.transport.peer, os.strerror(-sent))
         sent = max(sent, 0)

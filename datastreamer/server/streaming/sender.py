@@ -15,9 +15,10 @@ import trio
 
 from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
 from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, page_of, page_start
-from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast, Changed, LiveSender
+from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast, Changed
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
+from datastreamer.server.streaming.live_clients import LiveSender
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.zero_copy import ZeroCopySends

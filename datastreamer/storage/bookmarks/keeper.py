@@ -81,19 +81,18 @@ class BookmarkKeeper:
 
     # Look-ups.
 
-    def newest(self, key: bytes, *, at_hand: bool = False) -> int | None:
-        """The highest committed entry number that is a bookmark with this key.
+    def newest_at_hand(self, key: bytes) -> int | None:
+        """As `newest`; raises `NotAtHandError` instead of repairing the index or waiting for a
+        truncation."""
+        if not self.trusted.unfinished:
+            with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
+                found = self._look_up(key)
+                if found is not None or self.builder.damage is None:
+                    return found
+        raise NotAtHandError
 
-        With `at_hand`, raises `NotAtHandError` instead of repairing the index or waiting for a
-        truncation.
-        """
-        if at_hand:
-            if not self.trusted.unfinished:
-                with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
-                    found = self._look_up(key)
-                    if found is not None or self.builder.damage is None:
-                        return found
-            raise NotAtHandError
+    def newest(self, key: bytes) -> int | None:
+        """The highest committed entry number that is a bookmark with this key."""
         for _ in range(_TRIES):
             changes = self._reader.changes
             if self.trusted.unfinished:
@@ -313,6 +312,8 @@ class BookmarkKeeper:
 
     def _follow_index(self) -> None:
         trusted, recent = self.trusted, self._recent
+        if trusted.indexed.entries == recent.end.entries:
+            return  # a newer watermark cannot be trusted yet, and an older one shows at a look-up
         mark = None if trusted.index is None else trusted.index.watermark()
         if mark is not None and trusted.indexed.entries < mark.entries <= recent.end.entries:
             if not trusted.indexed.entries and mark.identity != trusted.identity(mark.length):

@@ -61,6 +61,8 @@ class RecentBookmarks:
         and another thread may look up a bookmark in between.
         """
         head = reader.head
+        if head.entries <= self.end.entries:
+            return
         if head.length - self.end.length > _MAX_UNREPORTED_BYTES:
             self.begin_at(head)
             return

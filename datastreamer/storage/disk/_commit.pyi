@@ -11,8 +11,6 @@ from datastreamer.storage.sums.hashes import EndSum
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 class Committer(Protocol):
-    @property
-    def owned(self) -> Any: ...
     def not_committed(self, error: OSError) -> NoReturn: ...
     def pages_finished(self) -> None: ...
 
@@ -46,6 +44,7 @@ class StreamEnd:
     unfinished: bool
     limit: int
     synced: bool
+    hidden: bool
     commits: int
     durable: int
     sequence: int
@@ -60,6 +59,14 @@ class StreamEnd:
     @property
     def ready(self) -> bool: ...
     def commit_on(self, packer: EntryPacker, writer: Committer, wait: bool) -> Head | None: ...
+    def append_on(
+        self,
+        packer: EntryPacker,
+        writer: Committer,
+        type: int | Sequence[int],
+        items: Sequence[Buffer],
+        bookmark: Buffer | None,
+    ) -> Head | None: ...
     def __init__(
         self,
         file: CommitFile,
@@ -68,6 +75,7 @@ class StreamEnd:
         sums: PageSums,
         layout: CommitLayout,
     ) -> None: ...
+    def belong_to(self, owner: Any) -> None: ...
     def all_on_disk(self, head: Head) -> None: ...
     def put(
         self,

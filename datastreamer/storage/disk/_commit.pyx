@@ -17,7 +17,7 @@ from libc.string cimport memcpy
 from posix.unistd cimport write
 
 from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
-from datastreamer._packer cimport Packed, segment_end
+from datastreamer._packer cimport Packed, end_operation, pack_operation, segment_end
 from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
 from datastreamer.storage.sums._page_sums cimport PageSums
 
@@ -309,7 +309,8 @@ cdef class StreamEnd:
     the hashes up to these. `unfinished` is true from the first write of a commit or
     change until its end. `commits` is the number of commits, `durable` the number of those known to
     be on disk. A commit that ends at or before offset `limit` needs no check by the writer, only
-    its writes, and a sync if `synced` is true; -1: each commit needs one. `sequence` is that of the
+    its writes, and a sync if `synced` is true; it does not become visible if `hidden` is true, and
+    is one that does not wait; -1: each commit needs a check. `sequence` is that of the
     newest synced header in the page. For one thread at a time; only `commit_on` locks.
     """
 
@@ -322,12 +323,16 @@ cdef class StreamEnd:
     cdef public bint unfinished
     cdef public int64_t limit
     cdef public bint synced
+    cdef public bint hidden
     cdef public int64_t commits
     cdef public int64_t durable
     cdef public uint64_t sequence
     # When a commit next has to check the file's path first, by the coarse clock.
     cdef uint64_t _look_at
     cdef object _file
+    cdef object _owner
+    # Of the owner: its lock's methods, and its lists.
+    cdef object _acquire, _release, _wakers, _inside_wakers
     cdef type _head
     cdef object _page
     cdef uint8_t* _bytes
@@ -376,6 +381,13 @@ cdef class StreamEnd:
         self.written = head
         self.sums = sums
         self.all_on_disk(head)
+
+    def belong_to(self, owner):
+        """Commit with the locks of the `OwnedFile` `owner`, move its head, and wake those that it
+        lists. Its lock and lists are not replaced from then on."""
+        self._owner = owner
+        self._acquire, self._release = owner.lock.acquire, owner.lock.release
+        self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
 
     def __dealloc__(self):
         if self._bytes != NULL:
@@ -435,30 +447,44 @@ cdef class StreamEnd:
         return self.limit >= 0 and not self.unfinished
 
     def commit_on(self, packer, writer, bint wait):
-        """`commit` the packer's entries, visible on return, unless the writer has to check
-        something first: then does nothing and returns None. Returns the new end.
+        """`commit` the packer's entries, visible on return if this is to `wait`, unless the writer
+        has to check something first: then does nothing and returns None. Returns the new end.
 
-        Acquires the locks of the `writer`'s file, moves its head, and wakes the threads that wait
-        for that. `writer.not_committed` raises the error for an `OSError`.
+        Requires `belong_to`. `writer.not_committed` raises the error for an `OSError`.
         """
+        return self._commit_on(packer, writer, wait)
+
+    def append_on(self, packer, writer, type, items, bookmark):
+        """As `commit_on`, of a bookmark (None: without) and an event of this type for each item.
+        If it returns None, no operation is open that was not open before; if it raises after the
+        packer has accepted them, the operation is open."""
+        if self.limit < 0 or self.unfinished or not pack_operation(
+                packer, <object>PyTuple_GET_ITEM(self.written, 0),
+                <object>PyTuple_GET_ITEM(self.written, 1), type, items, bookmark):
+            return None
+        head = self._commit_on(packer, writer, True)
+        end_operation(packer)
+        return head
+
+    cdef _commit_on(self, Packed packed, writer, bint wait):
+        if self.hidden:
+            return None if wait else self._commit_locked(packed, writer, False, True)
         if not self.synced:
-            return self._commit_on(packer, writer, False)
+            return self._commit_locked(packed, writer, False, False)
         if not wait:
             return None
-        syncing = writer.owned.syncing
+        syncing = self._owner.syncing
         syncing.acquire()
         try:
-            return self._commit_on(packer, writer, True)
+            return self._commit_locked(packed, writer, True, False)
         finally:
             syncing.release()
 
-    cdef _commit_on(self, packer, writer, bint sync):
-        cdef Packed packed = packer
-        owned = writer.owned
-        lock = owned.lock
-        lock.acquire()
+    cdef _commit_locked(self, Packed packed, writer, bint sync, bint hidden):
+        self._acquire()
         try:
-            if packed._offset > self.limit or self.unfinished or self.synced != sync:
+            if (packed._offset > self.limit or self.unfinished or self.synced != sync
+                    or self.hidden != hidden):
                 return None
             if coarse_ns() >= self._look_at:
                 return None
@@ -466,18 +492,24 @@ cdef class StreamEnd:
             if sync and self.base is not self.written:
                 return None
             try:
-                head = self.commit(packer, None, None, sync, owned.wakers)
+                if hidden:
+                    head = self.commit(packed, None, self._owner.reader.head, False, ())
+                else:
+                    head = self.commit(packed, None, None, sync, self._wakers)
             except OSError as error:
                 writer.not_committed(error)
             if self.sums._finished:
                 writer.pages_finished()
-            owned.reader.head = head
+            if hidden:
+                self.unfinished = False
+                return head
+            move_head(self._owner.reader, head)
             self.unfinished = False
-            if owned.inside_wakers:
-                owned.wake_inside()
+            if self._inside_wakers:
+                self._owner.wake_inside()
             return head
         finally:
-            lock.release()
+            self._release()
 
     cpdef all_on_disk(self, head):
         """Everything up to `head`, the end, is on disk."""
@@ -609,6 +641,18 @@ cdef class StreamEnd:
 cdef inline int set_item(new, Py_ssize_t at, item) except -1:
     Py_INCREF(item)
     PyTuple_SET_ITEM(new, at, <PyObject*>item)
+    return 0
+
+
+cdef inline int move_head(reader, head) except -1:
+    """`reader.head = head`, without the cost of the call."""
+    state = reader._state
+    cdef type kind = type(state)
+    moved = (<PyTypeObject*>kind).tp_alloc(kind, 3)
+    set_item(moved, 0, head)
+    set_item(moved, 1, <object>PyTuple_GET_ITEM(state, 1))
+    set_item(moved, 2, <object>PyTuple_GET_ITEM(state, 2))
+    reader._state = moved
     return 0
 
 

@@ -98,17 +98,19 @@ def keep_beside(
 
     It is named `path.<time>.<suffix>`. Raises `OSError`; no file is left then.
     """
-    side = f"{path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.{suffix}"
-    with new_file(disk, side, file.access()) as saved:
-        saved.write(page, 0)
-        offset, at = start, HEADER_PAGE_SIZE
-        while offset < stop:
-            part = file.read(min(PAGE_SIZE, stop - offset), offset)
-            if not part:
-                break
-            saved.write(part, at)
-            offset, at = offset + len(part), at + len(part)
-    return side
+    while True:
+        side = f"{path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.{suffix}"
+        # One repair may make many in a second.
+        with contextlib.suppress(FileExistsError), new_file(disk, side, file.access()) as saved:
+            saved.write(page, 0)
+            offset, at = start, HEADER_PAGE_SIZE
+            while offset < stop:
+                part = file.read(min(PAGE_SIZE, stop - offset), offset)
+                if not part:
+                    break
+                saved.write(part, at)
+                offset, at = offset + len(part), at + len(part)
+            return side
 
 
 def remove_older(disk: Disk, path: str, suffix: str, beside: Access, most: int) -> list[str]:

@@ -105,6 +105,17 @@ class HeaderPage(bytes):
         the commit record, or if that is damaged a synced header."""
         return self.record is not None or any(slot.header == self.raw for slot in self.synced)
 
+    @property
+    def foreign(self) -> bool:
+        """Whether a program that keeps no records wrote the header as it is stored: it is possible,
+        and no record confirms it."""
+        return not (self.confirmed or self.wrong)
+
+    @property
+    def lost_record(self) -> bool:
+        """Whether there was a commit record, which is damaged."""
+        return self.known_record is None and not self.foreign
+
     @cached_property
     def mark(self) -> VisibleMark | None:
         return records.get_mark(self._padded)

@@ -130,6 +130,18 @@ COMMIT_LAYOUT: Final[CommitLayout] = (
     (_SLOT_SEQUENCE, _SLOT_TOTALS, SYNCED.sum_offset),
 )
 
+# The same for readers beside a writer, as `committed_since` reads them: start and end of the
+# header's totals; the record's heads, the last of these; the mark, the head in it, its sum.
+VISIBLE_LAYOUT: Final = (
+    _TOTALS_OFFSET,
+    _TOTALS_END,
+    _ENDS_OFFSET,
+    _AFTER_OFFSET,
+    MARK_OFFSET,
+    _MARKED_OFFSET,
+    _MARK_END,
+)
+
 NO_ID: Final = bytes(16)
 
 

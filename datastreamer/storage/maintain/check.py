@@ -508,10 +508,10 @@ class _Examiner:
         done.proven_before = first is not None and sums.proves(first - 1)
         if sums.refuted is not None:
             done.problem(page_start(sums.refuted.first), sums.refuted.refuted(), Help.CHAIN)
-        if ("commit record", records.RECORD_OFFSET) in done.page.broken:
+        if done.page.lost_record:
             sums.notes.append(
                 "the last page was checked only by its form: its checksum is in the commit record, "
-                "which is damaged"
+                "which is damaged; `repair --from` compares it with a server's"
             )
         self._report.notes += sums.notes
 

@@ -34,6 +34,9 @@ from datastreamer.storage.sums.verifier import RecordSource
 
 _log = logging.getLogger(__name__)
 
+# Pages without checksums that one question is about, of 1 MiB each.
+_MOST_UNPROVEN = 256
+
 
 class Peer(Protocol):
     """A server that may have the same stream. Its methods raise `DatastreamerError`."""
@@ -253,11 +256,8 @@ class FileHealer:
         record = found.page.known_record
         self._end = found.heal_end
         # Another program may have changed pages, but no checksums.
-        self._confirmed = (
-            found.page.confirmed and self._end == found.page.raw[3:]
-            if record is None
-            else record.after == self._end
-        )
+        named = found.page.known_ends[:1] if record else found.page.known_ends
+        self._confirmed = self._end in named and not (record is None and found.page.foreign)
         self._sidecar: SidecarRecords | None = None
         self._header = found.header
         self._progress = progress
@@ -272,6 +272,9 @@ class FileHealer:
         self._records: RecordSource | None = self._sidecar
         self._end_sum = record.after_sum if record is not None and self._confirmed else None
         self._survey = self._examine()
+        self.doubtful_tail = False
+        """Whether the checksum of the last page is lost and no server that was asked has the same
+        entries."""
 
     def _examine(self) -> Survey:
         if self._end is None:
@@ -289,44 +292,84 @@ class FileHealer:
 
     def heal(self, peers: Sequence[SourcePeer], *, trust_peer: bool) -> list[HealedPages]:
         """Restore pages from `peers`. Raises `WriteFailed`; the call can be repeated."""
-        results = []
-        stream = None
-        if self._survey.refuted is not None:
-            results += self._locate(self._survey.refuted, peers)
-        for lost in self._survey.lost:
-            if not lost.first < lost.stop:
-                answer = Answer(
-                    "", [], "the numbers of the entries around it contradict each other"
-                )
-            else:
-                stream = stream or self._stream()
-                answer = ask(lost, stream, peers, trust_peer=trust_peer)
-            kept = ""
-            if answer.source:
-                with self._naming_refusal(), self._sums() as sums:
-                    kept = self._restore(lost, answer.pages, sums)
-            if answer.source and not self._dry:
-                _log.warning(
-                    "%s: page %d (entries %d to %d) restored from %s",
-                    *(self._path, lost.page, lost.first, lost.stop - 1, answer.source),
-                )
-            span = lost.page, lost.end_page, lost.first, lost.stop
-            results.append(HealedPages(*span, answer.source, answer.why, kept))
+        restored: list[HealedPages] = []
+        results: list[HealedPages] = []
+        refusals: list[str] = []
+        chain = self._survey.unproven
+        if chain is not None:
+            for records in proven_sums(self._file, chain, self._sidecar, peers, refusals):
+                self._records = records
+                self._survey = self._examine()
+                results = self._from(peers, trust_peer=False)
+                restored += [each for each in results if each.source]
+                results = [each for each in results if not each.source]
+                if not results:
+                    break  # else another server may number the entries otherwise
+        if self._records is self._sidecar:
+            results = self._from(peers, trust_peer=trust_peer)
+            if chain is not None and self._survey.refuted:
+                results.append(self._in_chain(chain, "; ".join(refusals)))
+        results = restored + results
+        if self._page.lost_record and peers:
+            results += self._compared_tail(results, peers, trust_peer=trust_peer)
         return results
 
-    def _locate(self, chain: KnownChain, peers: Sequence[SourcePeer]) -> list[HealedPages]:
-        """Find out from `peers` which of the pages that `chain` covers are damaged; the pages as
-        they are if that fails."""
-        records, why = proven_sums(self._file, chain, peers)
-        if records is not None:
-            self._records = records
-            self._survey = self._examine()
+    def _from(self, peers: Sequence[Peer], *, trust_peer: bool) -> list[HealedPages]:
+        return [self._healed(lost, peers, trust_peer=trust_peer) for lost in self._survey.lost]
+
+    def _healed(self, lost: LostPages, peers: Sequence[Peer], *, trust_peer: bool) -> HealedPages:
+        if not lost.first < lost.stop:
+            answer = Answer("", [], "the numbers of the entries around it contradict each other")
+        elif not lost.proven and len(lost.digests) > _MOST_UNPROVEN:
+            why = (
+                f"no checksums show where these {len(lost.digests):,} pages begin and end, and at "
+                f"most {_MOST_UNPROVEN} such pages are restored: make a new copy of the stream "
+                "with `datastreamer relay`"
+            )
+            answer = Answer("", [], why)
+        else:
+            answer = ask(lost, self._stream(), peers, trust_peer=trust_peer)
+        kept = ""
+        if answer.source:
+            with self._naming_refusal(), self._sums() as sums:
+                kept = self._restore(lost, answer.pages, sums)
+        span = lost.page, lost.end_page, lost.first, lost.stop
+        healed = HealedPages(*span, answer.source, answer.why, kept)
+        if answer.source and not self._dry:
+            _log.warning("%s: %s restored from %s", self._path, healed.described(), answer.source)
+        return healed
+
+    def _compared_tail(
+        self, results: list[HealedPages], peers: Sequence[Peer], *, trust_peer: bool
+    ) -> list[HealedPages]:
+        """The last page, whose checksum was in the commit record, is compared with what servers
+        send; empty if one of them sends the same."""
+        end = self._end
+        if end is None or not end.entries:
             return []
+        page = last_page(end.length)
+        if any(page < it.end_page for it in results):
+            return []
+        content = self._file.read(end.length - page_start(page), page_start(page))
+        first = int(ENTRY_HEAD_STRUCT.unpack_from(content)[3])
+        before = page > 0 and all(it.source or it.end_page < page for it in results)
+        lost = LostPages(page, first, end.entries, [None], end.length, before, False)
+        for peer in peers:
+            with contextlib.suppress(RefusedError, DatastreamerError, OSError):
+                if lay_out(lost, _entries_of(peer, lost, self._stream())) == [content]:
+                    return []
+        healed = self._healed(lost, peers, trust_peer=trust_peer)
+        self.doubtful_tail = not healed.source
+        why = "no server sends the entries that the file has"
+        return [healed._replace(why=f"{why}; {healed.why}" if healed.why else why)]
+
+    def _in_chain(self, chain: KnownChain, why: str) -> HealedPages:
+        """The pages that `chain` covers, at least one of which is damaged."""
         first, stop = (
             int(ENTRY_HEAD_STRUCT.unpack(self._file.read(ENTRY_HEAD_SIZE, page_start(page)))[3])
             for page in (chain.first, chain.stop)
         )
-        return [HealedPages(chain.first, chain.stop, first, stop, "", why or chain.refuted())]
+        return HealedPages(chain.first, chain.stop, first, stop, "", why)
 
     def mend_padding(self) -> None:
         """Clear padding that does not match its checksum, after whole entries."""

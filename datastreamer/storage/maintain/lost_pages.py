@@ -51,12 +51,17 @@ class LostPages(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The damaged pages of a file, and the pages of which only the padding is. `refuted`: the pages
-    together do not match the commit record, and their checksums do not show why."""
+    """The damaged pages of a file, and the pages of which only the padding is.
+
+    `unproven` is the commit record's chain if the checksums of the pages do not lead to it: they
+    lack one of a damaged page, or are of other pages. `refuted`: so nothing shows which pages are
+    damaged.
+    """
 
     lost: list[LostPages]
     padding: list[int]
-    refuted: KnownChain | None = None
+    unproven: KnownChain | None = None
+    refuted: bool = False
 
 
 class _Page(NamedTuple):
@@ -101,8 +106,9 @@ def find_lost_pages(
             # The checksums are wrong.
             return find_lost_pages(file, end, end_sum, None, progress)
         _compare_neighbours(pages)
-    refuted = chain if expected.fits is False else None
-    return Survey(list(_runs_of_damage(pages, end)), padding, refuted)
+    unproven = None if expected.fits else chain
+    lost = list(_runs_of_damage(pages, end))
+    return Survey(lost, padding, unproven, refuted=expected.fits is False)
 
 
 def _look_at(content: bytes, found: PageHash | None, known: PageSum | None) -> _Page:

@@ -7,19 +7,20 @@ checksums that lead to the same chain, which proves them, even if the server is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
 
 from datastreamer.errors import DatastreamerError
-from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.format import ENTRY_HEAD_STRUCT, PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.read.range_sums import Sum
 from datastreamer.storage.sums.chain import ChainWalk, KnownChain
-from datastreamer.storage.sums.hashes import NO_CHAIN
+from datastreamer.storage.sums.hashes import NO_CHAIN, PageHash
 from datastreamer.storage.sums.page_check import hash_page
 from datastreamer.storage.sums.sidecar import PageSum
+from datastreamer.storage.sums.verifier import RecordSource
 
 
 class SumsPeer(Protocol):
@@ -35,22 +36,45 @@ class SumsPeer(Protocol):
 
 
 class PeerSums:
-    """The checksums that a server sent, as the records of a file's pages; a `RecordSource`."""
+    """The checksums that a server sent, as the records of a file's pages; a `RecordSource`.
 
-    def __init__(self, file: Readable, chain: KnownChain, sums: list[Sum]) -> None:
+    The chain proves the checksums. The server's numbers of entries are used only where no whole
+    page shows them.
+    """
+
+    def __init__(
+        self, file: Readable, chain: KnownChain, sums: list[Sum], own: RecordSource | None
+    ) -> None:
+        """`own` are the file's records: they are used where they have the same checksums."""
         self._file = file
         self._chain = chain
         self._sums = sums
+        self._own = own
 
     def get(self, page: int) -> PageSum | None:
-        """The record of a page. That of a damaged page does not say where its entries end."""
+        """The record of a page. That of a damaged page may not say where its entries end."""
+        own = None if self._own is None else self._own.get(page)
         if not self._chain.first <= page < self._chain.stop:
-            return None
+            return own
         _, stop, digest = self._sums[page]
+        if own is not None and own.digest == digest:
+            return own
+        content, found = self._whole(page)
+        if found is not None:
+            rest = xxh3_64_intdigest(content[found.end :])
+            return PageSum(NO_CHAIN, digest, found.next_number, found.end, rest)
+        if page + 1 < self._chain.stop:
+            after, found = self._whole(page + 1)
+            if found is not None:
+                stop = int(ENTRY_HEAD_STRUCT.unpack_from(after)[3])
+        return PageSum(NO_CHAIN, digest, stop, 0, xxh3_64_intdigest(content))
+
+    def _whole(self, page: int) -> tuple[bytes, PageHash | None]:
+        """A page, and its hash if that is the server's."""
         content = self._file.read(PAGE_SIZE, page_start(page))
         found = hash_page(content, page)
-        end = found.end if found is not None and found.digest == digest else 0
-        return PageSum(NO_CHAIN, digest, stop, end, xxh3_64_intdigest(content[end:]))
+        same = found is not None and found.digest == self._sums[page][2]
+        return content, found if same else None
 
     def get_many(self, first: int, stop: int) -> list[PageSum | None]:
         """The records of the pages from `first` up to, not including, `stop`."""
@@ -65,10 +89,13 @@ class PeerSums:
 
 
 def proven_sums(
-    file: Readable, chain: KnownChain, peers: Sequence[SumsPeer]
-) -> tuple[PeerSums | None, str]:
-    """The checksums of a server that lead to `chain`; None, and why, if no server has them."""
-    refusals = []
+    file: Readable,
+    chain: KnownChain,
+    own: RecordSource | None,
+    peers: Sequence[SumsPeer],
+    refusals: list[str],
+) -> Iterator[PeerSums]:
+    """The checksums of each server that lead to `chain`; of others, `refusals` says why not."""
     for peer in peers:
         try:
             sums = peer.page_sums(chain.stop)
@@ -80,10 +107,10 @@ def proven_sums(
         for page, (_, _, digest) in enumerate(sums):
             walk.add(page, digest)
         if walk.fits:
-            return PeerSums(file, chain, sums), ""
+            yield PeerSums(file, chain, sums, own)
+            continue
         if walk.fits is None:
             why = f"has checksums of {len(sums)} pages, and {chain.stop} are needed"
         else:
             why = "has other pages: its checksums do not match the commit record"
         refusals.append(f"{peer.name} {why}")
-    return None, "; ".join(refusals)

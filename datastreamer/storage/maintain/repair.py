@@ -51,7 +51,13 @@ from datastreamer.storage.header.records import (
 from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
 from datastreamer.storage.maintain.heal import FileHealer, HealedPages, SourcePeer
-from datastreamer.storage.maintain.repair_plan import Plan, end_before_damage, steps_of, sum_at
+from datastreamer.storage.maintain.repair_plan import (
+    Plan,
+    end_before_damage,
+    held,
+    steps_of,
+    sum_at,
+)
 from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
@@ -145,6 +151,8 @@ def repair(
         if doing.header is not None or found.reindex:
             _rebuild_index(file, name)
         after = examine(file, name, disk, progress)
+        if doing.held:
+            return Repaired(doing, kept, after.report)
         left = _plan(file, name, after, disk, cut=cut)
         problems = after.report.problems
         if left.steps or (cut and len(problems) > after.refuted):
@@ -189,6 +197,9 @@ def _prepare(
     if healed.steps:
         found = examine(file, path, disk)
     made = _plan(file, path, found, disk, cut=cut, undone=first.half_updated)
+    if sources.peers and (made.shortened or healed.doubtful_tail):
+        # Truncated, or with a new checksum of what no server has, no server could help any more.
+        made = replace(made, header=None, size=found.size, steps=[], held=held(made, found))
     steps = [*healed.steps, *made.steps]
     return Prepared(found, replace(made, report=first.report, healed=healed.results, steps=steps))
 
@@ -198,6 +209,7 @@ class Healed(NamedTuple):
 
     results: list[HealedPages]
     steps: list[str]
+    doubtful_tail: bool = False
 
 
 NOTHING = Healed([], [])
@@ -214,7 +226,8 @@ def _heal(
     dry: bool,
 ) -> Healed:
     shorter = bool(sources.peers) and found.heal_end != found.kept_end
-    if not (found.damaged or found.refuted or shorter) or found.unread or found.live:
+    unproven = bool(sources.peers) and found.page.lost_record
+    if not (found.damaged or found.refuted or shorter or unproven) or found.unread or found.live:
         return NOTHING
     steps = []
     with contextlib.closing(FileHealer(file, path, found, disk, dry=dry)) as healer:
@@ -225,7 +238,7 @@ def _heal(
         if healer.padding:
             pages = ", ".join(str(page) for page in healer.padding)
             steps.append(f"clear the padding after the entries of page {pages}")
-    return Healed(results, steps)
+        return Healed(results, steps, healer.doubtful_tail)
 
 
 def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[int, int]]:
@@ -243,7 +256,7 @@ def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[i
     try:
         reader = Reader(file, path, end)
         known = sum_at(found, end)
-        if known is not None or found.page.confirmed:
+        if known is not None or not found.page.foreign:
             verifier = PageVerifier(file, path, records, lambda: end)
             verifier.verify_last_page(end, known)
             data = VerifiedFile(file, verifier)
@@ -391,7 +404,7 @@ def _take_over_sums(
         recorded=page.identity[1],
         epoch=made.epoch,
         known=known,
-        foreign=page.known_record is None and not page.confirmed,
+        foreign=page.known_record is None and page.foreign,
         restarted=True,
     )
     return keeper

@@ -22,7 +22,7 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.maintain.heal import HealedPages
-from datastreamer.storage.maintain.report import Examination, Report
+from datastreamer.storage.maintain.report import Examination, Report, counted
 from datastreamer.storage.sums.hashes import EndSum, last_page
 
 
@@ -35,7 +35,8 @@ class Plan:
     `healed` are the damaged pages, and whether servers restore them. `lost` are the ranges of
     entries that cannot be read then: the first one, and the one after the last. `claimed` is the
     number of entries in the present header (None: impossible). The header page and the bytes
-    `keep_from` to `keep_to` are kept beside the file.
+    `keep_from` to `keep_to` are kept beside the file. `held` says why header, size and index stay
+    as they are although they are wrong; empty if they do not.
     """
 
     report: Report
@@ -51,6 +52,7 @@ class Plan:
     healed: list[HealedPages]
     lost: list[tuple[int, int]]
     steps: list[str]
+    held: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -107,6 +109,23 @@ def _first_number(file: File, page: int) -> int | None:
     if len(head) < ENTRY_HEAD_SIZE or head[0] != PACKET_ENTRY:
         return None
     return int(ENTRY_HEAD_STRUCT.unpack(head)[3])
+
+
+def held(made: Plan, found: Examination) -> str:
+    """Why a repair that servers were named for ends before its other steps."""
+    if made.shortened:
+        assert made.header is not None
+        missing = "is" if made.entries_cut == 1 else "are"
+        return (
+            f"{counted(made.entries_cut)} from entry {made.header.total_entries} on {missing} "
+            "missing, and no server named restored them: the stream is not truncated; name another "
+            "server, or run repair without --from to truncate it"
+        )
+    return (
+        "nothing proves the entries of the last page, since the commit record is damaged, and no "
+        "server named has the same: the header is not repaired; name a second server, accept one "
+        "with --trust-peer, or run repair without --from to keep the entries as they are"
+    )
 
 
 def steps_of(made: Plan, found: Examination, half_updated: bool) -> Iterator[str]:

@@ -17,7 +17,10 @@ from datastreamer.storage.header.records import Head
 # The maximum number of problems that are listed.
 _MOST_PROBLEMS = 1000
 
-NO_REPAIR = "none: restore from a copy"
+NO_REPAIR = (
+    "none: restore from a copy, or copy the stream from a server: `datastreamer relay --server "
+    "HOST:PORT --file NEW`"
+)
 """The advice for a problem that no repair solves."""
 
 
@@ -155,8 +158,10 @@ class Examination:
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
         run = alone = f"run `datastreamer repair {shlex.quote(self.path)}"
-        if self.heal_end is not None and self.heal_end.length > self.size:
-            alone += " --from HOST:PORT"  # without a server it truncates the stream
+        missing = self.heal_end is not None and self.heal_end.length > self.size
+        if missing or self.page.lost_record:
+            # Without a server it truncates the stream, or takes the last page as it is.
+            alone += " --from HOST:PORT"
         by = "the next open for writing, or repair," if self.truncated_by_open else "repair"
         cut = f"{by} truncates to {counted(end.entries)}"
         if self.heal_end is not None and self.heal_end > end and not self.truncated_by_open:
@@ -175,7 +180,8 @@ class Examination:
             Help.PAGE: f"{run} --from HOST:PORT`: it restores the page from a server of the same "
             "stream",
             Help.CHAIN: f"{run} --from HOST:PORT`: it finds and restores the page with a server of "
-            "the same stream; `datastreamer sums --accept` takes the pages as they are",
+            "the same stream; if none has it, `datastreamer sums --accept` takes the damage for "
+            "right",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
 

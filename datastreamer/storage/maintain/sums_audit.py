@@ -59,7 +59,7 @@ class SumsAudit:
         undo = journal.find(disk, path, file.access())
         self._updating = None if undo is None else page_of(undo.offset)
         # If another program wrote the header, it may have changed pages too.
-        self._foreign = not (page.confirmed or proven)
+        self._foreign = page.foreign and not proven
         self._proven = proven
         self._records = SidecarRecords(
             disk,

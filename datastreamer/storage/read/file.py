@@ -104,8 +104,9 @@ class StreamFile:
         self.lock = threading.RLock()
         self._end_sum = judged.end_sum, judged.head
         self._records: SidecarRecords | None = None
+        self.verify: Verify = "never"
         self.verifier: PageVerifier | None = None
-        """Set by `verify_reads`."""
+        """Both are set by `verify_reads`."""
 
     @classmethod
     def open(
@@ -199,7 +200,7 @@ class StreamFile:
 
     def verify_reads(self, verify: Verify) -> None:
         """From now on `reader` compares pages with their checksums when it first reads them."""
-        records = self.records()
+        records, self.verify = self.records(), verify
         if verify != "cold" or records is None:
             read_ahead(self.file, True)
         if verify == "never" or records is None:
@@ -316,6 +317,12 @@ class StreamFile:
         self.reader.head = head
         self._seen = seen
         return head != before
+
+    def settled_page(self) -> bytes | None:
+        """The part of the header page that commits write, as of the last `refresh`, if the commits
+        of another process can be followed by that part alone: until other bytes in it change than
+        commits change (`records.committed_since`), entries up to the mark are committed."""
+        return self._seen if self._by_record and not self._unsettled else None
 
     def _ensure_whole(self) -> None:
         """Raises `DamagedEntry` if the writer ended in the middle of an update."""

@@ -32,8 +32,8 @@ class Damage(NamedTuple):
     """A place where the sequence of entries breaks: the byte, and what was found there.
 
     `first` is the entry that was due there, None if an earlier page is broken too; `after` is the
-    next entry that can be read, None if none is known. `order`: the page and the one beside it each
-    look whole, and do not continue each other.
+    next entry that can be read, or None if it is not known. `order`: the page and its neighbour
+    both look whole, and do not continue each other.
     """
 
     offset: int

@@ -172,10 +172,16 @@ class Reader:
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
 
     def packed_from(
-        self, pages: Container[int], number: int, prefix: bytes, packet_type: int
+        self,
+        pages: Container[int],
+        number: int,
+        prefix: bytes,
+        packet_type: int,
+        key: bytes | None = None,
     ) -> bytes | None:
         """As `packed` if the entry is known to be in one of `pages`, which are file offsets;
-        otherwise None."""
+        otherwise None. With `key`, the first event after the entry, if that is the bookmark `key`
+        and the event is near in the same page; otherwise None."""
         head, changes, known = self._state
         if 0 <= number < head.entries and not changes & 1:
             first_numbers, tables = known.directory
@@ -183,7 +189,11 @@ class Reader:
             if at >= 0 and number < (table := tables[at]).next_number:
                 if table.page_file_offset not in pages:
                     return None
-                found = table.read(number, self._file.read, prefix, packet_type)
+                read = self._file.read
+                if key is None:
+                    found = table.read(number, read, prefix, packet_type)
+                else:
+                    found = table.read_event(number, key, read, prefix, packet_type)
                 if changes == self._state.changes:
                     return found
         return None

@@ -167,6 +167,7 @@ class PageVerifier:
                 self._raise_unless_restored(self._bad_tail)
             return False
         self.doubt(page)
+        seen = self._seen
         try:
             known, why = compare(file or self._file, self._records, page)
         except OSError as error:
@@ -176,7 +177,8 @@ class PageVerifier:
         if why and known is not None:
             first = self._records.first_number(page)
             raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
-        if known is not None or page < last - _RECENT:
+        # If entries were changed meanwhile, this may have been the page before.
+        if seen is self._seen and (known is not None or page < last - _RECENT):
             self.mark(page)
         self._doubtful.discard(page)
         return known is not None

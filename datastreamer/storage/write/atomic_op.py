@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -105,28 +105,69 @@ class AtomicOp(EntryPacker):
             return
         try:
             self.commit()
-        except EntriesLost:
-            # The caller must learn that entries of other operations are lost.
-            if self.is_open:
-                self.rollback()
-            raise
-        except CommitInDoubt as doubt:
-            if not self.is_open:
-                raise
-            self.rollback()
-            why = doubt.what.partition(";")[0]
-            raise WriteFailed(
-                self._stream.path,
-                f"{why}; the operation was rolled back, and nothing of it is stored",
-            ) from doubt
         except Exception as error:
-            if self.is_open:
-                with raised_after(error):
-                    self.rollback()
+            self._roll_back_after(error)
             raise
         except BaseException:
             self.close()
             raise
+
+    def append(
+        self, type: int | Sequence[int], items: Sequence[Buffer], bookmark: Buffer | None
+    ) -> int:
+        """Append a bookmark (None: without) and an event for each item in an operation; returns
+        the number after it. Raises as `DataStream.append`."""
+        writer, deferred, guard = self._writer, self._deferred, self._stream.commit_guard
+        if writer is None or deferred is None or self.committing:
+            return self._append(type, items, bookmark)
+        if guard is not None:
+            guard()
+        start = writer.end.written
+        # First: another thread that lends the stream checks for it then.
+        self.committing = True
+        try:
+            if self.lease is not None:
+                raise self.lent("operation")
+            head = writer.end.append_on(self, writer, type, items, bookmark)
+        except Exception as error:
+            if writer.owned.interrupted:
+                self.close()
+            self.committing = False
+            self._roll_back_after(error)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        if head is None:
+            self.committing = False
+            return self._append(type, items, bookmark)
+        deferred.keeper.committed(self.bookmarks, start[1], head, writer.end.base)
+        self.committing = False
+        return head[1]
+
+    def _append(
+        self, type: int | Sequence[int], items: Sequence[Buffer], bookmark: Buffer | None
+    ) -> int:
+        """The same with all checks, step by step."""
+        with self:
+            if bookmark is not None:
+                self.add_bookmark(bookmark)
+            self.add_entries(type, items)
+        return self.next_number
+
+    def _roll_back_after(self, error: Exception) -> None:
+        """Roll the operation back because of `error`. Raises what replaces that error."""
+        if not self.is_open:
+            return
+        if isinstance(error, CommitInDoubt) and not isinstance(error, EntriesLost):
+            self.rollback()
+            why = error.what.partition(";")[0]
+            raise WriteFailed(
+                self._stream.path,
+                f"{why}; the operation was rolled back, and nothing of it is stored",
+            ) from error
+        with raised_after(error):
+            self.rollback()
 
     # From begin to end.
 
@@ -230,7 +271,8 @@ class AtomicOp(EntryPacker):
             deferred.keeper.committed(self.bookmarks, start, head, writer.end.base)
         else:
             pending = PendingCommit(writer.durability, writer.end.commits)
-            writer.durability.announce()
+            if head.entries <= writer.owned.head.entries:
+                writer.durability.announce()
         self.committing = False
         return pending
 

@@ -206,7 +206,7 @@ def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept:
         recorded=judged.epoch,
         epoch=owned.epoch,
         known=None if accept else KnownChain.of(head, judged.end_sum),
-        foreign=not page.confirmed,
+        foreign=page.foreign,
         restarted=record is not None and record.boot_id != owned.boot,
     )
     if sealed:

@@ -65,6 +65,7 @@ class OwnedFile(StreamFile):
         # header page, and of threads of this process, which read `head`.
         self.wakers: list[int] = []
         self.inside_wakers: list[int] = []
+        self.end.belong_to(self)
         # Why nothing more is written, and whether that can be repaired while the file is open.
         self.failure: str | None = None
         self.repairable = False

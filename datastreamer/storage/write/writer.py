@@ -120,8 +120,8 @@ class StreamWriter:
             elif durable + 1 < end.commits and durability.on_settled is not None:
                 durability.on_settled()
             # (Another policy may have been set before the lock was acquired.)
-            if visible and policy == durability.policy:
-                end.synced = sync
+            if policy == durability.policy:
+                end.synced, end.hidden = sync, not visible
                 end.limit = space.room.size - 1
                 if not sync:
                     end.limit = min(end.limit, durability.sync_at)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.header.records import COMMIT, RECORD_OFFSET
+from datastreamer.storage.maintain.report import NO_REPAIR
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import command, on_terminal
@@ -313,6 +315,7 @@ def test_repair_of_a_page_without_a_checksum(
     broken.with_name("paged.bin.sums").unlink()
     content = bytearray(broken.read_bytes())
     fill(1, b"\0")(content)
+    content[RECORD_OFFSET : RECORD_OFFSET + COMMIT.size] = bytes(COMMIT.size)
     broken.write_bytes(content)
     done = invoke("repair", broken, "--from", peers[0], "--from", peers[0], "--json")
     assert "cannot be read" in done.failed(3)
@@ -367,7 +370,7 @@ def test_repair_of_damage_that_cannot_be_repaired(invoke: Invoke, tmp_path: Path
         assert result.startswith(f"{path}: not a stream file: it does not begin with ")
         assert result.endswith("restore from a copy")
     (report,) = invoke("verify", path).objects
-    assert [problem["repair"] for problem in report["problems"]] == ["none: restore from a copy"]
+    assert [problem["repair"] for problem in report["problems"]] == [NO_REPAIR]
 
 
 def test_at_a_terminal(copy: Path) -> None:
@@ -389,7 +392,7 @@ def test_no_advice_to_repair_what_cannot_be_repaired(invoke: Invoke, tmp_path: P
     path.write_text("no stream\n" * 1000)
     done = invoke("verify", path, "--json")
     (problem,) = done.objects[0]["problems"]
-    assert problem["repair"] == "none: restore from a copy"
+    assert problem["repair"] == NO_REPAIR
     assert "dry-run" not in done.failed(3)
 
 

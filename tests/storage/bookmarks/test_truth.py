@@ -26,10 +26,10 @@ from datastreamer.storage.bookmarks import builder, lmdb, registry
 from datastreamer.storage.bookmarks import lmdb_environment as environment
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.disk.access import Access
-from tests.interop.peer import GoPeer, go_missing
+from tests.interop.peer import GoPeer
+from tests.programs import needs
 from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, header_of, make, scan_file
 
-needs_go = pytest.mark.skipif(bool(go_missing()), reason=go_missing() or "go is there")
 # More than the 64 KiB that a watermark's fingerprint covers, the same in every operation.
 LONG: list[Item] = [(1, bytes(50_000))] * 2
 KEYS = [b"old", b"twice", b"new", b"other", b"third", b"k" * 16, b"\0", b"lost", b"n", b"l" * 16]
@@ -365,7 +365,7 @@ def test_killed(tmp_path: Path, seed: int) -> None:
 # Another program, which does not know the index.
 
 
-@needs_go
+@needs("go")
 def test_appended_by_the_reference(tmp_path: Path) -> None:
     path = tmp_path / "s.bin"
     start(path)
@@ -377,7 +377,7 @@ def test_appended_by_the_reference(tmp_path: Path) -> None:
     judge(path)
 
 
-@needs_go
+@needs("go")
 @pytest.mark.parametrize("kept", [0, 3, 6])
 def test_truncated_and_written_again_by_the_reference(tmp_path: Path, kept: int) -> None:
     """To the same length."""

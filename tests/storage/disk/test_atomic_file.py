@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from datastreamer.storage.disk.access import Access
-from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs, remove_older
+from datastreamer.storage.disk.atomic_file import (
+    keep_beside,
+    new_file,
+    remove_left_overs,
+    remove_older,
+)
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
 from datastreamer.storage.maintain.snapshot import snapshot
 from tests.storage.made import make, scan_file
@@ -173,3 +178,16 @@ def test_the_oldest_copies_are_removed(path: Path) -> None:
     removed = remove_older(OsDisk(), str(path), "repair", Access.private(), 3)
     assert removed == made[:-3]
     assert names(path.parent) == sorted(Path(it).name for it in [*made[-3:], *others, link])
+
+
+def test_copies_of_the_same_second(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two draw the same random name."""
+    drawn = iter(["aaaa", "00000001", "aaaa", "00000002", "bbbb", "00000003"])
+    monkeypatch.setattr("time.strftime", lambda form: "20260102T030405")
+    monkeypatch.setattr("secrets.token_hex", lambda size: next(drawn))
+    path.write_bytes(b"damaged")
+    file = OsDisk().open(str(path), write=False)
+    made = [keep_beside(OsDisk(), str(path), "repair", b"", file, 0, 7) for _ in range(2)]
+    file.close()
+    assert [it[-11:] for it in made] == ["aaaa.repair", "bbbb.repair"]
+    assert len(names(path.parent)) == 3

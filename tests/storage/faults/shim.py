@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from tests.programs import missing
 
 HERE = Path(__file__).parent
 EVERY = 0
@@ -22,7 +23,7 @@ def why_not() -> str:
     """Why the shim cannot be used here; empty: it can."""
     if not sys.platform.startswith("linux"):
         return "LD_PRELOAD with /proc is Linux's"
-    return "" if shutil.which("cc") else "no C compiler (cc) to build the fault shim with"
+    return missing("cc")
 
 
 def build(folder: Path) -> Path:

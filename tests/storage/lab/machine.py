@@ -140,14 +140,36 @@ class Laboratory(Recovering):
         self.ends.add(len(longer))
         if not wait:
             self.handles.append((handles[0], len(longer)))
-        if nothing:
-            return  # nothing was written, and no reader sees more than before
+        if not nothing:  # otherwise no reader sees more than before
+            self.written_now(wait)
+
+    def written_now(self, wait: bool) -> None:
+        """What is committed was written, and is on disk if the policy says so."""
+        longer = self.committed
         if self.policy != "commit":
             self.seen = len(longer)
         elif wait:
             self.synced()
             return
         self.deadlines.append((len(longer), self.background.now + self.patience()))
+
+    @precondition(lambda self: self.op is None)
+    @rule(
+        what=st.lists(sizes, min_size=1, max_size=3),
+        key=st.one_of(st.none(), keys),
+        trouble=troubles,
+    )
+    def append(self, what: list[tuple[str, Any]], key: bytes | None, trouble: Trouble) -> None:
+        """An operation in one call."""
+        data, stream = [self.made(one)[1] for one in what], self.live
+        kind = self.serial % 5
+        mark = [] if key is None else [(BOOKMARK, key)]
+        longer = [*self.committed, *mark, *((kind, one) for one in data)]
+        with self.under(trouble):
+            if self.attempt(lambda: stream.append_many(kind, data, bookmark=key), longer):
+                self.committed = longer
+                self.ends.add(len(longer))
+                self.written_now(True)
 
     def patience(self) -> float:
         """How long what was committed now may take to be on disk, in seconds."""

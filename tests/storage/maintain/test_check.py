@@ -328,7 +328,7 @@ def test_a_damaged_commit_record(path: Path, at: int) -> None:
     path.write_bytes(content)
     report = verify(path)
     (problem,) = report.problems
-    run = f"run `datastreamer repair {path}`"
+    run = f"run `datastreamer repair {path} --from HOST:PORT`"
     assert problem.repair == f"{run}: it writes the records again; entries stay as they are"
     assert has_note(report, "the last page was checked only by its form: its checksum is in the")
     repair(path)
@@ -560,7 +560,9 @@ def test_a_page_that_the_system_cannot_read(tmp_path: Path) -> None:
     (problem,) = report.problems
     assert problem.where == f"byte {FIRST + PAGE}"
     assert "cannot read the page: Input/output error; entries 1 to 2 cannot be read" in problem.what
-    assert problem.repair == "none: restore from a copy"
+    assert problem.repair.startswith(
+        "none: restore from a copy, or copy the stream from a server: "
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives an index to another user: needs root")

@@ -13,7 +13,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import ConnectFailed, DamagedEntry, DamagedPage
 from datastreamer.format import Header
-from datastreamer.storage.maintain import heal_open
+from datastreamer.storage.maintain import heal, heal_open
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.heal import HealedPages
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
@@ -62,8 +62,11 @@ def copied(whole: Path, folder: Path, change: Change = lambda content: None) -> 
 class FilePeer:
     """Answers as a server of a file does."""
 
-    def __init__(self, path: Path, name: str = "peer:6900", *, has_id: bool = True) -> None:
+    def __init__(
+        self, path: Path, name: str = "peer:6900", *, has_id: bool = True, has_sums: bool = True
+    ) -> None:
         self.name = name
+        self._has_sums = has_sums
         self.asked: list[tuple[int, int]] = []
         self._path = path
         with DataStream.open(path, read_only=True, verify="never", index="memory") as stream:
@@ -80,6 +83,8 @@ class FilePeer:
         return self._id
 
     def page_sums(self, pages: int) -> list[Sum]:
+        if not self._has_sums:
+            return []
         with DataStream.open(self._path, read_only=True, verify="never", index="memory") as stream:
             return stream._internals.page_sums(0, pages)[0]
 
@@ -222,7 +227,7 @@ def plans_alike(path: Path, *peers: FilePeer, cut: bool = False) -> Repaired:
     assert (planned.steps, planned.healed) == (done.plan.steps, named)
     assert (planned.lost, planned.shortened) == (done.plan.lost, done.plan.shortened)
     assert planned.entries_cut == done.plan.entries_cut
-    assert (planned.lost == []) == done.report.ok
+    assert (planned.lost == [] and not planned.held) == done.report.ok
     return done
 
 
@@ -241,12 +246,15 @@ def test_a_plan_with_a_server_that_has_a_part(whole: Path, tmp_path: Path) -> No
         zero(0)(content)
 
     path = copied(whole, tmp_path / "damaged", change)
+    content = path.read_bytes()
     peer = FilePeer(whole)
     peer.ends_at(bounds(whole, 1)[1])
     done = plans_alike(path, peer)
     assert [bool(it.source) for it in done.plan.healed] == [True, False, False]
-    assert done.plan.shortened
-    assert done.report.ok
+    assert "are missing, and no server named restored them" in done.plan.held
+    assert path.stat().st_size == len(content)
+    assert not plans_alike(path, peer).report.ok
+    assert plans_alike(path).report.ok
 
 
 def test_a_plan_for_padding_that_is_not_zeros(whole: Path, tmp_path: Path) -> None:
@@ -565,8 +573,8 @@ def test_without_a_checksum(whole: Path, tmp_path: Path) -> None:
     """Two servers have to send the same bytes, or the operator trusts one."""
     path = without_sums(copied(whole, tmp_path / "damaged", zero(1)))
     first, _ = bounds(whole, 1)
-    one, two = FilePeer(whole, "one:1"), FilePeer(whole, "two:2")
-    wrong = FilePeer(whole, "wrong:3").change(first + 3)
+    one, two = (FilePeer(whole, name, has_sums=False) for name in ("one:1", "two:2"))
+    wrong = FilePeer(whole, "wrong:3", has_sums=False).change(first + 3)
     why = refused(healed(path, one), whole, path)
     assert why.startswith("only one:1 sends these entries")
     assert "--trust-peer" in why
@@ -587,11 +595,106 @@ def test_without_a_checksum(whole: Path, tmp_path: Path) -> None:
 
 def test_several_pages_without_checksums(whole: Path, tmp_path: Path) -> None:
     path = without_sums(copied(whole, tmp_path / "damaged", two_pages))
-    done = healed(path, FilePeer(whole, "one:1"), FilePeer(whole, "two:2"))
+    peers = [FilePeer(whole, name, has_sums=False) for name in ("one:1", "two:2")]
+    done = healed(path, *peers)
     (result,) = done.plan.healed
     assert (result.page, result.end_page) == (1, 3)
     assert done.report.ok
     assert path.read_bytes()[FIRST : span(3).start] == whole.read_bytes()[FIRST : span(3).start]
+
+
+@pytest.mark.parametrize("name", [name for name in DAMAGES if name != "a page and the header"])
+def test_the_commit_record_proves_the_checksums_of_one_server(
+    whole: Path, tmp_path: Path, name: str
+) -> None:
+    """The file has none, in whatever way it is damaged."""
+    path = without_sums(copied(whole, tmp_path / "damaged", DAMAGES[name]))
+    wrong = FilePeer(whole, "wrong:1", has_sums=False).change(bounds(whole, 1)[0] + 3)
+    done = plans_alike(path, wrong, FilePeer(whole))
+    assert done.report.ok
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
+class OtherNumbers(FilePeer):
+    """Its checksums are right, and its numbers of entries are not."""
+
+    def page_sums(self, pages: int) -> list[Sum]:
+        found = super().page_sums(pages)
+        return [(first + 5, stop + 5, digest) for first, stop, digest in found]
+
+
+def test_a_server_with_other_numbers(whole: Path, tmp_path: Path) -> None:
+    """They are used only where no page of the file shows them; another server may have others."""
+    path = without_sums(copied(whole, tmp_path / "damaged", two_pages))
+    done = healed(path, OtherNumbers(whole, "wrong:1"), FilePeer(whole))
+    assert done.report.ok
+    assert [it.stop for it in done.plan.healed] == [bounds(whole, page)[1] for page in (1, 2)]
+    path = without_sums(copied(whole, tmp_path / "one page", zero(1)))
+    assert healed(path, OtherNumbers(whole)).report.ok
+
+
+def test_many_pages_without_checksums(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them would be held in memory."""
+    monkeypatch.setattr(heal, "_MOST_UNPROVEN", 1)
+    path = without_sums(copied(whole, tmp_path / "damaged", two_pages))
+    peers = [FilePeer(whole, name, has_sums=False) for name in ("one:1", "two:2")]
+    (result,) = healed(path, *peers).plan.healed
+    assert "these 2 pages begin and end, and at most 1 such pages are restored" in result.why
+    assert not any(peer.asked for peer in peers)
+
+
+def no_first_sector(content: bytearray) -> None:
+    """Header and commit record."""
+    content[:512] = bytes(512)
+
+
+def test_the_first_sector_is_lost_and_a_page_damaged(whole: Path, tmp_path: Path) -> None:
+    """No other program wrote such a header, so the checksums hold."""
+    first, end = bounds(whole, 1)
+
+    def change(content: bytearray) -> None:
+        no_first_sector(content)
+        flip(span(1).start + 70_000)(content)
+
+    path = copied(whole, tmp_path / "damaged", change)
+    problems = [it.what for it in verify(path).problems]
+    assert any(it.startswith(f"page 1 (entries {first} to {end - 1}): ") for it in problems)
+    alone = repair(copied(path, tmp_path / "alone"))
+    assert alone.plan.lost == [(first, end)]
+    assert plans_alike(path, FilePeer(whole)).report.ok
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_the_last_page_is_compared_if_its_checksum_is_lost(
+    whole: Path, tmp_path: Path, trust: bool
+) -> None:
+    def change(content: bytearray) -> None:
+        no_first_sector(content)
+        flip(span(3).start + 70_000)(content)
+
+    path = copied(whole, tmp_path / "damaged", change)
+    before = path.read_bytes()
+    gone, one, two = GonePeer(whole), FilePeer(whole, "one:1"), FilePeer(whole, "two:2")
+    for peers in ([gone], [one], [gone, one]):
+        done = plans_alike(path, *peers)
+        assert "nothing proves the entries of the last page" in done.plan.held
+        assert "no server sends the entries that the file has; " in done.plan.healed[0].why
+        assert path.read_bytes() == before
+    done = healed(path, one, trust_peer=True) if trust else healed(path, one, two)
+    assert done.report.ok
+    end = header_of(whole)[-2]
+    assert path.read_bytes()[FIRST:end] == whole.read_bytes()[FIRST:end]
+
+
+def test_the_last_page_is_as_a_server_has_it(whole: Path, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path / "damaged", no_first_sector)
+    done = plans_alike(path, GonePeer(whole, "gone:1"), FilePeer(whole))
+    assert (done.report.ok, done.plan.healed) == (True, [])
 
 
 # Interruptions.

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,15 @@ def commit(stream: DataStream, key: bytes, data: bytes) -> None:
     with stream.atomic_op() as op:
         op.add_bookmark(key)
         op.add_entry(1, data)
+
+
+def append(stream: DataStream, key: bytes, data: bytes) -> None:
+    stream.append(1, data, bookmark=key)
+
+
+# The two forms of a commit.
+Commit = Callable[[DataStream, bytes, bytes], None]
+either = pytest.mark.parametrize("commit", [commit, append])
 
 
 @pytest.fixture
@@ -39,8 +48,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> N
     monkeypatch.setattr(owner, name, interrupted)
 
 
+@either
 def test_an_interrupt_right_behind_the_writes(
-    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch, commit: Commit
 ) -> None:
     commit(stream, b"a", b"first")
     interrupt_after(monkeypatch, stream._file.file, "commit")
@@ -95,8 +105,9 @@ def test_ctrl_c_is_not_masked_by_a_doubt(
     assert caplog.text.count("open the stream again") == 2
 
 
+@either
 def test_an_interrupt_before_the_index_is_notified(
-    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch, commit: Commit
 ) -> None:
     def interrupted(*words: Any) -> None:
         raise KeyboardInterrupt
@@ -199,7 +210,7 @@ def test_a_reader_that_begins_in_the_middle_of_a_change_waits(
 
 # (A signal may come in a callback of the collector, which can only print it.)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("work", ["truncate", "update", "commit", "not waited"])
+@pytest.mark.parametrize("work", ["truncate", "update", "append", "commit", "not waited"])
 def test_real_interrupts_at_any_moment(tmp_path: Path, work: str) -> None:
     """Whenever it comes, bookmarks and entries are those of the file: at once where the stream
     can be written on, and after the next open."""
@@ -212,6 +223,9 @@ def test_real_interrupts_at_any_moment(tmp_path: Path, work: str) -> None:
             stream.truncate(choose.randrange(1, stream.total_entries))
         elif work == "update":
             stream.update_entry(1, 1, choose.randbytes(5))
+        elif work == "append":
+            for _ in range(3):
+                append(stream, choose.choice([b"a", b"b", b"c", b"n"]), b"event")
         else:
             for _ in range(3):
                 with stream.atomic_op() as op:

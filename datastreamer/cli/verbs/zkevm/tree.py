@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.text import Text
@@ -126,7 +126,7 @@ def _kind(type: str | int) -> str:
 
 def _moment(timestamp: int) -> str:
     try:
-        moment = datetime.fromtimestamp(timestamp, timezone.utc)
+        moment = datetime.fromtimestamp(timestamp, UTC)
     except (ValueError, OverflowError, OSError):
         return f"timestamp {timestamp}"
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,612 @@
+"""A thread that sends new entries to live clients as they are committed, without the GIL.
+
+Owns the descriptors and positions of these clients while the thread is *armed*, and the walk over
+new entries. It reads and sends only what the header page shows as committed, and stops at the first
+change of the page that is no commit: another part decides then. Knows descriptors and bytes, not
+clients. `live_clients.py` is its only user.
+"""
+
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcmp, memcpy
+from posix.unistd cimport close, pread, read, write
+
+from datastreamer._entry cimport (
+    HEAD_SIZE, HEADER_PAGE_SIZE, NOTHING, PADDING, PAGE_SIZE, PART, WHOLE, Verdict, get_u64, judge,
+    page_room,
+)
+
+import os
+import weakref
+
+from datastreamer.storage.header.records import VISIBLE_LAYOUT
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_t:
+        pass
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_create(pthread_t*, const void*, void* (*)(void*) noexcept nogil, void*)
+    int pthread_join(pthread_t, void**)
+    int pthread_mutex_init(pthread_mutex_t*, const void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_mutex_destroy(pthread_mutex_t*)
+    int pthread_cond_init(pthread_cond_t*, const void*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+    int pthread_cond_signal(pthread_cond_t*)
+    int pthread_cond_destroy(pthread_cond_t*)
+
+cdef extern from *:
+    """
+    #include <poll.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stdint.h>
+    #include <string.h>
+    #include <sys/socket.h>
+    #ifndef MSG_NOSIGNAL
+    #define MSG_NOSIGNAL 0
+    #endif
+
+    static int wait_readable(int fd, int milliseconds) {
+        struct pollfd it = {fd, POLLIN, 0};
+        return poll(&it, 1, milliseconds);
+    }
+
+    /* A signal's handler belongs to a thread of Python. */
+    static int create_without_signals(pthread_t *thread, void *(*run)(void *), void *what) {
+        sigset_t all, before;
+        int failed;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        failed = pthread_create(thread, NULL, run, what);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return failed;
+    }
+
+    static void set_flag(int *flag, int value) { __atomic_store_n(flag, value, __ATOMIC_SEQ_CST); }
+    static int get_flag(int *flag) { return __atomic_load_n(flag, __ATOMIC_SEQ_CST); }
+
+    /* xxh3 (64 bits) of 33 to 64 bytes, seed 0, with the default secret. */
+    static const unsigned char XXH3_SECRET[64] = {
+        0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad,
+        0x1c, 0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3,
+        0x67, 0x1f, 0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc,
+        0xff, 0x72, 0x21, 0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6,
+        0x81, 0x3a, 0x26, 0x4c};
+    static uint64_t little_u64(const unsigned char *p) {
+        uint64_t value = 0;
+        for (int i = 7; i >= 0; i--) value = value << 8 | p[i];
+        return value;
+    }
+    static uint64_t mix16(const unsigned char *p, const unsigned char *secret) {
+        unsigned __int128 product =
+            (unsigned __int128)(little_u64(p) ^ little_u64(secret))
+            * (little_u64(p + 8) ^ little_u64(secret + 8));
+        return (uint64_t)product ^ (uint64_t)(product >> 64);
+    }
+    static uint64_t xxh3_of_33_to_64(const unsigned char *p, size_t size) {
+        uint64_t sum = size * 0x9E3779B185EBCA87ull;
+        sum += mix16(p + 16, XXH3_SECRET + 32) + mix16(p + size - 32, XXH3_SECRET + 48);
+        sum += mix16(p, XXH3_SECRET) + mix16(p + size - 16, XXH3_SECRET + 16);
+        sum ^= sum >> 37;
+        sum *= 0x165667919E3779F9ull;
+        return sum ^ sum >> 32;
+    }
+    """
+    ssize_t send(int fd, const void* data, size_t size, int flags) nogil
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+    int wait_readable(int fd, int milliseconds) nogil
+    int create_without_signals(pthread_t*, void* (*)(void*) noexcept nogil, void*) nogil
+    void set_flag(int*, int) nogil
+    int get_flag(int*) nogil
+    uint64_t xxh3_of_33_to_64(const uint8_t*, size_t) nogil
+
+# A pass sends at most this much to each client, or one entry.
+cdef enum:
+    PASS_BYTES = 128 * 1024
+    # A commit wakes the thread; at this interval it also looks for commits that did not.
+    POLL_MS = 10
+    # Header pages in a row, at that interval at most, of which the mark was not whole.
+    MOST_TORN = 3
+
+cdef int TOTALS, TOTALS_END, ENDS, AFTER, MARK, MARKED, MARK_END
+TOTALS, TOTALS_END, ENDS, AFTER, MARK, MARKED, MARK_END = VISIBLE_LAYOUT
+if not 33 <= MARK_END - MARK <= 64 or MARK_END + 8 > HEADER_PAGE_SIZE:
+    raise ImportError("the visible mark has another size than the thread computes its sum for")
+
+
+cdef struct Place:
+    int64_t offset
+    uint64_t number
+
+
+cdef struct Client:
+    int fd              # -1: the slot is free
+    bint dropped        # it received less than a whole span, or its connection is lost
+    int error
+    Place cursor
+    int64_t at          # the next byte: after the cursor if an entry was sent in part
+
+
+cdef struct Shared:
+    pthread_mutex_t guard
+    pthread_cond_t resume
+    int waiting         # the event loop waits for the guard; atomic
+    bint armed
+    bint closing
+    bint stopped        # the thread has disarmed itself
+    bint wants          # each pass is to be reported
+    uint64_t turn       # changes whenever the thread is armed or disarmed
+    int file
+    int wakeup
+    int notice
+    Place top           # how far clients were sent
+    Client* clients
+    Py_ssize_t count
+    Py_ssize_t capacity
+    Py_ssize_t dropped
+    uint64_t bytes_sent
+    uint64_t entries_sent
+    uint8_t[HEADER_PAGE_SIZE] settled
+    # Of the thread alone.
+    uint8_t[HEADER_PAGE_SIZE] page
+    uint8_t* data
+    int64_t room
+    int torn
+
+
+cdef enum Outcome:
+    IDLE        # nothing is new
+    MORE        # something may be new
+    STOP        # another part has to decide
+
+
+cdef void notify(Shared* it) noexcept nogil:
+    cdef uint64_t one = 1
+    while write(it.notice, &one, 8) < 0 and errno == EINTR:
+        pass
+
+
+cdef bint give_way(Shared* it, uint64_t turn) noexcept nogil:
+    """Let the event loop have the guard if it waits for it; whether the thread is still armed."""
+    while get_flag(&it.waiting):
+        pthread_cond_wait(&it.resume, &it.guard)
+    return it.armed and it.turn == turn
+
+
+cdef bint read_unlocked(Shared* it, uint64_t turn, void* to, int64_t size, int64_t offset,
+                        int64_t* got) noexcept nogil:
+    """`pread`, without the guard meanwhile; whether the thread is still armed."""
+    pthread_mutex_unlock(&it.guard)
+    got[0] = pread(it.file, to, size, offset)
+    while got[0] < 0 and errno == EINTR:
+        got[0] = pread(it.file, to, size, offset)
+    pthread_mutex_lock(&it.guard)
+    return give_way(it, turn)
+
+
+cdef bint only_commits(Shared* it) noexcept nogil:
+    """Whether the header page differs from the settled one in what commits change only."""
+    return (memcmp(it.page, it.settled, TOTALS) == 0
+            and memcmp(it.page + TOTALS_END, it.settled + TOTALS_END, ENDS - TOTALS_END) == 0
+            and memcmp(it.page + MARK, it.settled + MARK, MARKED - MARK) == 0)
+
+
+cdef Outcome look(Shared* it, uint64_t turn, Place* head) noexcept nogil:
+    """Find the visible head: MORE if there is one. As `records.committed_since`, but without the
+    commit record's sum: the mark is written last, and has its own."""
+    cdef int64_t got
+    if not read_unlocked(it, turn, it.page, MARK_END + 8, 0, &got):
+        return IDLE
+    if got < MARK_END + 8 or not only_commits(it):
+        return STOP
+    head.offset = <int64_t>get_u64(it.page + MARKED)
+    head.number = get_u64(it.page + MARKED + 8)
+    if (xxh3_of_33_to_64(it.page + MARK, MARK_END - MARK) != get_u64(it.page + MARK_END)
+            or head.offset > <int64_t>get_u64(it.page + AFTER)):
+        # In the middle of a commit, which wakes the thread at its end.
+        it.torn += 1
+        return STOP if it.torn > MOST_TORN else IDLE
+    it.torn = 0
+    return MORE
+
+
+cdef Outcome take(Shared* it, uint64_t turn, Place* begin, const Place* head, uint64_t limit,
+                  Place* end) noexcept nogil:
+    """Read whole entries of one page from `begin` on, up to entry `limit`, at most a pass of them;
+    MORE if `begin` (moved after padding) to `end` are in `data`. They were committed when they were
+    read."""
+    cdef int64_t size = PASS_BYTES, got, room, at
+    cdef uint8_t[HEAD_SIZE] following
+    cdef uint32_t length
+    cdef Verdict verdict
+    while True:
+        room = page_room(begin.offset)
+        size = min(size, min(room, head.offset - begin.offset))
+        if not have_room(it, size):
+            return STOP
+        if not read_unlocked(it, turn, it.data, size, begin.offset, &got):
+            return IDLE
+        if got < size:
+            return STOP
+        at = 0
+        end[0] = begin[0]
+        verdict = NOTHING
+        while end.number < limit:
+            verdict = judge(it.data + at, size - at, room - at, end.number, &length)
+            if verdict != WHOLE:
+                break
+            at += length
+            end.number += 1
+        end.offset = begin.offset + at
+        if end.number == limit:
+            break
+        if verdict == PADDING and room < PAGE_SIZE and room + HEAD_SIZE <= head.offset - begin.offset:
+            # Believed if the next page begins with the next entry.
+            if not read_unlocked(it, turn, following, HEAD_SIZE, begin.offset + room, &got):
+                return IDLE
+            if got < HEAD_SIZE:
+                return STOP
+            verdict = judge(following, HEAD_SIZE, PAGE_SIZE, end.number, &length)
+            if verdict != PART and verdict != WHOLE:
+                return STOP
+            if at == 0:
+                begin.offset += room
+                size = PASS_BYTES
+                continue
+        elif verdict == PART and begin.offset + size < head.offset and size < room:
+            if at == 0:
+                # One large entry.
+                size = length
+                continue
+        elif verdict != NOTHING:
+            return STOP
+        break
+    if at == 0 or (end.offset == head.offset) != (end.number == head.number):
+        return STOP
+    # Bytes change only after the page says so: then what was read may not be what was committed.
+    if not read_unlocked(it, turn, it.page, MARK_END + 8, 0, &got):
+        return IDLE
+    return MORE if got == MARK_END + 8 and only_commits(it) else STOP
+
+
+cdef bint have_room(Shared* it, int64_t size) noexcept nogil:
+    cdef uint8_t* more
+    if it.room < size:
+        more = <uint8_t*>realloc(it.data, size)
+        if more == NULL:
+            return False
+        it.data = more
+        it.room = size
+    return True
+
+
+cdef void send_to(Shared* it, Client* client, Place* begin, Place* end) noexcept nogil:
+    cdef int64_t size = end.offset - begin.offset
+    cdef ssize_t sent = send(client.fd, it.data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+    while sent < 0 and errno == EINTR:
+        sent = send(client.fd, it.data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+    if sent > 0:
+        it.bytes_sent += sent
+    if sent == size:
+        it.entries_sent += end.number - begin.number
+        client.cursor = end[0]
+        client.at = end.offset
+        return
+    client.error = 0 if sent >= 0 or errno == EAGAIN else errno
+    if sent > 0:
+        client.at = begin.offset + sent
+    client.dropped = True
+    it.dropped += 1
+
+
+cdef void rise(Shared* it, const Place* top) noexcept nogil:
+    if top.number > it.top.number:
+        it.top = top[0]
+        if it.wants:
+            notify(it)
+
+
+cdef Outcome step(Shared* it) noexcept nogil:
+    """Send the clients that have least what comes next, up to where others are."""
+    cdef uint64_t turn = it.turn
+    cdef uint64_t limit
+    cdef Place head, begin, end
+    cdef Client* client
+    cdef Py_ssize_t i, before
+    cdef Outcome outcome = look(it, turn, &head)
+    if outcome != MORE:
+        return outcome
+    if head.number < it.top.number or (head.number == it.top.number
+                                       and head.offset < it.top.offset):
+        return STOP
+    begin = head
+    limit = head.number
+    for i in range(it.count):
+        client = it.clients + i
+        if client.fd < 0 or client.dropped:
+            continue
+        if client.cursor.number < begin.number:
+            limit = begin.number
+            begin = client.cursor
+        elif begin.number < client.cursor.number < limit:
+            limit = client.cursor.number
+    if begin.number == head.number:
+        rise(it, &head)
+        return IDLE
+    outcome = take(it, turn, &begin, &head, limit, &end)
+    if outcome != MORE:
+        return outcome
+    before = it.dropped
+    i = 0
+    while i < it.count:
+        client = it.clients + i
+        if client.fd >= 0 and not client.dropped and client.cursor.number == begin.number:
+            send_to(it, client, &begin, &end)
+            if not give_way(it, turn):
+                return IDLE
+        i += 1
+    if it.dropped > before:
+        notify(it)
+    rise(it, &end)
+    return MORE
+
+
+cdef void* run(void* what) noexcept nogil:
+    cdef Shared* it = <Shared*>what
+    cdef uint64_t turn
+    cdef Outcome outcome
+    cdef uint8_t[4096] ignored
+    pthread_mutex_lock(&it.guard)
+    while True:
+        while not it.closing and (not it.armed or get_flag(&it.waiting)):
+            pthread_cond_wait(&it.resume, &it.guard)
+        if it.closing:
+            break
+        turn = it.turn
+        outcome = step(it)
+        if it.turn != turn or outcome == MORE:
+            continue
+        if outcome == STOP:
+            it.armed = False
+            it.stopped = True
+            it.turn += 1
+            notify(it)
+            continue
+        pthread_mutex_unlock(&it.guard)
+        wait_readable(it.wakeup, POLL_MS)
+        pthread_mutex_lock(&it.guard)
+        if give_way(it, turn):
+            # Otherwise the event loop waits for it.
+            read(it.wakeup, ignored, 4096)
+    pthread_mutex_unlock(&it.guard)
+    return NULL
+
+
+_threads = weakref.WeakSet()
+
+
+def _lose_all():
+    for thread in list(_threads):
+        (<LiveThread>thread)._lose()
+
+
+os.register_at_fork(after_in_child=_lose_all)
+
+
+cdef class LiveThread:
+    """The thread, and the live clients while it is armed. For the event loop's thread only.
+
+    Each call waits for the end of at most one `send` of the thread.
+    """
+
+    cdef Shared* _it
+    cdef pthread_t _thread
+    cdef bint _runs
+    cdef object __weakref__
+
+    def __cinit__(self, int file, int wakeup, int notice):
+        """`wakeup` becomes readable with each commit to `file`; the thread makes `notice`, an
+        eventfd, readable when `collect` has something to return. Raises `OSError` if the system
+        has no thread left."""
+        cdef int failed
+        self._it = <Shared*>calloc(1, sizeof(Shared))
+        if self._it == NULL:
+            raise MemoryError
+        pthread_mutex_init(&self._it.guard, NULL)
+        pthread_cond_init(&self._it.resume, NULL)
+        # The stream may be closed, and its descriptor reused, while the thread reads.
+        self._it.file = os.dup(file)
+        self._it.wakeup = wakeup
+        self._it.notice = notice
+        failed = create_without_signals(&self._thread, run, self._it)
+        if failed:
+            close(self._it.file)
+            self._free()
+            raise OSError(failed, os.strerror(failed))
+        self._runs = True
+        _threads.add(self)
+
+    def __dealloc__(self):
+        if self._it != NULL:
+            self._end()
+
+    cdef void _lock(self) noexcept:
+        with nogil:
+            set_flag(&self._it.waiting, 1)
+            pthread_mutex_lock(&self._it.guard)
+            set_flag(&self._it.waiting, 0)
+
+    cdef void _unlock(self) noexcept:
+        pthread_cond_signal(&self._it.resume)
+        pthread_mutex_unlock(&self._it.guard)
+
+    cdef void _free(self) noexcept:
+        pthread_cond_destroy(&self._it.resume)
+        pthread_mutex_destroy(&self._it.guard)
+        free(self._it.clients)
+        free(self._it.data)
+        free(self._it)
+        self._it = NULL
+
+    cdef void _lose(self) noexcept:
+        """In the child of a fork: there is no thread, which may have held the guard."""
+        if self._it != NULL:
+            pthread_mutex_init(&self._it.guard, NULL)
+            pthread_cond_init(&self._it.resume, NULL)
+            self._it.armed = False
+            self._runs = False
+
+    cdef void _end(self) noexcept:
+        cdef uint64_t one = 1
+        if self._runs:
+            self._lock()
+            self._it.closing = True
+            self._it.armed = False
+            self._unlock()
+            # It may be waiting for a commit.
+            write(self._it.wakeup, &one, 8)
+            with nogil:
+                pthread_join(self._thread, NULL)
+        close(self._it.file)
+        self._free()
+
+    def close(self):
+        """End the thread; no other call follows. Idempotent."""
+        if self._it != NULL:
+            self._end()
+
+    def arm(self, page, int64_t offset, uint64_t number):
+        """From now on the thread sends what follows entry `number`, at file offset `offset`, to all
+        clients. `page` is the header page without a change in progress, up to the mark's end."""
+        cdef const uint8_t[::1] settled = page
+        cdef Py_ssize_t i
+        if settled.shape[0] < MARK_END + 8:
+            raise ValueError("the page ends before the mark")
+        self._lock()
+        memcpy(self._it.settled, &settled[0], MARK_END + 8)
+        self._it.top.offset = offset
+        self._it.top.number = number
+        for i in range(self._it.count):
+            self._it.clients[i].cursor = self._it.top
+            self._it.clients[i].at = offset
+        self._it.torn = 0
+        self._it.stopped = False
+        self._it.armed = True
+        self._it.turn += 1
+        self._unlock()
+
+    def disarm(self):
+        """The thread sends nothing any more, and does not read `wakeup`. Returns the positions of
+        the clients that were not dropped: slot, offset, number."""
+        self._lock()
+        self._it.armed = False
+        self._it.turn += 1
+        try:
+            return self._positions()
+        finally:
+            self._unlock()
+
+    def positions(self):
+        """As `disarm` returns it."""
+        self._lock()
+        try:
+            return self._positions()
+        finally:
+            self._unlock()
+
+    cdef list _positions(self):
+        cdef Client* client
+        cdef Py_ssize_t i
+        found = []
+        for i in range(self._it.count):
+            client = self._it.clients + i
+            if client.fd >= 0 and not client.dropped:
+                found.append((i, client.cursor.offset, client.cursor.number))
+        return found
+
+    def want(self, bint wants, uint64_t number):
+        """Whether `notice` becomes readable after each pass. With `wants` it does at once if
+        clients were sent entries after entry `number` already."""
+        self._lock()
+        self._it.wants = wants
+        if wants and self._it.top.number > number:
+            notify(self._it)
+        self._unlock()
+
+    def add(self, int fd, int64_t offset, uint64_t number):
+        """Add a client; returns its slot."""
+        cdef Client* more
+        cdef Py_ssize_t i, room
+        cdef uint64_t one = 1
+        self._lock()
+        try:
+            i = 0
+            while i < self._it.count and self._it.clients[i].fd >= 0:
+                i += 1
+            if i == self._it.capacity:
+                room = 2 * i + 8
+                more = <Client*>realloc(self._it.clients, room * sizeof(Client))
+                if more == NULL:
+                    raise MemoryError
+                self._it.clients = more
+                self._it.capacity = room
+            if i == self._it.count:
+                self._it.count += 1
+            self._it.clients[i].fd = fd
+            self._it.clients[i].dropped = False
+            self._it.clients[i].error = 0
+            self._it.clients[i].cursor.offset = self._it.clients[i].at = offset
+            self._it.clients[i].cursor.number = number
+            if self._it.armed and number < self._it.top.number:
+                write(self._it.wakeup, &one, 8)
+            return i
+        finally:
+            self._unlock()
+
+    def remove(self, Py_ssize_t slot):
+        """Remove a client, whose descriptor is not used any more then; returns its position: offset
+        and number of the next entry, offset of the next byte."""
+        self._lock()
+        try:
+            return self._remove(slot)[:3]
+        finally:
+            self._unlock()
+
+    cdef tuple _remove(self, Py_ssize_t slot):
+        cdef Client* client = self._it.clients + slot
+        self._it.dropped -= client.dropped
+        client.fd = -1
+        client.dropped = False
+        while self._it.count and self._it.clients[self._it.count - 1].fd < 0:
+            self._it.count -= 1
+        return client.cursor.offset, client.cursor.number, client.at, client.error
+
+    def collect(self):
+        """Remove the clients that were dropped.
+
+        Returns whether the thread has disarmed itself; how far clients were sent (offset and
+        number); the bytes and entries sent since the last call; and of each client that was
+        dropped the slot, offset and number of the next entry, offset of the next byte, and the
+        errno of a lost connection, or 0.
+        """
+        cdef Py_ssize_t i
+        self._lock()
+        try:
+            dropped = []
+            if self._it.dropped:
+                for i in range(self._it.count - 1, -1, -1):
+                    if self._it.clients[i].fd >= 0 and self._it.clients[i].dropped:
+                        dropped.append((i, *self._remove(i)))
+            counted = self._it.bytes_sent, self._it.entries_sent
+            self._it.bytes_sent = self._it.entries_sent = 0
+            top = self._it.top.offset, self._it.top.number
+            return bool(self._it.stopped), top, counted, dropped
+        finally:
+            self._unlock()

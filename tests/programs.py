@@ -1,0 +1,26 @@
+"""Programs that some tests run, and how to get them."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Final
+
+import pytest
+
+HOW_TO_GET: Final = {
+    "cc": "install a C compiler (apt-get install gcc)",
+    "go": "install Go 1.21 or later (https://go.dev/dl)",
+    "promtool": "install Prometheus (apt-get install prometheus)",
+}
+
+
+def missing(program: str) -> str:
+    """Why `program` cannot be run and how to get it; "" if it can be run."""
+    if shutil.which(program):
+        return ""
+    return f"{program} is not on PATH: {HOW_TO_GET[program]}"
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    """Skip tests if `program` is missing."""
+    return pytest.mark.skipif(bool(missing(program)), reason=missing(program) or program)
