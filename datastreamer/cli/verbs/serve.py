@@ -10,7 +10,12 @@ import typer
 
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.options import FileArgument, number_option, text_option
-from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
+from datastreamer.cli.shared.server_options import (
+    HttpPortOptions,
+    MetricsOptions,
+    ServerOptions,
+    port_option,
+)
 from datastreamer.cli.shared.source import addresses_of
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import StreamFileError
@@ -76,6 +81,7 @@ def serve(
     workers: WorkersOption = 1,
     heal: HealOption = None,
     metrics: MetricsOptions,
+    http: HttpPortOptions,
 ) -> None:
     """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
 
@@ -110,6 +116,7 @@ def serve(
             "one of --workers"
         )
     peers = addresses_of("--heal", heal or [])
+    http_options = http.options()
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
@@ -142,6 +149,7 @@ def serve(
         tls=tls,
         limits=limits,
         metrics=metrics.address(),
+        http=http_options,
         workers=workers,
         publishing=publishing,
         heal_from=[Upstream(each.host, each.port, tls=each.tls) for each in peers],
