@@ -50,6 +50,14 @@ class BookmarkQueries:
             if stream.epoch == epoch:
                 return number
 
+    def find_at_hand(self, key: bytes) -> int | None:
+        """As `find`, without a wait. Raises `NotAtHandError` if that needs the disk, a repair of
+        the index or a long scan."""
+        cold, bookmarks = self._broadcast.cold, self._stream.bookmarks
+        if bookmarks.unread() > _INLINE_SCAN or not cold.index_at_hand:
+            raise NotAtHandError
+        return cold.look_up(bookmarks.newest_at_hand, key)
+
     def _scan(self, key: bytes) -> int:
         """A look-up that reads entries which are not indexed yet."""
         self._broadcast.cold.checks.compare(self._broadcast.doubt_unindexed())

@@ -45,6 +45,7 @@ from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.server.streaming.output import ClientOutput
+from datastreamer.storage.bookmarks.keeper import NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.spans import Cursor
 
@@ -142,16 +143,14 @@ class QueryAnswers:
             stream.refresh_open_file()
             if broadcast.changing:
                 return None
-        cold, bookmarks = broadcast.cold, stream.bookmarks
-        if bookmarks.unread() > _INLINE_SCAN or not cold.index_at_hand:
-            return None
         try:
-            number = cold.look_up(bookmarks.newest_at_hand, key)
+            number = self._bookmarks.find_at_hand(key)
         except NotAtHandError:
             return None
         if number is None:
             return messages.OK + messages.NOT_FOUND
-        return stream.reader.packed_from(cold.warm, number, messages.OK, PACKET_ANSWER, key)
+        warm = broadcast.cold.warm
+        return stream.reader.packed_from(warm, number, messages.OK, PACKET_ANSWER, key)
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)
