@@ -68,7 +68,7 @@ class HttpPort:
             examiner = TokenExaminer(str(options.token_file), Counts(), RefusalLog(_log))
         access = HttpAccess(options.cors, examiner, _hosts(self._listeners))
         cache = CachePolicy(private=access.private)
-        self._live = [LiveFollowers(Events()), LiveFollowers(DurableEvents(source))]
+        self._live = [LiveFollowers(Events()), LiveFollowers(DurableEvents())]
         self._durable = DurableStreams(source, cache, self._live[1])
         handlers = stream_handlers(source, cache, self._live[0], self._durable)
         self._endpoint = HttpEndpoint(

@@ -409,7 +409,7 @@ class Server:
             if session.sending:
                 self._end(session, "changed" + _ELSEWHERE, head.entries)
         for reader in list(self.other_readers):
-            reader.changed(EntryChange(0, 0, None, 0, True))
+            reader.lost()
 
     def _end(self, session: Session, what: str, number: int) -> None:
         at = session.sender.cursor.number

@@ -13,13 +13,16 @@ import sys
 import httpx
 
 
-async def follow(url: str, after: str | None) -> None:
-    """Print entries from number `after` on (None: later commits) until interrupted."""
+async def follow(url: str, first: str | None) -> None:
+    """Print entries from number `first` on (None: later commits) until interrupted."""
+    parameters = {} if first is None else {"from": first}
+    headers: dict[str, str] = {}
     async with httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(10, read=60)) as client:
         while True:
-            headers = {} if after is None else {"Last-Event-ID": after}
             try:
-                async with client.stream("GET", "/v1/follow", headers=headers) as answer:
+                async with client.stream(
+                    "GET", "/v1/follow", params=parameters, headers=headers
+                ) as answer:
                     answer.raise_for_status()
                     event: dict[str, str] = {}
                     async for line in answer.aiter_lines():
@@ -27,12 +30,15 @@ async def follow(url: str, after: str | None) -> None:
                         if line:
                             event[name] = value
                             continue
-                        after = event.get("id", after)
+                        if "id" in event:
+                            headers["Last-Event-ID"] = event["id"]
                         if event.get("event") == "truncated":
-                            print(f"truncated to {after} entries", flush=True)
+                            total = json.loads(event["data"])["total_entries"]
+                            print(f"truncated to {total} entries", flush=True)
                         elif "data" in event:
+                            again = " updated" if event.get("event") == "updated" else ""
                             for entry in json.loads(event["data"]):
-                                print(entry["number"], entry["type"], flush=True)
+                                print(f"{entry['number']} {entry['type']}{again}", flush=True)
                         event = {}
             except httpx.TransportError as error:
                 print(f"lost {url}, trying again: {error}", file=sys.stderr)

@@ -18,7 +18,7 @@ from datastreamer.http.answers.entries import CachePolicy
 from datastreamer.http.answers.follow import EVENT_HEADERS, EVENT_STREAM, Follower
 from datastreamer.http.answers.formats import json_items
 from datastreamer.http.answers.live_followers import LiveFollowers
-from datastreamer.http.answers.reading import HttpSource, Reading
+from datastreamer.http.answers.reading import HttpSource, Position, Reading
 from datastreamer.http.port.messages import (
     JSON,
     Headers,
@@ -63,43 +63,46 @@ class DurableStreams:
         reading = self._source.reading()
         offset, live = parameters.text("offset"), parameters.choice("live", "long-poll", "sse")
         if request.method == "HEAD":
-            tail = [("Stream-Next-Offset", offset_of(reading, reading.total))]
+            tail = [("Stream-Next-Offset", offset_of(reading.position(reading.total)))]
             return HttpAnswer(200, JSON, b"", [*tail, ("Cache-Control", "no-store")])
         if live is not None and offset is None:
             raise HttpProblem(400, f"offset is required with live={live}")
-        first = _entry_at(reading, offset or "-1")
+        at = _position(reading, offset or "-1")
+        _verify(reading, at)
         cursor = next_cursor(parameters.text("cursor"))
         if live == "sse":
-            follower = Follower(reading, first, self._live, seconds=_SSE_SECONDS)
+            follower = Follower(reading, at, self._live, seconds=_SSE_SECONDS)
             return HttpAnswer(200, EVENT_STREAM, follower.send, EVENT_HEADERS, follows=True)
         if live is None:
-            return await self._chunk(reading, first, offset == "now", ())
+            return await self._chunk(reading, at, offset == "now", ())
         found = [("Stream-Cursor", cursor)]
-        if first >= reading.total:
-            await self._wait(reading, first)
-            first = _entry_at(reading, offset_of(reading, first))
-        if first >= reading.total:
-            return HttpAnswer(204, "", b"", [*_tail(reading, first), *found, *_NOT_STORED])
-        return await self._chunk(reading, first, False, found)
+        if at.number >= reading.total:
+            await self._wait(reading, at)
+            _verify(reading, at)
+        if at.number >= reading.total:
+            return HttpAnswer(204, "", b"", [*_tail(reading, at.number), *found, *_NOT_STORED])
+        return await self._chunk(reading, at, False, found)
 
-    async def _wait(self, reading: Reading, first: int) -> None:
-        """Wait until there is an entry `first`, for some seconds."""
-        epoch = reading.stream.epoch
+    async def _wait(self, reading: Reading, at: Position) -> None:
+        """Wait until there are entries from `at` on, or others were changed, for some seconds."""
         with trio.move_on_after(_POLL_SECONDS):
-            while reading.total <= first and reading.stream.epoch == epoch and not self._finishing:
+            while (
+                reading.total <= at.number
+                and reading.stream.epoch == at.epoch
+                and not (self._finishing or reading.gone)
+            ):
                 news = trio.Event()
                 self._waiting[news] = None
-                reading.broadcast.watch(news)
                 try:
-                    await news.wait()
+                    await reading.wait(news)
                 finally:
                     del self._waiting[news]
-                    reading.broadcast.watchers.discard(news)
         await reading.broadcast.settled()
 
-    async def _chunk(self, reading: Reading, first: int, now: bool, found: Headers) -> HttpAnswer:
-        """The entries from `first` on, as many as an answer may have."""
-        total, stop, items = reading.total, first, b""
+    async def _chunk(self, reading: Reading, at: Position, now: bool, found: Headers) -> HttpAnswer:
+        """The entries from `at` on, as many as an answer may have."""
+        first, total = at.number, reading.total
+        stop, items = first, b""
         if first < total:
             try:
                 place = await reading.place(first)
@@ -108,8 +111,9 @@ class DurableStreams:
                 )
             except UnknownEntry:
                 raise HttpProblem(409, "the stream was truncated here; ask again") from None
+            _verify(reading, at)
             stop, items = piece.number, piece.data
-        headers = [("Stream-Next-Offset", offset_of(reading, stop)), *found]
+        headers = [("Stream-Next-Offset", offset_of(reading.position(stop))), *found]
         if stop >= total:
             headers.append(("Stream-Up-To-Date", "true"))
         kept = self._cache.headers(reading, f"durable-{first}-{stop}-{int(stop >= total)}")
@@ -127,33 +131,39 @@ _NOT_STORED: Final = [("Cache-Control", "no-store")]
 
 
 def _tail(reading: Reading, first: int) -> list[tuple[str, str]]:
-    return [("Stream-Next-Offset", offset_of(reading, first)), ("Stream-Up-To-Date", "true")]
+    at = reading.position(first)
+    return [("Stream-Next-Offset", offset_of(at)), ("Stream-Up-To-Date", "true")]
 
 
-def offset_of(reading: Reading, number: int) -> str:
-    """The offset of an entry; offsets are in the order of the entries."""
-    return f"{reading.stream.epoch:016x}_{number:020d}"
+def offset_of(at: Position) -> str:
+    """The offset of a position; offsets are in the order of the entries."""
+    return f"{at.epoch:016x}_{at.number:020d}"
 
 
-def _entry_at(reading: Reading, offset: str) -> int:
-    """The entry at an offset. Raises `HttpProblem` if an entry before it was truncated since."""
+def _position(reading: Reading, offset: str) -> Position:
+    """The position that an offset names. Raises `HttpProblem`."""
     if offset == "-1":
-        return 0
+        return reading.position(0)
     if offset == "now":
-        return reading.total
+        return reading.position(reading.total)
     found = _OFFSET.fullmatch(offset)
     if found is None:
         raise HttpProblem(400, f"offset is -1, now, or what an answer gave, not {offset!r:.80}")
-    epoch, number = int(found[1], 16), int(found[2])
-    if epoch != reading.stream.epoch:
-        changes = reading.stream.recorded_changes(epoch)
-        if changes is None or any(c.stop is None and c.start < number for c in changes):
-            raise HttpProblem(
-                410, f"entries before {number} were truncated since; begin again with offset=-1"
-            )
-    if number > reading.total:
+    return Position(int(found[1], 16), int(found[2]))
+
+
+def _verify(reading: Reading, at: Position) -> None:
+    """Raises `HttpProblem` if an entry before a client's position was truncated or updated since,
+    or if there is no such position."""
+    changes = reading.missed(at.epoch)
+    if changes is None or any(change.start < at.number for change in changes):
+        raise HttpProblem(
+            410,
+            f"entries before {at.number} were truncated or updated since; begin again with "
+            "offset=-1",
+        )
+    if at.number > reading.total:
         raise HttpProblem(400, f"the stream has {reading.total} entries, and none at this offset")
-    return number
 
 
 def next_cursor(seen: str | None) -> str:
@@ -169,22 +179,17 @@ def next_cursor(seen: str | None) -> str:
 class DurableEvents:
     """The events of `live=sse`: entries, and after them a control event with the next offset."""
 
-    def __init__(self, source: HttpSource) -> None:
-        self._source = source
+    reports_changes: Final = False
 
-    def begin(self, first: int, total: int) -> bytes:
-        return self._control(first, up_to_date=True) if first >= total else b""
+    def begin(self, at: Position, total: int) -> bytes:
+        return self._control(at, up_to_date=True) if at.number >= total else b""
 
-    def entries(self, items: bytes, after: int, up_to_date: bool) -> bytes:
-        return b"event: data\ndata: [%b]\n\n%b" % (items, self._control(after, up_to_date))
+    def entries(self, items: bytes, at: Position, up_to_date: bool) -> bytes:
+        return b"event: data\ndata: [%b]\n\n%b" % (items, self._control(at, up_to_date))
 
-    def truncated(self, total: int) -> bytes:
-        """The client connects again, and its offset says what was truncated."""
-        return b""
-
-    def _control(self, after: int, up_to_date: bool) -> bytes:
+    def _control(self, at: Position, up_to_date: bool) -> bytes:
         control = {
-            "streamNextOffset": offset_of(self._source.reading(), after),
+            "streamNextOffset": offset_of(at),
             "streamCursor": next_cursor(None),
             **({"upToDate": True} if up_to_date else {}),
         }

@@ -14,7 +14,7 @@ import trio
 
 from datastreamer.errors import UnknownEntry
 from datastreamer.http.answers.formats import json_items
-from datastreamer.http.answers.reading import EVENT_BYTES, Reading
+from datastreamer.http.answers.reading import EVENT_BYTES, Position, Reading
 from datastreamer.http.port.messages import HttpProblem
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.other_readers import EntryChange
@@ -29,14 +29,14 @@ _PASS_NS: Final = 1_000_000
 class EventForm(Protocol):
     """How events are written."""
 
-    def begin(self, first: int, total: int) -> bytes:
-        """What a follower from entry `first` on is sent at once."""
+    reports_changes: bool
+    """Whether a follower is sent changes of what it has. If not, its answer ends."""
 
-    def entries(self, items: bytes, after: int, up_to_date: bool) -> bytes:
-        """An event with entries, up to entry `after`."""
+    def begin(self, at: Position, total: int) -> bytes:
+        """What a follower is sent at once."""
 
-    def truncated(self, total: int) -> bytes:
-        """The event for a truncation to `total` entries; empty: the answer ends."""
+    def entries(self, items: bytes, at: Position, up_to_date: bool) -> bytes:
+        """An event with entries, after which the client is at `at`."""
 
 
 class LiveFollower(Protocol):
@@ -95,7 +95,7 @@ class LiveFollowers:
                 del reading.server.other_readers[self]
 
     def changed(self, change: EntryChange) -> None:
-        if change.stop is None and change.start < self._place.number:
+        if change.start < self._place.number:
             self._dismiss()
 
     def lost(self) -> None:
@@ -112,11 +112,7 @@ class LiveFollowers:
         place = self._place
         if place.number >= reading.total:
             self._news = trio.Event()
-            reading.broadcast.watch(self._news)
-            try:
-                await self._news.wait()
-            finally:
-                reading.broadcast.watchers.discard(self._news)
+            await reading.wait(self._news)
             return
         try:
             if not place.offset:
@@ -129,7 +125,8 @@ class LiveFollowers:
         if place.number != self._place.number or not self._live:
             return
         after = Cursor(piece.offset, piece.number)
-        event = self.form.entries(piece.data, piece.number, piece.number >= reading.total)
+        at = reading.position(piece.number)
+        event = self.form.entries(piece.data, at, piece.number >= reading.total)
         self._place = after
         await self._send(b"%x\r\n%b\r\n" % (len(event), event), after)
 

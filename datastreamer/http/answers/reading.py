@@ -8,7 +8,7 @@ resident pages and of damage. Knows no request.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -29,6 +29,7 @@ from datastreamer.server.server import Server
 from datastreamer.server.streaming.broadcast import Changed
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.server.streaming.page_cache import pages_between
+from datastreamer.storage.header.records import Change
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 
@@ -48,6 +49,13 @@ class Piece(NamedTuple):
 
     data: bytes
     offset: int
+    number: int
+
+
+class Position(NamedTuple):
+    """What a client has: the entries below `number`, as they were at `epoch`."""
+
+    epoch: int
     number: int
 
 
@@ -90,9 +98,34 @@ class Reading:
     @property
     def total(self) -> int:
         """The number of committed entries."""
+        if self.broadcast.view.head.entries > self.stream.total_entries:
+            # A thread has moved the view, and this process has not looked at the file since.
+            with contextlib.suppress(HttpProblem):
+                self.refresh()
         return self.stream.total_entries
 
+    def position(self, number: int) -> Position:
+        """Of a client that has the entries below `number` as they are now."""
+        return Position(self.stream.epoch, number)
+
+    async def wait(self, news: trio.Event) -> None:
+        """Return when `news` is set, which the next commit after `total`, or a change, does."""
+        self.broadcast.watch(news)
+        try:
+            await news.wait()
+        finally:
+            self.broadcast.watchers.discard(news)
+
     # Changes.
+
+    @property
+    def gone(self) -> bool:
+        """Whether the stream's file was removed or replaced."""
+        return self.server.stream_missing or self.server.broadcast is not self.broadcast
+
+    def missed(self, epoch: int) -> Sequence[Change] | None:
+        """The changes since the stream's epoch was `epoch`; None if they are not known."""
+        return () if epoch == self.stream.epoch else self.stream.recorded_changes(epoch)
 
     @contextlib.contextmanager
     def kept(self, entries: range) -> Iterator[None]:

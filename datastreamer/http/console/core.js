@@ -83,14 +83,14 @@ export async function* lines(answer) {
 
 const RETRY_MS = 1000
 
-// Calls `on.entries(rows, next)` and `on.truncated(total)` until `signal` aborts; reconnects after
-// the last event that arrived whole.
+// Calls `on.entries(rows)`, `on.updated(rows)` and `on.truncated(total)` until `signal` aborts;
+// reconnects after the last event that arrived whole, and throws if there is no place to continue.
 export async function follow(from, on, signal) {
-  let next = from
+  let id = null
   while (!signal.aborted) {
     try {
-      const headers = next === null ? {} : { "Last-Event-ID": String(next) }
-      const answer = await request("/v1/follow", { signal, headers })
+      const headers = id === null ? {} : { "Last-Event-ID": id }
+      const answer = await request(`/v1/follow?from=${from}`, { signal, headers })
       if (!answer.ok) throw await refusal(answer)
       on.begun?.()
       let event = {}
@@ -100,18 +100,24 @@ export async function follow(from, on, signal) {
           if (at > 0) event[line.slice(0, at)] = line.slice(at + 2)
           continue
         }
-        if (event.id !== undefined) next = Number(event.id)
-        if (event.event === "truncated") on.truncated(next)
-        else if (event.data) on.entries(parsed(event.data), next)
+        if (event.id !== undefined) id = event.id
+        if (event.event === "truncated") on.truncated(parsed(event.data).total_entries)
+        else if (event.event === "updated") on.updated(parsed(event.data))
+        else if (event.data) on.entries(parsed(event.data))
         event = {}
       }
     } catch (error) {
       if (signal.aborted) return
+      if (cannotContinue(error)) throw error
       on.failed?.(error)
     }
     await pause(RETRY_MS, signal)
   }
 }
+
+// The stream was changed in a way that is not known any more, or is another one.
+export const cannotContinue = (error) =>
+  error instanceof Refused && (error.status === 410 || error.status === 416)
 
 export function pause(ms, signal) {
   return new Promise((resolve) => {

@@ -1,7 +1,7 @@
 // Entries: a page of them, which may follow the head; and one entry, raw and decoded.
 
 import {
-  BOOKMARK, bytesOf, dump, el, follow, integer, json, keyName, lines, note, parsed, put, Refused,
+  BOOKMARK, bytesOf, cannotContinue, dump, el, follow, integer, json, keyName, lines, note, parsed, put, Refused,
   request, size, token, typeName,
 } from "./core.js"
 
@@ -173,6 +173,13 @@ export async function entries(main, signal, name, argument) {
           rows = [...rows, ...chosen.map(preview)].slice(-PAGE)
           drawSoon()
         },
+        updated(changed) {
+          for (const row of changed.map(preview)) {
+            const at = rows.findIndex((each) => each.number === row.number)
+            if (at >= 0) rows[at] = row
+          }
+          drawSoon()
+        },
         truncated(left) {
           rows = rows.filter((row) => row.number < left)
           wrong.hidden = false
@@ -183,7 +190,9 @@ export async function entries(main, signal, name, argument) {
         begun: () => (wrong.hidden = true),
       }, mine)
     } catch (error) {
-      if (!mine.aborted) failed(error)
+      if (mine.aborted) return
+      if (cannotContinue(error)) followHead()
+      else failed(error)
     }
   }
 

@@ -26,4 +26,5 @@ class OtherReader(Protocol):
     def changed(self, change: EntryChange) -> None: ...
 
     def lost(self) -> None:
-        """The stream's file was removed or replaced: the stream that was read is closed."""
+        """The stream's file was removed or replaced, and the stream that was read is closed; or it
+        is not known which entries were changed."""
