@@ -28,7 +28,7 @@ from datastreamer.http.options import HttpOptions
 from datastreamer.http.port.access import HttpAccess
 from datastreamer.http.port.endpoint import HttpEndpoint, shown
 from datastreamer.http.port.routes import Handler, Routes
-from datastreamer.metrics.counters import Counts
+from datastreamer.metrics.counters import HttpCounts
 from datastreamer.metrics.exposition import load_exporter
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.tokens import TokenExaminer
@@ -60,19 +60,25 @@ class HttpPort:
         tls: ServerTLS | None = None,
         write_timeout: float | None = None,
     ) -> None:
-        """Owns `listeners`. A client that receives nothing for `write_timeout` is disconnected."""
+        """Owns `listeners`. A client that receives nothing for `write_timeout` (None: a minute) is
+        disconnected."""
         self._listeners = list(listeners)
         self._tls = tls
+        counts = self.counts = HttpCounts()
+        """Its counters."""
         examiner = None
         if options.token_file is not None:
-            examiner = TokenExaminer(str(options.token_file), Counts(), RefusalLog(_log))
+            examiner = TokenExaminer(str(options.token_file), counts.not_allowed, RefusalLog(_log))
         access = HttpAccess(options.cors, examiner, _hosts(self._listeners))
         cache = CachePolicy(private=access.private)
-        self._live = [LiveFollowers(Events()), LiveFollowers(DurableEvents())]
+        self._live = [LiveFollowers(Events(), counts), LiveFollowers(DurableEvents(), counts)]
         self._durable = DurableStreams(source, cache, self._live[1])
         handlers = stream_handlers(source, cache, self._live[0], self._durable)
+        # An alert sees the first of a kind only if there was a sample of none before.
+        counts.requests.update({(path, "200"): 0 for path in handlers})
         self._endpoint = HttpEndpoint(
             Routes(handlers, access, OPEN_PATHS).answer,
+            counts,
             most=options.max_clients,
             most_followers=options.max_followers,
             write_timeout=write_timeout,
@@ -91,6 +97,11 @@ class HttpPort:
                 nursery.start_soon(live.run)
             await self._endpoint.run(self._listeners, task_status)
             nursery.cancel_scope.cancel()
+
+    def attach(self, server: Server) -> None:
+        """Have `server` report the port's counters, and finish it."""
+        server.counts.http = self.counts
+        server.finish_with[self.finish] = None
 
     async def finish(self, grace: float) -> None:
         """Stop accepting; let answers end within `grace` seconds and followers reconnect."""
@@ -114,7 +125,7 @@ async def serve_http(
         tls=server.tls,
         write_timeout=server.limits.write_timeout,
     )
-    server.finish_with[port.finish] = None
+    port.attach(server)
     await port.run(task_status)
 
 
@@ -186,7 +197,8 @@ async def serve_metrics(
     _log.info("metrics on %s", urls, extra={"address": urls})
     handlers = monitoring_handlers(Monitoring(gather, unready))
     routes = Routes(handlers, HttpAccess(listeners=_hosts(listeners)), frozenset(handlers))
-    await HttpEndpoint(routes.answer, most=_MONITORING_CONNECTIONS).run(listeners, task_status)
+    endpoint = HttpEndpoint(routes.answer, HttpCounts(), most=_MONITORING_CONNECTIONS)
+    await endpoint.run(listeners, task_status)
 
 
 def _hosts(listeners: Iterable[socket.socket]) -> list[str]:

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal
 
 import trio
@@ -222,7 +222,7 @@ class Relay:
             async with trio.open_nursery() as nursery:
                 if asked:
                     await nursery.start(serve_metrics, asked, self._snapshot, self._unready)
-                finish_with = None
+                port = None
                 if self._http is not None:
                     port = HttpPort(
                         HttpSource(lambda: self.server, self._snapshot, self._unready),
@@ -231,10 +231,9 @@ class Relay:
                         tls=self.tls,
                         write_timeout=None if self._limits is None else self._limits.write_timeout,
                     )
-                    finish_with = port.finish
                     await nursery.start(port.run)
                 try:
-                    await self._run(listeners, finish_with, task_status)
+                    await self._run(listeners, port, task_status)
                 except DatastreamerError as error:
                     failure = error
                 nursery.cancel_scope.cancel()
@@ -247,7 +246,7 @@ class Relay:
     async def _run(
         self,
         listeners: list[socket.socket],
-        finish_with: Callable[[float], Awaitable[None]] | None,
+        port: HttpPort | None,
         task_status: trio.TaskStatus[list[tuple[str, int]]],
     ) -> None:
         stream = self.stream = await self._open()
@@ -264,8 +263,8 @@ class Relay:
                 heal_from=peers,
                 other_connections=0 if self._http is None else self._http.max_clients,
             )
-            if finish_with is not None:
-                self.server.finish_with[finish_with] = None
+            if port is not None:
+                port.attach(self.server)
             self.download.counts = self.server.counts
             async with trio.open_nursery() as nursery:
                 self._addresses = await nursery.start(self.server.run, listeners)

@@ -108,7 +108,7 @@ class Server:
         self.gate = self._make_gate()
         """The slots of its clients."""
         tokens = self.limits.client_token_file
-        self._token_examiner = TokenExaminer(tokens, self.counts, self.gate.refusals)
+        self._token_examiner = TokenExaminer(tokens, self.counts.not_allowed, self.gate.refusals)
         self.broadcast = self._broadcast_of(stream)
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from datastreamer.service.embedded import StreamServer
 from tests.cli.process import ENVIRONMENT, Running
 from tests.network.fixtures import append
 from tests.ports import free_port
+from tests.programs import needs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples" / "http"
@@ -49,7 +49,7 @@ def running(*words: object) -> Iterator[Running]:
             stream.close()
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@needs("curl")
 def test_curl(server: StreamServer) -> None:
     url = url_of(server)
 
@@ -98,7 +98,8 @@ def test_a_pandas_table(server: StreamServer) -> None:
     assert rows == [["0", "2", "9"], ["1", "2", "11"], ["2", "2", "13"]]
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+@needs("nginx")
+@needs("curl")
 def test_behind_nginx(server: StreamServer, tmp_path: Path) -> None:
     """The configuration of contrib: ranges, events, and a request to another host's name."""
     port = free_port()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.http.serving import Web, serving
 from tests.http.test_entries import refused
 from tests.http.test_follow import live
 from tests.network.fixtures import append
+from tests.programs import needs
 
 PATH = "/v1/streams/default"
 
@@ -110,14 +110,14 @@ async def test_an_offset_of_truncated_entries_is_no_good(stream: DataStream) -> 
 
 def client() -> dict[str, str]:
     """The environment in which node finds the client, or a skipped test."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
     folders = [os.environ.get("NODE_PATH", ""), str(Path(__file__).parents[2] / "node_modules")]
     for folder in folders:
         if folder and (Path(folder) / "@durable-streams" / "client").is_dir():
             return {**os.environ, "DURABLE": str(Path(folder) / "@durable-streams" / "client")}
-    pytest.skip("@durable-streams/client is not installed: npm install it, and set NODE_PATH")
+    pytest.skip(
+        "@durable-streams/client is not installed: npm install it, and have NODE_PATH lead to its "
+        "node_modules"
+    )
 
 
 PROGRAM = """
@@ -147,6 +147,7 @@ if (live === "false") {
 """
 
 
+@needs("node")
 @pytest.mark.parametrize("mode", ["false", "long-poll", "sse"])
 async def test_the_published_client(stream: DataStream, tmp_path: Path, mode: str) -> None:
     environment = client()

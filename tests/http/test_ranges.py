@@ -268,16 +268,3 @@ async def test_keep_alive_serves_one_request_after_another(filled: DataStream) -
                 got = got.partition(body)[2]
             await client.send_eof()
             assert await client.receive_some(1) == b""
-
-
-async def test_a_client_that_does_not_read_is_closed(
-    stream: DataStream,
-) -> None:
-    append(stream, *[(1, b"x" * 1000)] * 20_000)
-    async with serving(stream, write_timeout=0.05) as web:
-        client = await begun(web, "/v1/entries")
-        async with client.stream:
-            while web.server.other_readers:
-                await trio.sleep(0.01)
-            with pytest.raises((AssertionError, ValueError)):
-                joined((await client.rest()).partition(b"\r\n\r\n")[2])

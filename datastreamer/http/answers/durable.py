@@ -18,7 +18,7 @@ from datastreamer.http.answers.entries import CachePolicy
 from datastreamer.http.answers.follow import EVENT_HEADERS, EVENT_STREAM, Follower
 from datastreamer.http.answers.formats import json_items
 from datastreamer.http.answers.live_followers import LiveFollowers
-from datastreamer.http.answers.reading import HttpSource, Position, Reading
+from datastreamer.http.answers.reading import HttpSource, Reading, Received
 from datastreamer.http.port.messages import (
     JSON,
     Headers,
@@ -63,11 +63,11 @@ class DurableStreams:
         reading = self._source.reading()
         offset, live = parameters.text("offset"), parameters.choice("live", "long-poll", "sse")
         if request.method == "HEAD":
-            tail = [("Stream-Next-Offset", offset_of(reading.position(reading.total)))]
+            tail = [("Stream-Next-Offset", offset_of(reading.received(reading.total)))]
             return HttpAnswer(200, JSON, b"", [*tail, ("Cache-Control", "no-store")])
         if live is not None and offset is None:
             raise HttpProblem(400, f"offset is required with live={live}")
-        at = _position(reading, offset or "-1")
+        at = _received(reading, offset or "-1")
         _verify(reading, at)
         cursor = next_cursor(parameters.text("cursor"))
         if live == "sse":
@@ -83,7 +83,7 @@ class DurableStreams:
             return HttpAnswer(204, "", b"", [*_tail(reading, at.number), *found, *_NOT_STORED])
         return await self._chunk(reading, at, False, found)
 
-    async def _wait(self, reading: Reading, at: Position) -> None:
+    async def _wait(self, reading: Reading, at: Received) -> None:
         """Wait until there are entries from `at` on, or others were changed, for some seconds."""
         with trio.move_on_after(_POLL_SECONDS):
             while (
@@ -99,7 +99,7 @@ class DurableStreams:
                     del self._waiting[news]
         await reading.broadcast.settled()
 
-    async def _chunk(self, reading: Reading, at: Position, now: bool, found: Headers) -> HttpAnswer:
+    async def _chunk(self, reading: Reading, at: Received, now: bool, found: Headers) -> HttpAnswer:
         """The entries from `at` on, as many as an answer may have."""
         first, total = at.number, reading.total
         stop, items = first, b""
@@ -113,7 +113,7 @@ class DurableStreams:
                 raise HttpProblem(409, "the stream was truncated here; ask again") from None
             _verify(reading, at)
             stop, items = piece.number, piece.data
-        headers = [("Stream-Next-Offset", offset_of(reading.position(stop))), *found]
+        headers = [("Stream-Next-Offset", offset_of(reading.received(stop))), *found]
         if stop >= total:
             headers.append(("Stream-Up-To-Date", "true"))
         kept = self._cache.headers(reading, f"durable-{first}-{stop}-{int(stop >= total)}")
@@ -131,28 +131,28 @@ _NOT_STORED: Final = [("Cache-Control", "no-store")]
 
 
 def _tail(reading: Reading, first: int) -> list[tuple[str, str]]:
-    at = reading.position(first)
+    at = reading.received(first)
     return [("Stream-Next-Offset", offset_of(at)), ("Stream-Up-To-Date", "true")]
 
 
-def offset_of(at: Position) -> str:
+def offset_of(at: Received) -> str:
     """The offset of a position; offsets are in the order of the entries."""
     return f"{at.epoch:016x}_{at.number:020d}"
 
 
-def _position(reading: Reading, offset: str) -> Position:
+def _received(reading: Reading, offset: str) -> Received:
     """The position that an offset names. Raises `HttpProblem`."""
     if offset == "-1":
-        return reading.position(0)
+        return reading.received(0)
     if offset == "now":
-        return reading.position(reading.total)
+        return reading.received(reading.total)
     found = _OFFSET.fullmatch(offset)
     if found is None:
         raise HttpProblem(400, f"offset is -1, now, or what an answer gave, not {offset!r:.80}")
-    return Position(int(found[1], 16), int(found[2]))
+    return Received(int(found[1], 16), int(found[2]))
 
 
-def _verify(reading: Reading, at: Position) -> None:
+def _verify(reading: Reading, at: Received) -> None:
     """Raises `HttpProblem` if an entry before a client's position was truncated or updated since,
     or if there is no such position."""
     changes = reading.missed(at.epoch)
@@ -181,13 +181,13 @@ class DurableEvents:
 
     reports_changes: Final = False
 
-    def begin(self, at: Position, total: int) -> bytes:
+    def begin(self, at: Received, total: int) -> bytes:
         return self._control(at, up_to_date=True) if at.number >= total else b""
 
-    def entries(self, items: bytes, at: Position, up_to_date: bool) -> bytes:
+    def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
         return b"event: data\ndata: [%b]\n\n%b" % (items, self._control(at, up_to_date))
 
-    def _control(self, at: Position, up_to_date: bool) -> bytes:
+    def _control(self, at: Received, up_to_date: bool) -> bytes:
         control = {
             "streamNextOffset": offset_of(at),
             "streamCursor": next_cursor(None),

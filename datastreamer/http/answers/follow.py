@@ -16,7 +16,7 @@ import trio
 from datastreamer.errors import UnknownEntry
 from datastreamer.http.answers.formats import json_items
 from datastreamer.http.answers.live_followers import EventForm, LiveFollowers
-from datastreamer.http.answers.reading import EVENT_BYTES, HttpSource, Piece, Position, Reading
+from datastreamer.http.answers.reading import EVENT_BYTES, HttpSource, Piece, Reading, Received
 from datastreamer.http.port.messages import (
     AnswerCut,
     BodyOutput,
@@ -50,7 +50,7 @@ class FollowQueries:
         reading = self._source.reading()
         begin, seen = parameters.text("from"), request.header(b"last-event-id")
         if seen is not None:
-            at = _position(seen)
+            at = _received(seen)
             if reading.missed(at.epoch) is None:
                 raise HttpProblem(
                     410,
@@ -58,7 +58,7 @@ class FollowQueries:
                     "Last-Event-ID; begin again with from=N",
                 )
         else:
-            at = reading.position(reading.total if begin is None else await reading.first(begin))
+            at = reading.received(reading.total if begin is None else await reading.first(begin))
             if at.number > reading.total:
                 raise HttpProblem(
                     416, f"there is no entry {at.number}; the stream has {reading.total}"
@@ -71,7 +71,7 @@ class Follower:
     """One client, which is at `at`. If there are fewer entries, what it has was truncated."""
 
     def __init__(
-        self, reading: Reading, at: Position, live: LiveFollowers, *, seconds: float | None = None
+        self, reading: Reading, at: Received, live: LiveFollowers, *, seconds: float | None = None
     ) -> None:
         """`seconds`: after which the client is asked to connect again."""
         self._reading = reading
@@ -134,7 +134,7 @@ class Follower:
                 try:
                     await output.send(_RETRY)
                     await self._follow(output)
-                except (AnswerCut, trio.BrokenResourceError, trio.TooSlowError) as error:
+                except (AnswerCut, trio.BrokenResourceError) as error:
                     failure = error
                 nursery.cancel_scope.cancel()
             if failure is not None:
@@ -145,7 +145,7 @@ class Follower:
     async def _follow(self, output: BodyOutput) -> None:
         reading, form = self._reading, self._form
         if not self._changes and (
-            begin := form.begin(reading.position(self.place.number), reading.total)
+            begin := form.begin(reading.received(self.place.number), reading.total)
         ):
             await output.send(begin)
         while not (output.finishing or self._lost or trio.current_time() >= self._until):
@@ -176,7 +176,7 @@ class Follower:
         updated, self._updated = self._updated, {}
         if cut is not None:
             self.place = Cursor(0, cut)
-        at = reading.position(self.place.number)
+        at = reading.received(self.place.number)
         for entries in updated:
             first, stop = entries.start, min(entries.stop, at.number)
             while first < stop and (piece := await self._piece(Cursor(0, first), stop)):
@@ -195,7 +195,7 @@ class Follower:
         if piece is None or self._changes:
             return b""
         self.place = Cursor(piece.offset, piece.number)
-        at = reading.position(piece.number)
+        at = reading.received(piece.number)
         return self._form.entries(piece.data, at, piece.number >= reading.total)
 
     async def _piece(self, place: Cursor, stop: int) -> Piece | None:
@@ -241,20 +241,20 @@ class Events:
 
     reports_changes: Final = True
 
-    def begin(self, at: Position, total: int) -> bytes:
+    def begin(self, at: Received, total: int) -> bytes:
         return b""
 
-    def entries(self, items: bytes, at: Position, up_to_date: bool) -> bytes:
+    def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
         return b"%bdata: [%b]\n\n" % (_id(at), items)
 
 
-def _id(at: Position) -> bytes:
+def _id(at: Received) -> bytes:
     return b"id: %d-%d\n" % (at.number, at.epoch) if at.epoch else b"id: %d\n" % at.number
 
 
-def _position(event_id: str) -> Position:
+def _received(event_id: str) -> Received:
     """The position that an event's id names. Raises `HttpProblem`."""
     found = _ID.fullmatch(event_id)
     if found is None:
         raise HttpProblem(400, f"Last-Event-ID is the id of an event, not {event_id!r:.80}")
-    return Position(int(found[2] or 0), int(found[1]))
+    return Received(int(found[2] or 0), int(found[1]))

@@ -14,8 +14,9 @@ import trio
 
 from datastreamer.errors import UnknownEntry
 from datastreamer.http.answers.formats import json_items
-from datastreamer.http.answers.reading import EVENT_BYTES, Position, Reading
+from datastreamer.http.answers.reading import EVENT_BYTES, Reading, Received
 from datastreamer.http.port.messages import HttpProblem
+from datastreamer.metrics.counters import HttpCounts
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.storage.read.spans import Cursor
@@ -29,13 +30,14 @@ _PASS_NS: Final = 1_000_000
 class EventForm(Protocol):
     """How events are written."""
 
-    reports_changes: bool
-    """Whether a follower is sent changes of what it has. If not, its answer ends."""
+    @property
+    def reports_changes(self) -> bool:
+        """Whether a follower is sent changes of what it has. If not, its answer ends."""
 
-    def begin(self, at: Position, total: int) -> bytes:
+    def begin(self, at: Received, total: int) -> bytes:
         """What a follower is sent at once."""
 
-    def entries(self, items: bytes, at: Position, up_to_date: bool) -> bytes:
+    def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
         """An event with entries, after which the client is at `at`."""
 
 
@@ -51,8 +53,9 @@ class LiveFollower(Protocol):
 class LiveFollowers:
     """The followers whose events are of one form. `run` keeps the pass going."""
 
-    def __init__(self, form: EventForm) -> None:
+    def __init__(self, form: EventForm, counts: HttpCounts) -> None:
         self.form = form
+        self._counts = counts
         self._live: dict[LiveFollower, int] = {}
         self._reading: Reading | None = None
         self._place = Cursor(0, 0)
@@ -125,7 +128,7 @@ class LiveFollowers:
         if place.number != self._place.number or not self._live:
             return
         after = Cursor(piece.offset, piece.number)
-        at = reading.position(piece.number)
+        at = reading.received(piece.number)
         event = self.form.entries(piece.data, at, piece.number >= reading.total)
         self._place = after
         await self._send(b"%x\r\n%b\r\n" % (len(event), event), after)
@@ -139,6 +142,7 @@ class LiveFollowers:
             results = fan_out([self._live[each] for each in due], frame, _PASS_NS)
             for follower, sent in zip(due, results, strict=False):
                 follower.place = after
+                self._counts.bytes_sent += max(sent, 0)
                 if sent < len(frame):
                     # Its own task also finds out that a connection is lost.
                     follower.rest = frame[max(sent, 0) :]

@@ -251,7 +251,7 @@ class RawRange:
         connection is reset if it is changed meanwhile."""
         broadcast, server = self._reading.broadcast, self._reading.server
         transport = output.transport
-        sender = Sender(broadcast, transport, ClientOutput(transport, broadcast.counts))
+        sender = Sender(broadcast, transport, ClientOutput(transport, output.counts))
         limits = dataclasses.replace(
             server.limits, max_batch_bytes=_RAW_BYTES, max_batch_count=U32_MAX
         )

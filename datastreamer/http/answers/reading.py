@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     number: int
 
 
-class Position(NamedTuple):
+class Received(NamedTuple):
     """What a client has: the entries below `number`, as they were at `epoch`."""
 
     epoch: int
@@ -104,9 +104,9 @@ class Reading:
                 self.refresh()
         return self.stream.total_entries
 
-    def position(self, number: int) -> Position:
+    def received(self, number: int) -> Received:
         """Of a client that has the entries below `number` as they are now."""
-        return Position(self.stream.epoch, number)
+        return Received(self.stream.epoch, number)
 
     async def wait(self, news: trio.Event) -> None:
         """Return when `news` is set, which the next commit after `total`, or a change, does."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
 from datastreamer.server.admission.tokens import TokenExaminer
+from datastreamer.server.command_labels import HTTP
 from datastreamer.transport.listeners import is_local
 
 _ALLOWED: Final = "GET, HEAD"
@@ -21,7 +22,6 @@ _PREFLIGHT_SECONDS: Final = 600
 _LOCAL_NAME: Final = re.compile(
     r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE
 )
-_COMMAND: Final = "http"
 
 
 class HttpAccess:
@@ -71,7 +71,7 @@ class HttpAccess:
             raise HttpProblem(401, "send Authorization: Bearer TOKEN", challenge)
         shown = token.strip().encode("latin-1")
         known = await examiner.examine(
-            _COMMAND, request.host, request.peer, lambda: examiner.knows(shown)
+            HTTP, request.host, request.peer, lambda: examiner.knows(shown)
         )
         if known is None:
             raise HttpProblem(

@@ -15,18 +15,15 @@ import h11
 import trio
 
 from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.metrics.counters import HttpCounts
 from datastreamer.transport.server_stream import Buffer, Transport
 
 MOST_HEADERS: Final = 16 * 1024
 _REQUEST_SECONDS: Final = 10.0
 _KEEP_ALIVE_SECONDS: Final = 60.0
-# A small answer is sent within this time.
-_ANSWER_SECONDS: Final = 10.0
 # If a part of a request is not read, the system resets the connection on close.
 _LINGER_SECONDS: Final = 1.0
 _RECEIVED_AHEAD: Final = 64 * 1024
-# The most that waits in one call of a transport that encrypts.
-_PIECE_BYTES: Final = 64 * 1024
 # Copied to be sent with its frame in one call.
 _JOINED_BYTES: Final = 64 * 1024
 
@@ -53,11 +50,11 @@ class _Piece:
 class HttpConnection:
     """The connection of one client. `host` is its host, as limits count it."""
 
-    def __init__(self, transport: Transport, host: str, write_timeout: float | None) -> None:
+    def __init__(self, transport: Transport, host: str, counts: HttpCounts) -> None:
         self.transport = transport
+        self.counts = counts
         self.finishing = False
         self._host = host
-        self._write_timeout = write_timeout
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
         self._after_piece: list[bytes] = []
         # Waits for a request, which may never arrive.
@@ -67,8 +64,7 @@ class HttpConnection:
 
     async def run(self, respond: Respond) -> None:
         """Answer requests until the connection ends. Raises `trio.BrokenResourceError`,
-        `trio.TooSlowError` for a client that does not read, and what a body raises: the answer is
-        incomplete then."""
+        and what a body raises: the answer is incomplete then."""
         while not self.finishing:
             close = False
             try:
@@ -169,6 +165,7 @@ class HttpConnection:
     # Answers.
 
     async def _send_answer(self, answer: HttpAnswer, method: str, *, close: bool) -> None:
+        self.counts.requests[answer.route, str(answer.status)] += 1
         headers = [("Content-Type", answer.kind)] if answer.kind else []
         headers += answer.headers
         own = {name for name, _ in answer.headers}
@@ -187,11 +184,7 @@ class HttpConnection:
             if body and method != "HEAD" and answer.status not in (204, 304):
                 head += self._h11.send(h11.Data(data=body)) or b""
             head += self._h11.send(h11.EndOfMessage()) or b""
-            if len(head) > _PIECE_BYTES:
-                await self._send_raw(head)
-            else:
-                with trio.fail_after(_ANSWER_SECONDS):
-                    await self.transport.send(head)
+            await self._send_raw(head)
             return
         await self._send_raw(head)
         if method != "HEAD":
@@ -231,25 +224,8 @@ class HttpConnection:
         await self._send_raw(data)
 
     async def _send_raw(self, data: Buffer) -> None:
-        """Raises `trio.TooSlowError` if the client receives nothing for the write timeout."""
-        transport, view = self.transport, memoryview(data)
-        direct = transport.socket_fd is not None
-        while view:
-            if direct:
-                sent = transport.send_now(view)
-                view = view[sent:]
-                if not view:
-                    return
-            with trio.fail_after(self._seconds):
-                if direct:
-                    await transport.wait_writable()
-                else:
-                    await transport.send(view[:_PIECE_BYTES])
-                    view = view[_PIECE_BYTES:]
-
-    @property
-    def _seconds(self) -> float:
-        return float("inf") if self._write_timeout is None else self._write_timeout
+        await self.transport.send(data)
+        self.counts.bytes_sent += len(data)
 
 
 def _problem(error: h11.RemoteProtocolError) -> HttpProblem:

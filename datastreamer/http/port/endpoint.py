@@ -7,6 +7,7 @@ the address that has the most is closed, unless it follows the stream. Knows no 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import socket
 from collections.abc import Iterable
@@ -22,16 +23,22 @@ from datastreamer.http.port.messages import (
     HttpProblem,
     HttpRequest,
 )
+from datastreamer.metrics.counters import HttpCounts
 from datastreamer.server.admission.fair_slots import FairSlots
 from datastreamer.transport.listeners import address_of, host_of, peer_of
 from datastreamer.transport.refusal_log import RefusalLog
 from datastreamer.transport.server_stream import Transport
+from datastreamer.transport.tcp_info import tcp_info
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import transport_over
 
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS: Final = 5
+_WRITE_SECONDS: Final = 60.0
+# Looks at each connection within the write timeout; connections looked at before other tasks run.
+_LOOKS: Final = 4
+_LOOKS_A_TURN: Final = 64
 _NOT_TLS: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -41,21 +48,24 @@ class HttpEndpoint:
     def __init__(
         self,
         respond: Respond,
+        counts: HttpCounts,
         *,
         most: int,
         most_followers: int = 0,
         write_timeout: float | None = None,
         tls: ServerTLS | None = None,
     ) -> None:
+        """A client that has acknowledged none of the bytes for it for `write_timeout` (None: a
+        minute) is disconnected."""
+        self.counts = counts
         self._respond = respond
         self._most = most
         self._most_followers = most_followers
-        self._write_timeout = write_timeout
+        self._write_timeout = write_timeout or _WRITE_SECONDS
         self._tls = tls
         self._refusals = RefusalLog(_log)
         self._slots: FairSlots[trio.CancelScope] = FairSlots(most)
-        self._followers = 0
-        self._connections: dict[HttpConnection, None] = {}
+        self._connections: dict[HttpConnection, socket.socket] = {}
         self._accepting = trio.CancelScope()
         self._ended = trio.Event()
 
@@ -66,12 +76,15 @@ class HttpEndpoint:
     ) -> None:
         """Accept and answer until cancelled, or until `finish` is done; closes the listeners."""
         ours = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in listeners]
-        async with trio.open_nursery() as nursery:
-            with self._accepting:
-                task_status.started()
-                await trio.serve_listeners(self._accept, ours, handler_nursery=nursery)
-            for listener in ours:
-                await listener.aclose()
+        async with trio.open_nursery() as stalling:
+            stalling.start_soon(self._reset_stalled)
+            async with trio.open_nursery() as nursery:
+                with self._accepting:
+                    task_status.started()
+                    await trio.serve_listeners(self._accept, ours, handler_nursery=nursery)
+                for listener in ours:
+                    await listener.aclose()
+            stalling.cancel_scope.cancel()
 
     async def finish(self, grace: float) -> None:
         """Stop accepting, let answers that are under way end within `grace` seconds, and let
@@ -92,19 +105,44 @@ class HttpEndpoint:
         transport = transport_over(
             made, peer_of(made, name or "gone"), self._tls, self._refusals, _NOT_TLS
         )
-        await self.serve(transport, host_of(name or ("gone",)))
+        await self.serve(transport, made, host_of(name or ("gone",)))
 
-    async def serve(self, transport: Transport, host: str) -> None:
-        """Serve one connection of `host` until it ends. Its failures affect no other."""
+    async def _reset_stalled(self) -> None:
+        """Reset connections whose clients receive nothing of what waits for them, forever. Where
+        the system has no information on connections, there is no such limit."""
+        seen: dict[HttpConnection, tuple[int, float]] = {}
+        while True:
+            await trio.sleep(self._write_timeout / _LOOKS)
+            before, seen = seen, {}
+            for at, (connection, made) in enumerate(list(self._connections.items()), 1):
+                if at % _LOOKS_A_TURN == 0:
+                    await trio.lowlevel.checkpoint()
+                info, now = tcp_info(made), trio.current_time()
+                if info is None or not info.outstanding:
+                    continue
+                acknowledged, since = before.get(connection, (-1, now))
+                if info.acknowledged != acknowledged:
+                    since = now
+                if now - since >= self._write_timeout:
+                    words = "%s: it has received nothing for %g s"
+                    _log.debug(words, connection.transport.peer, self._write_timeout)
+                    connection.transport.reset()
+                else:
+                    seen[connection] = info.acknowledged, since
+
+    async def serve(self, transport: Transport, made: socket.socket, host: str) -> None:
+        """Serve one connection of `host`, over the socket `made`, until it ends. Its failures
+        affect no other."""
         scope = trio.CancelScope()
         displaced = self._slots.add(scope, host)
-        if displaced is None and len(self._slots) + self._followers > self._most:
+        if displaced is None and len(self._slots) + self.counts.followers > self._most:
             displaced = self._slots.displace()
-        connection = HttpConnection(transport, host, self._write_timeout)
-        self._connections[connection] = None
+        connection = HttpConnection(transport, host, self.counts)
+        self._connections[connection] = made
+        self.counts.connections += 1
 
         async def respond(request: HttpRequest) -> HttpAnswer:
-            answer = await self._answer(request)
+            answer = await self._respond(request)
             if answer.follows:
                 return self._following(answer, scope, host)
             return answer
@@ -120,47 +158,37 @@ class HttpEndpoint:
                 await connection.run(respond)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        except (trio.TooSlowError, AnswerCut) as error:
+        except AnswerCut as error:
             _log.debug("%s: an HTTP answer was cut: %r", transport.peer, error)
-            if isinstance(error, trio.TooSlowError):
-                transport.reset()
         except Exception:  # noqa: BLE001 - other connections continue
             _log.exception("%s: an HTTP answer failed", transport.peer)
         finally:
             del self._connections[connection]
+            self.counts.connections -= 1
             self._slots.discard(scope, host)
             self._ended.set()
             with trio.CancelScope(shield=True):
                 await transport.close()
 
-    async def _answer(self, request: HttpRequest) -> HttpAnswer:
-        try:
-            return await self._respond(request)
-        except HttpProblem as problem:
-            return problem.answer()
-        except Exception:  # noqa: BLE001 - the client is answered, and others continue
-            _log.exception("a request for %s failed", request.path)
-            return HttpProblem(500, "the server failed to answer; its log has the reason").answer()
-
     def _following(self, answer: HttpAnswer, scope: trio.CancelScope, host: str) -> HttpAnswer:
         """`answer`, whose connection is not closed for another while it is sent."""
         body = answer.body
         assert not isinstance(body, bytes)
-        if self._followers >= self._most_followers:
-            return _full("followers").answer()
+        if self.counts.followers >= self._most_followers:
+            return dataclasses.replace(_full("followers").answer(), route=answer.route)
 
         async def follow(output: BodyOutput) -> None:
             self._slots.discard(scope, host)
-            self._followers += 1
+            self.counts.followers += 1
             try:
                 await body(output)
             finally:
-                self._followers -= 1
+                self.counts.followers -= 1
                 displaced = self._slots.add(scope, host)
                 if displaced is not None:
                     displaced.cancel()
 
-        return HttpAnswer(answer.status, answer.kind, follow, answer.headers)
+        return dataclasses.replace(answer, body=follow)
 
 
 def _full(what: str) -> HttpProblem:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from datastreamer.format import U64_MAX
+from datastreamer.metrics.counters import HttpCounts
 from datastreamer.printable import json_text
 from datastreamer.transport.server_stream import Buffer, Transport
 
@@ -65,6 +66,10 @@ class BodyOutput(Protocol):
     async def end_piece(self) -> None: ...
 
     @property
+    def counts(self) -> HttpCounts:
+        """Where bytes are counted that other parts send."""
+
+    @property
     def direct_fd(self) -> int | None:
         """The socket that other parts may send whole chunks of the body to; None if they cannot."""
 
@@ -95,6 +100,8 @@ class HttpAnswer:
     headers: Headers = ()
     follows: bool = False
     """Whether the body waits for commits: it counts against the limit of followers."""
+    route: str = ""
+    """The path, with the names of its variable parts; empty for none of the port's paths."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ for all paths. Knows no stream.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
 from datastreamer.http.port.access import HttpAccess
 from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest, not_found
+
+_log = logging.getLogger(__name__)
 
 Handler = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
@@ -33,19 +36,26 @@ class Routes:
         self._open = open_paths
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
-        """The answer to a request. Raises what handlers raise, apart from `HttpProblem`."""
+        """The answer to a request. An error of a handler is logged."""
+        route, found, handler = self._find(request)
         try:
-            answer = await self._answer(request)
+            answer = await self._answer(route, found, handler)
         except HttpProblem as problem:
             answer = problem.answer()
-        return self._access.secured(request, answer)
+        except Exception:  # noqa: BLE001 - the client is answered, and others continue
+            _log.exception("a request for %s failed", request.path)
+            answer = HttpProblem(
+                500, "the server failed to answer; its log has the reason"
+            ).answer()
+        return dataclasses.replace(self._access.secured(request, answer), route=route)
 
-    async def _answer(self, request: HttpRequest) -> HttpAnswer:
+    async def _answer(
+        self, route: str, request: HttpRequest, handler: Handler | None
+    ) -> HttpAnswer:
         self._access.check_request(request)
         if request.method == "OPTIONS":
             return self._access.preflight()
-        path, request, handler = self._find(request)
-        if path not in self._open:
+        if route not in self._open:
             await self._access.check_token(request)
         if handler is None:
             raise not_found(f"no such path; there are {', '.join(self.paths)}")
