@@ -24,11 +24,11 @@ from datastreamer.zkevm.block_json import batch_json, blocks_json, marked_entrie
 from datastreamer.zkevm.bookmark_keys import Kind
 
 _MOST_ENTRIES: Final = 10_000
-_MOST_BYTES: Final = 16 << 20
+_MOST_BYTES: Final = 4 << 20
 
 
 class _Decoded(NamedTuple):
-    value: dict[str, Any] | None
+    answer: HttpAnswer | None
     last: int
 
 
@@ -52,7 +52,7 @@ class BlockQueries:
 
         async def read() -> _Decoded:
             first = await reading.bookmark(f"{kind}:{wanted}")
-            decode = partial(_decoded, reading, kind)
+            decode = partial(_decoded, reading, kind, wanted)
             return await broadcast.cold.run_verified(
                 decode, first, lambda found: broadcast.pages_of(first, found.last)
             )
@@ -63,13 +63,13 @@ class BlockQueries:
             raise HttpProblem(
                 422, f"{kind} {wanted} cannot be decoded: {error}; read its entries"
             ) from None
-        if found.value is None:
+        if found.answer is None:
             raise HttpProblem(404, f"no block follows the bookmark block:{wanted}")
-        return json_answer({"number": wanted, **found.value}, NOT_CACHED)
+        return found.answer
 
 
-def _decoded(reading: Reading, kind: Kind, first: int) -> _Decoded:
-    """The block or batch whose bookmark is entry `first`. In a thread."""
+def _decoded(reading: Reading, kind: Kind, wanted: int, first: int) -> _Decoded:
+    """The block or batch `wanted`, whose bookmark is entry `first`. In a thread."""
     last, size = first, 0
 
     def entries() -> Iterator[Entry]:
@@ -87,9 +87,12 @@ def _decoded(reading: Reading, kind: Kind, first: int) -> _Decoded:
 
     found = list(marked_entries(kind, entries(), reading.stream.header.version))
     try:
-        return _Decoded(_json(kind, found, opening=True), last)
+        value = _json(kind, found, opening=True)
     except ExtraMissing:
-        return _Decoded(_json(kind, found, opening=False), last)
+        value = _json(kind, found, opening=False)
+    if value is None:
+        return _Decoded(None, last)
+    return _Decoded(json_answer({"number": wanted, **value}, NOT_CACHED), last)
 
 
 def _json(kind: Kind, found: list[Any], *, opening: bool) -> dict[str, Any] | None:

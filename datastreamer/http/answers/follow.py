@@ -26,6 +26,7 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.storage.read.spans import Cursor
+from datastreamer.transport.server_stream import Buffer
 
 EVENT_STREAM: Final = "text/event-stream"
 EVENT_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
@@ -81,7 +82,7 @@ class Follower:
         self._epoch = at.epoch
         self.place = Cursor(0, at.number)
         """The next entry; its offset is 0 until it is known."""
-        self.rest = b""
+        self.rest: Buffer = b""
         """The rest of an event that the client has a part of."""
         # Of what the client has: entries from here on were truncated, and these were updated.
         self._cut: int | None = None

@@ -20,6 +20,7 @@ from datastreamer.metrics.counters import HttpCounts
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.storage.read.spans import Cursor
+from datastreamer.transport.server_stream import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class LiveFollower(Protocol):
     """One follower, as the pass knows it."""
 
     place: Cursor
-    rest: bytes
+    rest: Buffer
 
     def wake(self) -> None: ...
 
@@ -145,7 +146,7 @@ class LiveFollowers:
                 self._counts.bytes_sent += max(sent, 0)
                 if sent < len(frame):
                     # Its own task also finds out that a connection is lost.
-                    follower.rest = frame[max(sent, 0) :]
+                    follower.rest = memoryview(frame)[max(sent, 0) :]
                     del self._live[follower]
                     follower.wake()
             due = due[len(results) :]

@@ -13,7 +13,7 @@ import trio
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedFile, StreamClosed, UnknownEntry
-from datastreamer.format import PAGE_SIZE, U32_MAX, U64_MAX
+from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.http.answers.entries import NOT_CACHED, CachePolicy
 from datastreamer.http.answers.formats import (
     NAMES,
@@ -49,7 +49,7 @@ MOST_JSON: Final = 10_000
 
 # The first piece is read at once and in the event loop, the others in threads.
 _FIRST_BYTES: Final = 32 * 1024
-_PIECE_BYTES: Final = PAGE_SIZE
+_PIECE_BYTES: Final = 256 * 1024
 _RAW_BYTES: Final = 16 << 20
 # Smaller answers are not compressed.
 _COMPRESSED_BYTES: Final = 1024
@@ -275,6 +275,8 @@ class RawRange:
                     sender.end_part()
                     await output.end_piece()
                 at = answer.stop.number
+            await output.end()
+            # Until the client has all of it, a change resets the connection.
             while sender.refers:  # noqa: ASYNC110 - the kernel reports no event
                 await trio.sleep(_ACKNOWLEDGE_SECONDS)
         except (DamagedFile, StreamClosed) as error:

@@ -79,6 +79,8 @@ class HttpConnection:
             if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
                 break
             self._h11.start_next_cycle()
+            # Many requests may have arrived at once.
+            await trio.lowlevel.checkpoint()
         await self.transport.end_sending()
         with trio.move_on_after(_LINGER_SECONDS):
             while await self.transport.receive():
@@ -140,13 +142,13 @@ class HttpConnection:
             if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
                 raise HttpProblem(413, "requests have no body here; send the request without one")
         try:
-            target = urlsplit(event.target.decode("ascii"))
+            path, query = _path_and_query(event.target.decode("ascii"))
         except ValueError:
             raise HttpProblem(400, "the target of the request is not a path; send /...") from None
         return HttpRequest(
             event.method.decode("ascii"),
-            target.path or "/",
-            target.query,
+            path,
+            query,
             headers,
             self.transport.peer,
             self._host,
@@ -190,7 +192,8 @@ class HttpConnection:
         if method != "HEAD":
             self._on_finish = []
             await body(self)
-        await self._send_raw(self._h11.send(h11.EndOfMessage()) or b"")
+        if self._h11.our_state is h11.SEND_BODY:
+            await self.end()
 
     async def send(self, data: Buffer) -> None:
         """Send a piece of a body."""
@@ -215,17 +218,32 @@ class HttpConnection:
         for part in self._after_piece:
             await self._send_raw(part)
 
+    async def end(self) -> None:
+        await self._send_raw(self._h11.send(h11.EndOfMessage()) or b"")
+
     @property
     def direct_fd(self) -> int | None:
         """With HTTP/1.0 a body has no chunks."""
         return None if self._h11.their_http_version == b"1.0" else self.transport.socket_fd
 
-    async def send_rest(self, data: bytes) -> None:
+    async def send_rest(self, data: Buffer) -> None:
         await self._send_raw(data)
 
     async def _send_raw(self, data: Buffer) -> None:
         await self.transport.send(data)
         self.counts.bytes_sent += len(data)
+
+
+def _path_and_query(target: str) -> tuple[str, str]:
+    """Those of a path or URL. Raises `ValueError` for anything else."""
+    if target.startswith("/"):
+        # `urlsplit` takes what follows two slashes for a host.
+        path, _, query = target.partition("?")
+        return path, query
+    url = urlsplit(target)
+    if url.scheme not in ("http", "https"):
+        raise ValueError(target)
+    return url.path or "/", url.query
 
 
 def _problem(error: h11.RemoteProtocolError) -> HttpProblem:

@@ -65,6 +65,9 @@ class BodyOutput(Protocol):
 
     async def end_piece(self) -> None: ...
 
+    async def end(self) -> None:
+        """Send the end of the body, if there is more to do before the next request is answered."""
+
     @property
     def counts(self) -> HttpCounts:
         """Where bytes are counted that other parts send."""
@@ -73,7 +76,7 @@ class BodyOutput(Protocol):
     def direct_fd(self) -> int | None:
         """The socket that other parts may send whole chunks of the body to; None if they cannot."""
 
-    async def send_rest(self, data: bytes) -> None:
+    async def send_rest(self, data: Buffer) -> None:
         """Send what such a part could not send of its chunk."""
 
     async def until_gone(self) -> None:
