@@ -7,6 +7,7 @@ and the standard library only.
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import os
 import re
@@ -14,7 +15,6 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -109,43 +109,38 @@ class Beside:
 # The processes.
 
 
-def _drain(connections: list[socket.socket]) -> None:
-    """Receive what comes, forever; the kernel gathers it, so that this costs next to nothing."""
+def _beside(address: tuple[str, int], followers: int, consoles: int) -> None:
+    """Receive what comes and ask what is due, forever; the kernel gathers events, so that this
+    costs little."""
     buffer = bytearray(1 << 20)
     poll = select.poll()
     opened = {}
-    for connection in connections:
+    due: list[tuple[float, int, str, float]] = []
+    for _ in range(followers + consoles):
+        connection = _asked(address, "/v1/follow")
+        _head(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GATHERED)
         opened[connection.fileno()] = connection
+    for at in range(consoles):
+        connection = _asked(address, "/")
+        opened[connection.fileno()] = connection
+        due += [
+            (time.monotonic() + seconds * at / consoles, connection.fileno(), path, seconds)
+            for path, seconds in _POLLED.items()
+        ]
+    heapq.heapify(due)
+    for connection in opened.values():
         poll.register(connection, select.POLLIN)
+    print('{"ready": true}', flush=True)
     while True:
-        for fileno, _ in poll.poll():
+        while due and due[0][0] <= time.monotonic():
+            when, fileno, path, seconds = due[0]
+            _ask(opened[fileno], path)
+            heapq.heapreplace(due, (when + seconds, fileno, path, seconds))
+        wait = max(0.0, due[0][0] - time.monotonic()) * 1000 + 1 if due else None
+        for fileno, _ in poll.poll(wait):
             if not opened[fileno].recv_into(buffer):
                 raise ConnectionError("the server closed")
-
-
-def _poll(address: tuple[str, int], path: str, seconds: float, offset: float) -> None:
-    time.sleep(offset)
-    with _asked(address, path) as connection:
-        while True:
-            rest = _head(connection)
-            while not rest:
-                rest = _received(connection)
-            time.sleep(seconds)
-            _ask(connection, path)
-
-
-def _beside(address: tuple[str, int], followers: int, consoles: int) -> None:
-    connections = []
-    for _ in range(followers + consoles):
-        connections.append(_asked(address, "/v1/follow"))
-        _head(connections[-1])
-    for at in range(consoles):
-        for path, seconds in _POLLED.items():
-            words = (address, path, seconds, seconds * at / consoles)
-            threading.Thread(target=_poll, args=words, daemon=True).start()
-    print('{"ready": true}', flush=True)
-    _drain(connections)
 
 
 def _live(
@@ -165,8 +160,9 @@ def _live(
     waits = []
     while left > 0:
         for fileno, _ in poll.poll():
-            data = events[fileno] + _received(connections[fileno])
+            received = _received(connections[fileno])
             now = time.time_ns()
+            data = events[fileno] + received
             whole, end, events[fileno] = data.rpartition(b"\n\n")
             for number, stamp in _STAMP.findall(whole + end):
                 if (int(number) - start) % entries == 0:

@@ -215,6 +215,18 @@ def test_truncation_while_watching(server: StreamServer, opened: Opened) -> None
     expect(console.rows().first.locator("a")).to_have_text(f"{total - 10:,}")
 
 
+def test_an_update_while_watching(server: StreamServer, opened: Opened) -> None:
+    append(server.stream, (7, b"old"), (7, b"last"))
+    console = opened(url_of(server))
+    console.show("entries")
+    total = server.stream.total_entries
+    row = console.rows().filter(has=console.row(total - 2))
+    expect(row).to_contain_text("0x6f6c64")
+    server.stream.update_entry(total - 2, 7, b"new")
+    expect(row).to_contain_text("0x6e6577")
+    assert console.rows().count() == 50
+
+
 def test_a_restarted_server(path: Path, opened: Opened) -> None:
     with served(path) as server:
         append(server.stream, *[(1, b"one")] * 5)

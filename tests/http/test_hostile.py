@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
@@ -10,7 +11,8 @@ import trio
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import serving
-from tests.network.fixtures import append, seeds
+from tests.http.test_follow import following, live
+from tests.network.fixtures import append, seeds, until
 
 VALID = (
     b"GET /v1/entries?from=0&to=1&format=json HTTP/1.1\r\nHost: localhost\r\n"
@@ -252,3 +254,27 @@ async def test_odd_headers(stream: DataStream, caplog: pytest.LogCaptureFixture)
                 code, _, _ = await ask(web.port, request.encode("latin-1"))
                 assert code in (200, 304, 400, 406, 416), header
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_flood_of_a_full_port_costs_few_descriptors(stream: DataStream) -> None:
+    async with (
+        serving(stream, max_clients=2, max_followers=2) as web,
+        following(web) as one,
+        following(web),
+        AsyncExitStack() as stack,
+    ):
+        await live(web, 2)
+        counts = web.server.counts.http
+        assert counts is not None
+        most = 0
+        for _ in range(200):
+            made = await trio.open_tcp_stream("127.0.0.1", web.port)
+            await stack.enter_async_context(made)
+            most = max(most, counts.connections)
+        # Each that is refused is either answered, or closed at once.
+        assert 2 < most < 60
+        append(stream, (1, b"new"))
+        assert await one.entries(1) == [(0, 1, b"new")]
+        # As soon as they have been answered, the next one is.
+        await until(lambda: counts.connections == 2)
+        assert (await ask(web.port, "/healthz"))[0] == 503

@@ -35,6 +35,8 @@ from datastreamer.transport.tls_stream import transport_over
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS: Final = 5
+# Connections beyond the limits that are answered at a time; others are closed at once.
+_MOST_REFUSED: Final = 32
 _WRITE_SECONDS: Final = 60.0
 # Looks at each connection within the write timeout; connections looked at before other tasks run.
 _LOOKS: Final = 4
@@ -150,7 +152,8 @@ class HttpEndpoint:
         try:
             if displaced is scope:
                 # Every other connection follows the stream.
-                await connection.refuse(_full("connections"))
+                if len(self._connections) <= self._most + _MOST_REFUSED:
+                    await connection.refuse(_full("connections"))
                 return
             if displaced is not None:
                 displaced.cancel()
