@@ -195,7 +195,8 @@ class Client(ClientBase[Batches, Entries]):
 class ClientConnector(Generic[AnyClient]):
     """A client of the server at `host` and `port`, closed at the end of the block.
 
-    A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
+    `host` may be a whole address: ``HOST:PORT``, ``[::1]:6900``, ``tcp://HOST:PORT``,
+    ``tcps://HOST:PORT``, which is with TLS, or ``unix:PATH``. `tls` is what `client_tls` makes, or any
     other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
     for `tls_server_name` (default: `host`).
 
