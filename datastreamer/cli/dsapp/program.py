@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.commands.building import expand, new_program
+from datastreamer.cli.commands.classes import VerbCommand
 from datastreamer.cli.dsapp.client import client
 from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
@@ -35,4 +36,4 @@ def show_help(
 
 
 for verb in (server, client, relay):
-    program.command()(expand(verb))
+    program.command(cls=VerbCommand)(expand(verb))

@@ -1,14 +1,10 @@
-"""SOURCE: a stream file or a server, read in the same way.
-
-Files are opened for reading only: nothing is written, not
-even beside them.
-"""
+"""SOURCE: a stream file or a server, read in the same way."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 
@@ -19,20 +15,20 @@ from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import (
     BadFromBookmark,
-    DamagedFile,
-    FileMissing,
-    StreamBusy,
     UnknownBookmark,
     UnknownEntry,
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
-from datastreamer.storage.stream import DataStream
 from datastreamer.transport.address import Address
 
-# Interval between checks of a followed file for new entries; a check is one small read.
-_POLL_SECONDS = 0.01
 # Committed entries arrive at once; a server that sends nothing for this time is probed.
 _PROBE_SECONDS = 10.0
+
+
+if TYPE_CHECKING:
+    from datastreamer.cli.shared.file_source import FileSource
+
+    Source: TypeAlias = "FileSource | ServerSource"
 
 
 def open_source(
@@ -59,6 +55,9 @@ def open_source(
     if heartbeat is not None:
         raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
     options.check_unused(text)
+    # Opening files loads the storage, which servers do not need.
+    from datastreamer.cli.shared.file_source import FileSource
+
     return FileSource(text, options.stream_type, follow)
 
 
@@ -73,82 +72,6 @@ def named_not_found(source: str, key: str = "") -> Iterator[None]:
     except UnknownBookmark as error:
         text = str(error).replace(f"0x{error.key.hex()}", key)
         raise Failure(f"{source}: {text}") from None
-
-
-class FileSource:
-    """A stream file; a context manager that closes it."""
-
-    def __init__(self, path: str, stream_type: int | None, follow: bool) -> None:
-        self.name = path
-        self._follow = follow
-        try:
-            # What is printed or exported is right, also if its page was in the page cache.
-            self.stream = DataStream.open(
-                path, stream_type=stream_type, read_only=True, follow=follow, verify="always"
-            )
-        except FileMissing:
-            raise Failure(f"{path}: no such file") from None
-        self._epoch = self.stream.epoch
-
-    def __enter__(self) -> FileSource:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        stream = self.stream
-        # Inconsistent data may come from a change of history during the read.
-        busy = isinstance(raised[1], DamagedFile) and (
-            stream.epoch != self._epoch or stream.outdated
-        )
-        stream.close()
-        if busy:
-            raise StreamBusy(
-                self.name,
-                "busy: it was truncated or updated during the read, which is not damage; try "
-                "again, or read a snapshot",
-            ) from None
-
-    def header(self) -> Header:
-        """The header as committed now."""
-        self.stream.refresh()
-        return self.stream.header
-
-    def entry(self, number: int) -> Entry:
-        """The entry of this number. Raises `UnknownEntry`."""
-        return self.stream.entry(number)
-
-    def first_event(self, key: bytes) -> Entry:
-        """The first event at or after a bookmark. Raises `UnknownBookmark`."""
-        return self.stream.first_event_after_bookmark(key)
-
-    def bookmark(self, key: bytes) -> int:
-        """The number of the bookmark's own entry. Raises `UnknownBookmark`."""
-        return self.stream.bookmark(key)
-
-    def batches(
-        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
-    ) -> Generator[EntryBatch, None, None]:
-        """Entries from a number or bookmark up to, not including, `stop`; with `types` only those
-        of these types.
-
-        Waits for later commits; without a `stop` it does not end.
-        """
-        stream = self.stream
-        number = start if isinstance(start, int) else stream.bookmark(start)
-        epoch = stream.epoch
-        while True:
-            for batch in stream.batches(number, stop):
-                number = batch.next_number
-                yield batch if types is None else batch.select(types)
-            if stop is not None and number >= stop:
-                return
-            # Without follow, only committed entries were asked for: missing ones were truncated.
-            while self._follow and not stream.refresh():
-                time.sleep(_POLL_SECONDS)
-            if not self._follow or stream.epoch != epoch or stream.total_entries < number:
-                raise Failure(
-                    f"{self.name}: the stream was truncated or updated during the read (up to "
-                    f"entry {number - 1}); it now holds {stream.total_entries} entries"
-                )
 
 
 class ServerSource:
@@ -215,9 +138,6 @@ class ServerSource:
         except BadFromBookmark:
             assert isinstance(start, bytes)
             raise UnknownBookmark(start) from None
-
-
-Source = FileSource | ServerSource
 
 
 def check_start(start: int, header: Header) -> None:
