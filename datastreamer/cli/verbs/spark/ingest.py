@@ -51,10 +51,15 @@ def ingest(
     master: MasterOption = "local[*]",
     stream_type: StreamTypeOption = None,
 ) -> None:
-    """Write blocks, transactions (decoded, with senders), batches and their ends to Parquet.
+    """Write blocks, transactions and batches to Parquet.
 
-    Blocks and transactions are partitioned by day. The next run continues where the last one
-    ended, even if it was killed; each entry is in the tables once.
+    Transactions are decoded, with their senders. Blocks and transactions are partitioned by
+    day. The next run continues where the last one ended, even if it was killed; each entry is
+    in the tables once.
+
+    Examples:
+      datastreamer spark ingest stream.bin tables
+      datastreamer spark ingest 127.0.0.1:6900 tables --follow
     """
     options = _options(source, stream_type)
     from datastreamer.spark import find_java
