@@ -111,9 +111,7 @@ def write_at_pace(
     return operations or 0
 
 
-def progress(
-    sequencer: DemoSequencer, written: int, operations: int | None, seconds: float
-) -> str:
+def progress(sequencer: DemoSequencer, written: int, operations: int | None, seconds: float) -> str:
     """The progress, for people."""
     rate = f" ({written / seconds:,.0f} operations/s)" if seconds > 0 else ""
     entries = written * sequencer.entries_per_operation

@@ -35,9 +35,7 @@ async def test_an_ended_connection_has_fields(
     line.style = "json"
     result = json.loads(line.format(record))
     # RFC 3339, with milliseconds and the colon in the zone's offset.
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", result["time"]
-    )
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", result["time"])
     assert result["level"] == "info"
     assert result["message"] == f"{name}: connection ended: it has received nothing for 3 s"
     assert {key: result[key] for key in ("peer", "reason", "entry")} == {

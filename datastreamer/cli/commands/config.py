@@ -32,7 +32,7 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
         if name.startswith("--") and name not in ("--config", "--check-config")
     }
     # An argument has its name in lower case.
-    options |= {each.name: each for each in context.command.params if not each.opts[0][:1] == "-"}
+    options |= {each.name: each for each in context.command.params if each.opts[0][:1] != "-"}
     defaults = {}
     for name, value in found.items():
         option = options.get(name)

@@ -325,9 +325,7 @@ def test_texts_and_keys(append: Append, copy: Path) -> None:
         ({"type": 7, "text": "a", "other": 1}, "a line is"),
     ],
 )
-def test_texts_and_keys_that_are_wrong(
-    append: Append, copy: Path, line: Any, message: str
-) -> None:
+def test_texts_and_keys_that_are_wrong(append: Append, copy: Path, line: Any, message: str) -> None:
     assert message in append(copy, line).failed()
 
 
