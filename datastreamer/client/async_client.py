@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 AnyClient = TypeVar("AnyClient", bound="Client")
 
-DriverTo = Callable[[Endpoint | None], AsyncDriver]
-"""Makes a driver that connects to an endpoint (None: that makes no connections)."""
+
+class DriverTo(Protocol):
+    """Makes a driver that connects to these servers."""
+
+    def __call__(self, *endpoints: Endpoint) -> AsyncDriver: ...
 
 
 class _AsyncIterator(IterationBase):

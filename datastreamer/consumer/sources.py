@@ -76,7 +76,7 @@ def readers_of(
         place = merge.source_progress(name)
         source: _Server | _File
         if isinstance(address, str):
-            driver = driver_to(None)
+            driver = driver_to()
             memory = Memory(name, place, always=True)
             source = _File(name, memory, options, arrivals.put, address)
         else:
