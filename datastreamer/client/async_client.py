@@ -16,13 +16,14 @@ from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
 from datastreamer.client.effects import AsyncDriver
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
+from datastreamer.client.link import MAX_LAG
+from datastreamer.client.upstream import ServerAddress, upstreams_of
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.transport.endpoint import Endpoint, endpoint_of
+from datastreamer.transport.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import ssl
@@ -198,7 +199,15 @@ class Client(ClientBase[Batches, Entries]):
 class ClientConnector(Generic[AnyClient]):
     """A client of the server at `host` and `port`, closed at the end of the block.
 
-    A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
+    A `host` of ``unix:PATH`` is a Unix socket. `host` may be a list of servers of one stream, each
+    a host, (host, port) or an `Upstream` with options of its own. What one of them refuses, does
+    not hold, or does not answer within `timeout`, the next is asked; if all were asked, the error
+    says what each said. A streaming continues on the next server when one is lost, or holds fewer
+    entries than another by more than `max_lag` (None: any number), which is looked at every
+    `heartbeat` seconds (10 if that is None). A server that holds another entry than the client was
+    given raises `HistoryChanged`. Without `resume` only the first server is used.
+
+    `tls` is what `client_tls` makes, or any
     other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
     for `tls_server_name` (default: `host`).
 
@@ -228,7 +237,7 @@ class ClientConnector(Generic[AnyClient]):
     @asynccontextmanager
     async def __call__(
         self,
-        host: str,
+        host: ServerAddress,
         port: int = DEFAULT_PORT,
         *,
         stream_type: int = STREAM_TYPE_SEQUENCER,
@@ -240,14 +249,16 @@ class ClientConnector(Generic[AnyClient]):
         backoff: Backoff = BACKOFF,
         heartbeat: float | None = None,
         batch_reads: bool = True,
+        max_lag: int | None = MAX_LAG,
         token: bytes | str | None = None,
     ) -> AsyncIterator[AnyClient]:
         """Connect to the server, and close the connection at the end of the block."""
-        endpoint = endpoint_of(host, port, tls, tls_server_name, token_request(stream_type, token))
-        driver = self._driver_to(endpoint)
+        servers = upstreams_of(host, port, tls, tls_server_name, token)
+        endpoints = [server.endpoint(stream_type) for server in servers]
+        driver = self._driver_to(*endpoints)
         engine = ClientEngine(
             driver,
-            endpoint.peer,
+            *[endpoint.peer for endpoint in endpoints],
             stream_type=stream_type,
             timeout=timeout,
             resume=resume,
@@ -255,6 +266,7 @@ class ClientConnector(Generic[AnyClient]):
             backoff=backoff,
             heartbeat=heartbeat,
             batch_reads=batch_reads,
+            max_lag=max_lag,
         )
         await driver.run(engine.open())
         client = self._client(driver, engine)

@@ -18,9 +18,7 @@ _log = logging.getLogger(__name__)
 _RECEIVE_SIZE: Final = 4096
 
 
-def connecting(
-    token_request: bytes, peer: str, seconds: float, server: int = 0
-) -> Steps[Channel]:
+def connecting(token_request: bytes, peer: str, seconds: float, server: int = 0) -> Steps[Channel]:
     """Make a connection to this one of the driver's servers, and send the request with the token on
     it (empty: no token), each step within `seconds`.
 

@@ -84,7 +84,9 @@ class Network:
         return ours
 
     def driver_to(self, *endpoints: Endpoint) -> TrioDriver:
-        return TrioDriver(*[Dialled(each.peer, partial(self.dial, each.host)) for each in endpoints])
+        return TrioDriver(
+            *[Dialled(each.peer, partial(self.dial, each.host)) for each in endpoints]
+        )
 
 
 def hosts(*names: str) -> dict[str, tuple[str, int]]:
