@@ -35,7 +35,7 @@ from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange, Work
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable
-from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, Servers, check_waits
+from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, ServerChoice, check_waits
 from datastreamer.transport.connection_errors import answer_timeout, silent_server
 from datastreamer.transport.fork_guard import ForkGuard
 
@@ -91,7 +91,7 @@ class ServerLink(ForkGuard):
         self._turn = driver.turn
         self._timeout = timeout
         self._retry_policy = RetryPolicy(resume, retry_for, backoff, heartbeat)
-        self._servers = Servers(peers)
+        self._servers = ServerChoice(peers)
         # Whether to query the capabilities of servers, except of those that close the connection
         # then.
         self._may_ask = batch_reads

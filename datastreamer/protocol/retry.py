@@ -117,7 +117,7 @@ class RetryPolicy:
 _FINAL: Final = (BadFromBookmark, DifferentStream, TLSFailed, ProtocolViolation)
 
 
-class Servers:
+class ServerChoice:
     """The servers of one stream, of which a client asks one at a time: after a failure the next.
 
     `failures` is what each said last, since `begin`.
@@ -200,7 +200,7 @@ class Servers:
         return self.all_failed and all(final)
 
     def error(self) -> DatastreamerError:
-        """The most telling of the failures, whose message says what each server said."""
+        """The failure that says most about the stream, with what each server said."""
         # An answer says more about a stream than a lost connection, and most about a long one.
         found = max(
             self.failures.values(),
@@ -252,7 +252,7 @@ class Recovery:
         answered: bool,
         now: float,
         luck: float,
-        servers: Servers | None = None,
+        servers: ServerChoice | None = None,
     ) -> bool:
         """An attempt failed with `error`: `due` is the time of the next one. Or raises it.
 
