@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from datastreamer._version import __version__
-from datastreamer.cli.shared.commands import LOG_OPTIONS, new_program, verb
+from datastreamer.cli.commands.building import LOG_OPTIONS, new_program, verb
 from datastreamer.cli.verbs.append import append
 from datastreamer.cli.verbs.bench import bench
 from datastreamer.cli.verbs.bookmark import bookmark

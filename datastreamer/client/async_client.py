@@ -199,17 +199,18 @@ class Client(ClientBase[Batches, Entries]):
 class ClientConnector(Generic[AnyClient]):
     """A client of the server at `host` and `port`, closed at the end of the block.
 
-    A `host` of ``unix:PATH`` is a Unix socket. `host` may be a list of servers of one stream, each
-    a host, (host, port) or an `Upstream` with options of its own. What one of them refuses, does
-    not hold, or does not answer within `timeout`, the next is asked; if all were asked, the error
-    says what each said. A streaming continues on the next server when one is lost, or holds fewer
-    entries than another by more than `max_lag` (None: any number), which is looked at every
-    `heartbeat` seconds (10 if that is None). A server that holds another entry than the client was
-    given raises `HistoryChanged`. Without `resume` only the first server is used.
-
-    `tls` is what `client_tls` makes, or any
+    `host` may be a whole address: ``HOST:PORT``, ``[::1]:6900``, ``tcp://HOST:PORT``,
+    ``tcps://HOST:PORT``, which is with TLS, or ``unix:PATH``. `tls` is what `client_tls` makes, or any
     other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
     for `tls_server_name` (default: `host`).
+
+    `host` may also be a list of servers of one stream: addresses, (host, port), or `Upstream`s with
+    options of their own. What a server refuses, does not hold, or does not answer within `timeout`,
+    the next one is asked; the error names all that were asked, and what each said. A streaming
+    continues on the next server if one is lost, or if another holds more than `max_lag` entries
+    more (None: it never compares them), which it looks at every `heartbeat` seconds, 10 by default.
+    Raises `HistoryChanged` if a server holds another entry than the one that was received last.
+    Without `resume`, the client uses the first server only.
 
     `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for other
     answers the caller sets a limit (`trio.fail_after`, `asyncio.timeout`). Raises `ConnectFailed`

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.commands.building import expand, new_program
 from datastreamer.cli.dsapp.client import client
 from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
-from datastreamer.cli.shared.commands import expand, new_program
 
 program = new_program(
     "Run a demo server, client or relay of a stream; for operators, see datastreamer.", {}

@@ -1,21 +1,19 @@
 """SOURCE: a stream file or a server, read in the same way.
 
-Owns the syntax of the argument. Files are opened for reading only: nothing is written, not
+Files are opened for reading only: nothing is written, not
 even beside them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import time
-from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Iterator
 
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.shared.addresses import both_readings, server_address
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions
 from datastreamer.client.blocking_client import BlockingClient
@@ -29,13 +27,12 @@ from datastreamer.errors import (
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.listeners import address_of
+from datastreamer.transport.address import Address
 
 # Interval between checks of a followed file for new entries; a check is one small read.
 _POLL_SECONDS = 0.01
 # Committed entries arrive at once; a server that sends nothing for this time is probed.
 _PROBE_SECONDS = 10.0
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
 
 
 def open_source(
@@ -46,7 +43,7 @@ def open_source(
     heartbeat: float | None = None,
     batch_reads: bool = False,
 ) -> Source:
-    """Open the stream that `text` names. An existing path wins over HOST:PORT.
+    """Open the stream that `text` names.
 
     `follow`: read entries that another process commits later, and reconnect to a lost server.
     `heartbeat`: seconds of silence until a server is probed; None: 10 s, or no probes with
@@ -55,63 +52,14 @@ def open_source(
     """
     address = server_address(text)
     if address is not None:
-        return ServerSource(
-            address, options, follow=follow, heartbeat=heartbeat, batch_reads=batch_reads
-        )
-    if not os.path.lexists(text) and "/" not in text and ":" in text:
-        raise Failure(
-            f"{text}: no such file, and not HOST:PORT; write an IPv6 address as [::1]:6900"
-        )
+        with both_readings(text):
+            return ServerSource(
+                address, options, follow=follow, heartbeat=heartbeat, batch_reads=batch_reads
+            )
     if heartbeat is not None:
         raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
     options.check_unused(text)
     return FileSource(text, options.stream_type, follow)
-
-
-def server_address(text: str) -> SourceAddress | None:
-    """The server that `text` names; None if it names a file."""
-    return None if os.path.lexists(text) else parse_address(text)
-
-
-class SourceAddress(NamedTuple):
-    """The address of a server, as the user wrote it."""
-
-    host: str
-    port: int
-    tls: bool = False
-
-
-def parse_address(text: str) -> SourceAddress | None:
-    """Parse HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH; None for other text."""
-    if text.startswith("unix:"):
-        if text == "unix:":
-            raise typer.BadParameter(f"{text!r} names no socket; write unix:/run/stream.sock")
-        return SourceAddress(text, 0)
-    scheme, _, rest = text.rpartition("://")
-    is_url = scheme in ("tcp", "tcps")
-    found = _ADDRESS.fullmatch(rest.rstrip("/") if is_url else text)
-    if found is None:
-        if is_url:
-            raise typer.BadParameter(f"{text!r}: write the server as {scheme}://HOST:PORT")
-        return None
-    host, port = found["v6"] or found["host"], found["port"].lstrip("0")
-    if not host:
-        raise typer.BadParameter(f"{text!r} names no host; write localhost:{port}")
-    if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
-        raise typer.BadParameter(f"{text!r}: a port is a number from 1 to 65535")
-    return SourceAddress(host, int(port), scheme == "tcps")
-
-
-def addresses_of(option: str, texts: Sequence[str]) -> list[SourceAddress]:
-    """The servers that an option names, each once."""
-    found: list[SourceAddress] = []
-    for text in texts:
-        address = parse_address(text)
-        if address is None:
-            raise typer.BadParameter(f"{option}: {text!r} is not HOST:PORT")
-        if address not in found:
-            found.append(address)
-    return found
 
 
 @contextlib.contextmanager
@@ -127,11 +75,6 @@ def named_not_found(source: str, key: str = "") -> Iterator[None]:
         raise Failure(f"{source}: {text}") from None
 
 
-def no_such_file(path: str) -> Failure:
-    """The error about a SOURCE that is neither a file nor an address."""
-    return Failure(f"{path}: no such file{'' if '/' in path else ', and not HOST:PORT'}")
-
-
 class FileSource:
     """A stream file; a context manager that closes it."""
 
@@ -144,7 +87,7 @@ class FileSource:
                 path, stream_type=stream_type, read_only=True, follow=follow, verify="always"
             )
         except FileMissing:
-            raise no_such_file(path) from None
+            raise Failure(f"{path}: no such file") from None
         self._epoch = self.stream.epoch
 
     def __enter__(self) -> FileSource:
@@ -213,7 +156,7 @@ class ServerSource:
 
     def __init__(
         self,
-        address: SourceAddress,
+        address: Address,
         options: SourceOptions = NO_OPTIONS,
         *,
         follow: bool = False,
@@ -222,7 +165,7 @@ class ServerSource:
     ) -> None:
         stream_type = options.stream_type
         if not address.tls:
-            options.check_unused(address_of(address[:2]))
+            options.check_unused(str(address))
         self.client = BlockingClient(
             address.host,
             address.port,

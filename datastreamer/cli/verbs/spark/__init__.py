@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datastreamer.cli.shared.commands import new_program, verb
+from datastreamer.cli.commands.building import new_program, verb
 from datastreamer.cli.verbs.spark.ingest import ingest
 from datastreamer.cli.verbs.spark.report import report
 

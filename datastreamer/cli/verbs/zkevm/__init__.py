@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datastreamer.cli.shared.commands import new_program, verb
+from datastreamer.cli.commands.building import new_program, verb
 from datastreamer.cli.verbs.zkevm.check import check
 from datastreamer.cli.verbs.zkevm.diff import diff
 from datastreamer.cli.verbs.zkevm.show import batch, block
