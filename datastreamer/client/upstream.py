@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from datastreamer.errors import UsageError
 from datastreamer.format import DEFAULT_PORT
@@ -58,14 +58,15 @@ def upstreams_of(
 ) -> list[Upstream]:
     """The servers that arguments of `connect` name. Raises `UsageError`."""
     options = tls, tls_server_name, token
+    places: Sequence[Any] = host if isinstance(host, list | tuple) else [host]
     found = []
-    for place in host if isinstance(host, list | tuple) else [host]:
+    for place in places:
         if isinstance(place, Upstream):
             found.append(place)
         elif isinstance(place, tuple) and len(place) == 2:
             found.append(Upstream(place[0], place[1], *options))
         else:
-            found.append(Upstream(cast("str", place), port, *options))
+            found.append(Upstream(place, port, *options))
     if not found:
         raise UsageError("name a server to connect to, or several servers of one stream")
     return found
