@@ -34,6 +34,7 @@ from datastreamer.errors import (
     DatastreamerError,
     DifferentStream,
     HistoryChanged,
+    NoAnswer,
     NotFound,
     PeerError,
     StreamClosed,
@@ -139,6 +140,8 @@ class ClientEngine(ServerLink):
                 try:
                     if self.channel is None or self._suspect or self._active is not None:
                         yield from self._prepare()
+                        # With several servers, the connection has just answered: it is not stale.
+                        asked_again = asked_again or self._read is not None
                     before = self._connection.received_bytes
                     flow = exchange(self._connection, *arguments)
                     answer = yield from self._drive(flow, seconds)
@@ -147,12 +150,12 @@ class ClientEngine(ServerLink):
                     return answer
                 except (PeerError, NotFound) as error:
                     lost = isinstance(error, ConnectionLost)
+                    lost = lost and not (self.moves and isinstance(error, NoAnswer))
                     if lost and self._is_asked_again(before, self.resumes and not asked_again):
                         asked_again = True
                         yield from self._drop()
                     else:
                         yield from self._move(error)
-                        asked_again = False
         except BaseException as error:
             self._ensure_not_closed(error)
             yield from self._judge(error, in_step=not self._connection.outstanding)

@@ -11,6 +11,8 @@ from datastreamer.client.effects import Connect, Effect, Receive
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.errors import ConnectFailed, ConnectionLost, UsageError
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.messages import EntryQuery
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
 from tests.client.test_engine import ByHand
@@ -63,6 +65,32 @@ def streaming(driver: Several, engine: ClientEngine) -> Iteration[Any]:
     assert driver.run(iteration.next()).next_number == 50
     driver.done.clear()
     return iteration
+
+
+class Deaf(Stub):
+    def answer(self, event: Any) -> bytes:
+        return b"" if isinstance(event, EntryQuery) else super().answer(event)
+
+
+class Curt(Stub):
+    """Ends the connection instead of answering a query for an entry."""
+
+    def answer(self, event: Any) -> bytes:
+        self.closed = isinstance(event, EntryQuery)
+        return b"" if self.closed else super().answer(event)
+
+
+def test_each_server_is_asked_once() -> None:
+    driver, engine = made(Deaf(FIFTY), Curt(FIFTY), Deaf(FIFTY), Stub(FIFTY))
+    assert driver.run(engine.ask(exchanges.entry, 3)) == FIFTY[3]
+    assert driver.asked == [1, 2, 3]
+    assert driver.clock == 10
+    # It stays there.
+    assert driver.run(engine.ask(exchanges.entry, 4)) == FIFTY[4]
+    # A connection that was lost in the meantime is made again.
+    engine.channel.closed = True
+    assert driver.run(engine.ask(exchanges.entry, 5)) == FIFTY[5]
+    assert driver.asked == [1, 2, 3, 3]
 
 
 def test_it_waits_after_each_round_only() -> None:
