@@ -1,7 +1,7 @@
 """Spark following a stream: how soon a batch has what was published, how many rows a second.
 
-The rival of `session()`'s checkpoints on a local disk are those of Spark's default. ``SPARK_BENCH_ROWS`` says how
-many rows go into Parquet (3,000,000).
+The rival of `session()`'s checkpoints on a local disk are those of Spark's default.
+``SPARK_BENCH_ROWS`` says how many rows go into Parquet (3,000,000).
 """
 
 from __future__ import annotations
