@@ -1,0 +1,30 @@
+package datastreamer.spark;
+
+/** The values of the event that was decoded last: numbers, or places of bytes in the page. */
+final class Cells {
+  final long[] number;
+  final int[] at;
+  final boolean[] there;
+
+  Cells(int columns) {
+    number = new long[columns];
+    at = new int[columns];
+    there = new boolean[columns];
+  }
+
+  void clear() {
+    java.util.Arrays.fill(number, 0);
+    java.util.Arrays.fill(at, 0);
+    java.util.Arrays.fill(there, false);
+  }
+
+  void put(int column, long value) {
+    number[column] = value;
+    there[column] = true;
+  }
+
+  void put(int column, int start, long size) {
+    at[column] = start;
+    put(column, size);
+  }
+}

@@ -1,0 +1,52 @@
+package datastreamer.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
+import java.util.List;
+
+/** The plan of a scan, as Python made it. */
+final class Plan {
+  /** A pickle of all parts of the table, for the plans of other scans of it. */
+  final String all;
+
+  final String reader;
+  final String number;
+
+  /** Whether damage ends a query. */
+  final boolean failsFast;
+
+  final List<Part> parts = new ArrayList<>();
+
+  Plan(JsonNode found) {
+    all = found.get("plan").textValue();
+    reader = found.get("reader").textValue();
+    number = found.get("number").textValue();
+    failsFast = found.get("mode").textValue().equals("FAILFAST");
+    List<FileState> files = new ArrayList<>();
+    for (JsonNode file : found.get("files")) {
+      files.add(new FileState(file));
+    }
+    for (JsonNode part : found.get("parts")) {
+      parts.add(new Part(files.get(part.get("file").intValue()), part));
+    }
+  }
+
+  /** The bytes that are read. */
+  long size() {
+    return parts.stream().mapToLong(Part::size).sum();
+  }
+
+  /** The number of entries that are read. */
+  long entries() {
+    // The parts of a file that belong together have the same first and last entry.
+    long entries = 0;
+    Part before = null;
+    for (Part part : parts) {
+      if (before == null || before.file != part.file) {
+        entries += part.end - part.start;
+      }
+      before = part;
+    }
+    return entries;
+  }
+}
