@@ -18,6 +18,7 @@ except ImportError:
     raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
 
 from datastreamer.spark.java import find_java
+from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.spark.read.frames import frame
@@ -46,6 +47,7 @@ __all__ = [
     "frame",
     "lag",
     "messages",
+    "native_jar",
     "open_tables",
     "payloads_of",
     "reassemble",

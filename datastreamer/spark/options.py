@@ -109,7 +109,8 @@ class Options:
     """Seconds without an answer from a server before the query fails; infinity: never."""
 
     reader: Implementation = "auto"
-    """Who reads files: the reader in Java, this package, or the former if Spark has it."""
+    """Which implementation reads files: `native` is the one in Java, `auto` is that one if Spark has
+    it."""
 
     from_latest: bool = False
     """Begin with what is committed after the query starts. This option and those below are for
@@ -130,10 +131,9 @@ class Options:
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
     *("partitionBytes", "systemId", "pushFilters", "verify", "streamType", "streamVersion"),
-    "reader",
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
-    "stagingPath",
+    *("reader", "stagingPath"),
 )
 
 

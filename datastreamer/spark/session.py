@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from datastreamer.spark.java import find_java
+from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.source import DatastreamSource
 
 SETTINGS: Final = {
@@ -28,7 +29,8 @@ def register(spark: SparkSession) -> None:
 def session(
     master: str = "local[*]", name: str = "datastreamer", settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """A session with `SETTINGS`, overridden by `settings`, and with the format registered.
+    """A session with `SETTINGS`, overridden by `settings`, with the format registered and, if the
+    package has it, with the reader in Java.
 
     Python workers run this interpreter unless PYSPARK_PYTHON is set. Raises `UsageError` if there
     is no usable Java.
@@ -36,7 +38,11 @@ def session(
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
-    for setting, value in {**SETTINGS, **(settings or {})}.items():
+    chosen = {**SETTINGS, **(settings or {})}
+    jars = [jar for jar in (chosen.get("spark.jars"), native_jar()) if jar]
+    if jars:
+        chosen["spark.jars"] = ",".join(jars)
+    for setting, value in chosen.items():
         builder = builder.config(setting, value)
     spark = builder.getOrCreate()
     register(spark)

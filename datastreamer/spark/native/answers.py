@@ -19,8 +19,8 @@ from pyspark.sql.types import StructType
 
 from datastreamer.arrow.fixed_layouts import fixed_columns
 from datastreamer.arrow.tables import TABLES
-from datastreamer.errors import DamagedEntry
-from datastreamer.format import page_of
+from datastreamer.errors import DamagedEntry, UsageError
+from datastreamer.format import U64_MAX, page_of
 from datastreamer.position import Identity
 from datastreamer.spark.native.pushdown import ALL, NumberRange, RangeSearch, Wanted, wanted
 from datastreamer.spark.options import Options, read_options
@@ -41,6 +41,8 @@ from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 _SUM: Final = struct.Struct(">16sIQ")
 _NO_SUM: Final = _SUM.pack(bytes(16), 0, 0)
 
+_MOST: Final = U64_MAX >> 1
+
 _TOTALS_OFFSET, _TOTALS_END, _ENDS_OFFSET = VISIBLE_LAYOUT[:3]
 
 Answer = dict[str, Any] | Iterator[Any]
@@ -51,14 +53,22 @@ def answer(request: Mapping[str, Any]) -> Answer:
     return _ANSWERS[request["do"]](request)
 
 
+def _options(request: Mapping[str, Any]) -> Options:
+    options = read_options(request["options"])
+    if options.servers:
+        raise UsageError("option reader: the native reader reads files, not servers: leave it out")
+    return options
+
+
 def _schema(request: Mapping[str, Any]) -> Answer:
+    _options(request)
     return {"schema": DatastreamSource(request["options"]).schema().json()}
 
 
 def _scan(request: Mapping[str, Any]) -> Answer:
     """A plan of one scan. All scans of a table read the same entries: those of the `plan` that the
     answer to the first one has."""
-    options = read_options(request["options"])
+    options = _options(request)
     schema = StructType.fromJson(json.loads(request["schema"]))
     reader = BatchReader(options, schema if schema.fields else _least(options))
     parts: list[Any] = (
@@ -84,9 +94,7 @@ def _scan(request: Mapping[str, Any]) -> Answer:
                     "sums": sums,
                     "part": _packed(part),
                 }
-                for part, sums in zip(
-                    needed, _sums(options, snapshot, opened, needed), strict=True
-                )
+                for part, sums in zip(needed, _sums(options, snapshot, opened, needed), strict=True)
             ]
     return {
         "plan": plan,
@@ -164,7 +172,11 @@ def _limited(part: FilePart, reader: Reader, entries: NumberRange) -> FilePart |
         end = min(end, page_of(reader.cursor(stop - 1).offset) + 1)
     except DamagedEntry:
         first, end = part.first_page, part.stop_page
-    return replace(part, first_page=first, stop_page=end, start=start, stop=stop) if first < end else None
+    return (
+        replace(part, first_page=first, stop_page=end, start=start, stop=stop)
+        if first < end
+        else None
+    )
 
 
 def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[str, Any]:
@@ -173,10 +185,11 @@ def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[st
     return {
         "path": snapshot.location.path,
         "remote": snapshot.location.uri is not None,
-        "fixed": _hex(_fixed(snapshot, opened)),
+        # Python says that a system id is too large for its column.
+        "fixed": "" if header.system_id > _MOST else _hex(_fixed(snapshot, opened)),
         "length": header.total_length,
         "entries": header.total_entries,
-        "systemId": header.system_id,
+        "systemId": min(header.system_id, _MOST),
         "tail": snapshot.end_sum.tail.hex() if compared and snapshot.end_sum else "",
         "events": _events(options.table, version),
     }

@@ -2,6 +2,7 @@ package datastreamer.spark;
 
 import java.util.Arrays;
 import java.util.OptionalLong;
+import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
@@ -31,6 +32,11 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
   @Override
   public String description() {
     return described;
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return new CustomMetric[] {new PythonPartsMetric()};
   }
 
   @Override

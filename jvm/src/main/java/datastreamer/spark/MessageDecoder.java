@@ -24,44 +24,77 @@ final class MessageDecoder {
     this.cells = cells;
   }
 
-  /** Decode the bytes from `from` to `end`. */
+  /** Decode the bytes from `start` to `end`. */
   void decode(byte[] from, int start, int end) throws Doubt {
     bytes = from;
-    at = start;
-    while (at < end) {
-      int tag = tag(end);
-      int field = (tag >>> 3) - 1;
-      if (field >= fields || field < 0) {
-        skip(tag, end);
-      } else if (kinds[field] >= EventTable.BYTES) {
-        int size = size(tag, end);
-        if (kinds[field] == EventTable.BYTES) {
-          cells.put(field, at, size);
-          at += size;
-        } else {
-          debug(field, at + size);
-        }
-      } else {
+    long[] number = cells.number;
+    // The place is in a local variable, and this loop calls nothing: most fields are read here.
+    int next = start;
+    while (next < end) {
+      int tag = from[next];
+      int field = (tag >> 3) - 1;
+      if (tag < 8 || field >= fields || kinds[field] == EventTable.DEBUG || next + 1 == end) {
+        next = rare(next, end);
+        continue;
+      }
+      int first = ++next;
+      long value = from[next++];
+      if (value < 0) {
+        value &= 0x7F;
+        byte more;
+        int shift = 7;
+        do {
+          if (next == end || shift >= 70) {
+            throw new Doubt("a varint");
+          }
+          more = from[next++];
+          value |= (long) (more & 0x7F) << shift;
+          shift += 7;
+        } while (more < 0);
+      }
+      number[field] = value;
+      if (kinds[field] < EventTable.BYTES) {
         if ((tag & 7) != VARINT) {
           throw new Doubt("the wire type of a field");
         }
-        cells.number[field] = varint(end);
+      } else {
+        if ((tag & 7) != LENGTH || next - first > 5 || value < 0 || value > end - next) {
+          throw new Doubt("the size of a field");
+        }
+        cells.at[field] = next;
+        next += (int) value;
       }
     }
     for (int field = 0; field < fields; field++) {
-      if (kinds[field] == EventTable.U64 && cells.number[field] < 0) {
+      if (kinds[field] == EventTable.U64 && number[field] < 0) {
         throw new Doubt("a number above those of a signed column");
       }
     }
   }
 
+  /** Decode a field that is a message, or that this version does not know; returns its end. */
+  private int rare(int start, int end) throws Doubt {
+    at = start;
+    int tag = tag(end);
+    int field = (tag >>> 3) - 1;
+    if (field >= fields) {
+      unknown(tag, end);
+    } else if (kinds[field] == EventTable.DEBUG) {
+      debug(field, size(tag, end));
+    } else {
+      throw new Doubt("a field is cut off");
+    }
+    return at;
+  }
+
   /** The text of a Debug message. */
-  private void debug(int field, int end) throws Doubt {
+  private void debug(int field, int messageSize) throws Doubt {
+    int end = at + messageSize;
     cells.there[field] = true;
     while (at < end) {
       int tag = tag(end);
       if (tag >>> 3 != 1) {
-        skip(tag, end);
+        unknown(tag, end);
         continue;
       }
       int size = size(tag, end);
@@ -114,7 +147,7 @@ final class MessageDecoder {
   }
 
   /** Skip a field that this version does not know. Groups, which no writer makes, are for Python. */
-  private void skip(int tag, int end) throws Doubt {
+  private void unknown(int tag, int end) throws Doubt {
     int size =
         switch (tag & 7) {
           case VARINT -> {

@@ -1,6 +1,7 @@
 package datastreamer.spark;
 
 import java.io.IOException;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
@@ -31,9 +32,7 @@ final class PartReader implements PartitionReader<ColumnarBatch> {
     batch = new ColumnarBatch(columns(context.columns(), rows, part.file.systemId));
     try {
       pages = new PageReader(part);
-    } catch (Doubt doubt) {
-      python = new PythonRows(context, part, 0);
-    } catch (IOException error) {
+    } catch (Doubt | IOException doubt) {
       // Python says what is wrong with the file.
       python = new PythonRows(context, part, 0);
     }
@@ -91,6 +90,11 @@ final class PartReader implements PartitionReader<ColumnarBatch> {
   @Override
   public ColumnarBatch get() {
     return python == null ? batch : python.get();
+  }
+
+  @Override
+  public CustomTaskMetric[] currentMetricsValues() {
+    return new CustomTaskMetric[] {PythonPartsMetric.of(python != null)};
   }
 
   @Override

@@ -1,6 +1,7 @@
 package datastreamer.spark;
 
 import java.util.Map;
+import org.apache.spark.QueryContext;
 import org.apache.spark.SparkException;
 import org.apache.spark.SparkRuntimeException;
 import org.apache.spark.sql.AnalysisException;
@@ -23,11 +24,11 @@ final class PythonFailure extends Exception {
 
   /** As Spark reports an error of a task. */
   SparkRuntimeException inTask() {
-    return new SparkRuntimeException(CONDITION, parameters("read"), null, null, "");
+    return new SparkRuntimeException(CONDITION, parameters("read"), this, new QueryContext[0], "");
   }
 
   private scala.collection.immutable.Map<String, String> parameters(String action) {
     return SparkException.constructMessageParams(
-        Map.of("action", action, "type", "datastream", "msg", getMessage()));
+        Map.of("action", action, "type", "datastream", "msg", getMessage() + "\n"));
   }
 }
