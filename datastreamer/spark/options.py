@@ -109,8 +109,7 @@ class Options:
     """Seconds without an answer from a server before the query fails; infinity: never."""
 
     reader: Implementation = "auto"
-    """Which implementation reads files: `native` is the one in Java, `auto` is that one if Spark has
-    it."""
+    """Which implementation reads files: `native` is in Java, `auto` is that one if Spark has it."""
 
     from_latest: bool = False
     """Begin with what is committed after the query starts. This option and those below are for

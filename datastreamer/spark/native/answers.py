@@ -1,250 +1,34 @@
-"""The answers to the requests of the reader in Java.
-
-Owns what Java learns of a plan: numbers and bytes that let it decide whether a page is as it has to
-be. Java reads such pages; for all other pages it asks for the rows of the part, so that there is
-one authority on damage, and on what is done about it.
-"""
+"""The answers to the requests of the reader in Java, by their names."""
 
 from __future__ import annotations
 
-import base64
-import json
-import pickle
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from pyspark.sql.types import StructType
-
-from datastreamer.arrow.fixed_layouts import fixed_columns
-from datastreamer.arrow.tables import TABLES
-from datastreamer.errors import DamagedEntry, UsageError
-from datastreamer.format import U64_MAX, page_of
-from datastreamer.position import Identity
-from datastreamer.spark.native.pushdown import ALL, NumberRange, RangeSearch, Wanted, wanted
-from datastreamer.spark.options import Options, read_options
-from datastreamer.spark.read.batch import BatchReader
-from datastreamer.spark.read.files import FileSnapshot, open_location, open_reader
-from datastreamer.spark.read.page_sums import open_records
-from datastreamer.spark.read.partitions import FilePart
-from datastreamer.spark.read.schemas import number_column
-from datastreamer.spark.source import DatastreamSource
-from datastreamer.storage.disk.file_ops import Readable
-from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import VISIBLE_LAYOUT
-from datastreamer.storage.read.reader import Reader
-from datastreamer.storage.sums.hashes import last_page
-from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
-
-# The hash of a page's entries, where they end, the hash of the padding.
-_SUM: Final = struct.Struct(">16sIQ")
-_NO_SUM: Final = _SUM.pack(bytes(16), 0, 0)
-
-_MOST: Final = U64_MAX >> 1
-
-_TOTALS_OFFSET, _TOTALS_END, _ENDS_OFFSET = VISIBLE_LAYOUT[:3]
+from datastreamer.spark.native import following, plans
 
 Answer = dict[str, Any] | Iterator[Any]
 
-
-def answer(request: Mapping[str, Any]) -> Answer:
-    """The answer: JSON, or record batches. Raises what planning and reading raise."""
-    return _ANSWERS[request["do"]](request)
-
-
-def _options(request: Mapping[str, Any]) -> Options:
-    options = read_options(request["options"])
-    if options.servers:
-        raise UsageError("option reader: the native reader reads files, not servers: leave it out")
-    return options
+_PLANS: Final[dict[str, Callable[[Mapping[str, Any]], Answer]]] = {
+    "schema": plans.schema_of,
+    "scan": plans.scan,
+    "read": plans.read,
+}
 
 
-def _schema(request: Mapping[str, Any]) -> Answer:
-    _options(request)
-    return {"schema": DatastreamSource(request["options"]).schema().json()}
+class Answers:
+    """Answers requests, and remembers the stream that a streaming query follows."""
 
+    def __init__(self) -> None:
+        self._followed: following.Following | None = None
 
-def _scan(request: Mapping[str, Any]) -> Answer:
-    """A plan of one scan. All scans of a table read the same entries: those of the `plan` that the
-    answer to the first one has."""
-    options = _options(request)
-    schema = StructType.fromJson(json.loads(request["schema"]))
-    reader = BatchReader(options, schema if schema.fields else _least(options))
-    parts: list[Any] = (
-        list(reader.partitions()) if request["plan"] is None else _unpacked(request["plan"])
-    )
-    plan = _packed(parts) if request["plan"] is None else request["plan"]
-    numbers = wanted(options.table, request["filters"])
-    files: list[dict[str, Any]] = []
-    described = []
-    for snapshot, of_file in _by_snapshot(parts):
-        needed = of_file if numbers == Wanted() else _narrowed(options, snapshot, of_file, numbers)
-        with _open(snapshot) as opened:
-            files.append(_file(options, snapshot, opened))
-            described += [
-                {
-                    "file": len(files) - 1,
-                    "first": part.first_page,
-                    "stop": part.stop_page,
-                    "start": part.start,
-                    "end": part.stop,
-                    # Damage before what a filter needs is not reported as if it began there.
-                    "begin": of_file[0].start,
-                    "sums": sums,
-                    "part": _packed(part),
-                }
-                for part, sums in zip(needed, _sums(options, snapshot, opened, needed), strict=True)
-            ]
-    return {
-        "plan": plan,
-        "reader": _packed(reader),
-        "number": number_column(options.table),
-        "mode": options.mode,
-        "files": files,
-        "parts": described,
-    }
-
-
-def _read(request: Mapping[str, Any]) -> Answer:
-    reader: BatchReader = _unpacked(request["reader"])
-    return reader.read(_unpacked(request["part"]), request["begin"])
-
-
-_ANSWERS: Final = {"schema": _schema, "scan": _scan, "read": _read}
-
-
-def _least(options: Options) -> StructType:
-    """The columns for rows of which only the number matters."""
-    return StructType().add(number_column(options.table), "long", False)
-
-
-def _packed(value: object) -> str:
-    return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def _unpacked(text: str) -> Any:
-    # Only what `_packed` made in the driver's process comes back.
-    return pickle.loads(base64.b64decode(text))  # noqa: S301
-
-
-def _by_snapshot(parts: list[FilePart]) -> list[tuple[FileSnapshot, list[FilePart]]]:
-    found: dict[FileSnapshot, list[FilePart]] = {}
-    for part in parts:
-        found.setdefault(part.snapshot, []).append(part)
-    return list(found.items())
-
-
-class _open:  # noqa: N801 - a context manager
-    """The file of a snapshot."""
-
-    def __init__(self, snapshot: FileSnapshot) -> None:
-        self._file = open_location(snapshot.location)
-
-    def __enter__(self) -> Readable:
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-def _narrowed(
-    options: Options, snapshot: FileSnapshot, parts: list[FilePart], numbers: Wanted
-) -> list[FilePart]:
-    """The parts without entries that a scan does not need."""
-    version = snapshot.header.version if options.version is None else options.version
-    entries = numbers.entries
-    with open_reader(snapshot, verify=options.verify) as reader:
-        for kind, some in (("block", numbers.blocks), ("batch", numbers.batches)):
-            if some != ALL:
-                search = RangeSearch(reader, snapshot.location.path, version, kind)  # type: ignore[arg-type]
-                entries &= search.entries_of(some)
-        return [some for part in parts if (some := _limited(part, reader, entries)) is not None]
-
-
-def _limited(part: FilePart, reader: Reader, entries: NumberRange) -> FilePart | None:
-    start, stop = max(part.start, entries.first), min(part.stop, entries.last + 1)
-    if start >= stop:
-        return None
-    first, end = part.first_page, part.stop_page
-    try:
-        first = max(first, page_of(reader.cursor(start).offset))
-        end = min(end, page_of(reader.cursor(stop - 1).offset) + 1)
-    except DamagedEntry:
-        first, end = part.first_page, part.stop_page
-    return (
-        replace(part, first_page=first, stop_page=end, start=start, stop=stop)
-        if first < end
-        else None
-    )
-
-
-def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[str, Any]:
-    header, version = snapshot.header, options.version or snapshot.header.version
-    compared = options.verify and snapshot.recorded and snapshot.end_sum is not None
-    return {
-        "path": snapshot.location.path,
-        "remote": snapshot.location.uri is not None,
-        # Python says that a system id is too large for its column.
-        "fixed": "" if header.system_id > _MOST else _hex(_fixed(snapshot, opened)),
-        "length": header.total_length,
-        "entries": header.total_entries,
-        "systemId": min(header.system_id, _MOST),
-        "tail": snapshot.end_sum.tail.hex() if compared and snapshot.end_sum else "",
-        "events": _events(options.table, version),
-    }
-
-
-def _hex(found: bytes | None) -> str:
-    return "" if found is None else found.hex()
-
-
-def _fixed(snapshot: FileSnapshot, opened: Readable) -> bytes | None:
-    """The bytes of the header page that commits leave as they are; None if they are no longer those
-    of the snapshot."""
-    page = HeaderPage.of(opened)
-    record = page.record
-    known = None if record is None else (record.stream_id, record.epoch)
-    same = known == ((snapshot.stream_id, snapshot.epoch) if snapshot.recorded else None)
-    if not same or Identity.of(page.raw) != Identity.of(snapshot.header):
-        return None
-    return page[:_TOTALS_OFFSET] + page[_TOTALS_END:_ENDS_OFFSET]
-
-
-def _sums(
-    options: Options, snapshot: FileSnapshot, opened: Readable, parts: list[FilePart]
-) -> list[str]:
-    """For each part, the checksums of its whole pages that have one."""
-    if not (parts and options.verify and snapshot.recorded):
-        return [""] * len(parts)
-    records = open_records(snapshot.location, opened, snapshot.sums_state)
-    try:
-        return [
-            base64.b64encode(
-                b"".join(
-                    _NO_SUM if known is None else _SUM.pack(known.digest, known.end, known.padding)
-                    for known in records.get_many(
-                        part.first_page,
-                        max(part.first_page, min(part.stop_page, last_page(snapshot.head.length))),
-                    )
-                )
-            ).decode()
-            for part in parts
-        ]
-    finally:
-        records.close()
-
-
-def _events(table: str, version: int) -> dict[str, Any] | None:
-    """How entries become rows of a table of events; None for the table of entries.
-
-    `kinds` and `layouts` are those of the compiled decoder (`arrow._columns`).
-    """
-    events = TABLES.get(table)
-    if events is None:
-        return None
-    names, kinds, layouts = events.message_names, events.kinds, None
-    kind = events.entry_type(version)
-    if version < FIRST_PROTOBUF_VERSION and kind is not None:
-        names, kinds, layouts = fixed_columns(events)
-    return {"type": kind, "names": names, "kinds": list(kinds), "layouts": layouts}
+    def answer(self, request: Mapping[str, Any]) -> Answer:
+        """The answer: JSON, or record batches. Raises what planning and reading raise."""
+        what = request["do"]
+        if what == "follow":
+            self._followed = following.Following(request)
+            return self._followed.begun()
+        if what in _PLANS:
+            return _PLANS[what](request)
+        assert self._followed is not None
+        return following.ANSWERS[what](self._followed, request)

@@ -19,17 +19,18 @@ from typing import IO, Any, Final
 import pyarrow as pa
 
 from datastreamer.errors import DatastreamerError
-from datastreamer.spark.native.answers import answer
+from datastreamer.spark.native.answers import Answers
 
 _LENGTH: Final = struct.Struct(">I")
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until there are no more."""
+    known = Answers()
     while len(length := requests.read(_LENGTH.size)) == _LENGTH.size:
         request = json.loads(requests.read(*_LENGTH.unpack(length)))
         try:
-            found = answer(request)
+            found = known.answer(request)
             if isinstance(found, Iterator):
                 for batch in found:
                     _put(answers, b"A", _as_stream(batch))

@@ -6,6 +6,7 @@ read: Spark applies all of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -74,7 +75,7 @@ def wanted(table: str, filters: Iterable[Mapping[str, Any]]) -> Wanted:
 class RangeSearch(BookmarkSearch):
     """Finds the entries of several blocks or batches."""
 
-    def entries_of(self, wanted: NumberRange) -> NumberRange:
+    def range_of(self, wanted: NumberRange) -> NumberRange:
         """A range of entries that holds all of these blocks or batches, and maybe others; all
         entries if damage, missing bookmarks or numbers that do not rise hide where they are."""
         try:
@@ -83,7 +84,7 @@ class RangeSearch(BookmarkSearch):
         except DamagedEntry:
             return ALL
         seen = [found for _, found in sorted(self._firsts.items()) if found is not None]
-        if any(one.number >= two.number for one, two in zip(seen, seen[1:], strict=False)):
+        if any(one.number >= two.number for one, two in itertools.pairwise(seen)):
             return ALL
         return NumberRange(
             ALL.first if before is None else before.entry,

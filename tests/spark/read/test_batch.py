@@ -92,14 +92,15 @@ def test_filters_give_the_same_with_and_without_sparks_setting(
     read: Callable[..., Any], real_stream: Path, pushing: bool
 ) -> None:
     def entries() -> Any:
-        return read(real_stream, partitionBytes="1m", pushFilters="true")
+        return read(real_stream, partitionBytes="1m", pushFilters="true", reader="python")
 
     few = entries().where("number >= 1000 and number < 1010 and type = 2")
     assert [row.number for row in few.collect()] == [1002, 1005, 1008]
     assert few.rdd.getNumPartitions() == (1 if pushing else 6)
     assert entries().where("type in (2, 3) or number < 2").count() == 11318 + 465 + 2
     assert entries().where("type in (2, 3)").count() == 11318 + 465
-    blocks = read(real_stream, table="blocks", partitionBytes="1m", pushFilters="true")
+    options = {"partitionBytes": "1m", "pushFilters": "true", "reader": "python"}
+    blocks = read(real_stream, table="blocks", **options)
     found = blocks.where("number = 5000 and hash is not null")
     assert [row.number for row in found.collect()] == [5000]
     assert found.rdd.getNumPartitions() == (1 if pushing else 6)

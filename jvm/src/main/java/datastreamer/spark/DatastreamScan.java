@@ -9,29 +9,42 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 
 /** A planned scan of files. */
 final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
-  private final Plan plan;
-  private final ScanContext context;
-  private final String described;
+  private final DatastreamTable table;
+  private final StructType columns;
+  private final NumberFilters filters;
+  private final long limit;
 
-  DatastreamScan(Plan plan, ScanContext context, String described) {
-    this.plan = plan;
-    this.context = context;
-    this.described = described;
+  /** Made when it is first needed: a streaming query needs none. */
+  private Plan plan;
+
+  DatastreamScan(DatastreamTable table, StructType columns, NumberFilters filters, long limit) {
+    this.table = table;
+    this.columns = columns;
+    this.filters = filters;
+    this.limit = limit;
+  }
+
+  private synchronized Plan plan() {
+    if (plan == null) {
+      plan = table.plan(columns, filters.limits);
+    }
+    return plan;
   }
 
   @Override
   public StructType readSchema() {
-    return context.columns();
+    return columns;
   }
 
   @Override
   public String description() {
-    return described;
+    return "datastream (native) " + filters.filters;
   }
 
   @Override
@@ -45,15 +58,21 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
   }
 
   @Override
+  public MicroBatchStream toMicroBatchStream(String checkpoint) {
+    return table.follow(columns);
+  }
+
+  @Override
   public Statistics estimateStatistics() {
+    Plan plan = plan();
     boolean isEntries = plan.parts.stream().allMatch(part -> part.file.events == null);
     OptionalLong rows = isEntries ? OptionalLong.of(plan.entries()) : OptionalLong.empty();
     // Only columns of bytes can have most of the bytes of a file.
     boolean isNarrow =
         isEntries
-            && Arrays.stream(context.columns().fields())
+            && Arrays.stream(columns.fields())
                 .noneMatch(field -> field.dataType().equals(DataTypes.BinaryType));
-    long size = isNarrow ? 8L * context.columns().length() * plan.entries() : plan.size();
+    long size = isNarrow ? 8L * columns.length() * plan.entries() : plan.size();
     return new Statistics() {
       @Override
       public OptionalLong sizeInBytes() {
@@ -69,11 +88,11 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public InputPartition[] planInputPartitions() {
-    return plan.parts.toArray(new InputPartition[0]);
+    return plan().parts.toArray(new InputPartition[0]);
   }
 
   @Override
   public PartitionReaderFactory createReaderFactory() {
-    return new PartReaderFactory(context);
+    return new PartReaderFactory(new ScanContext(columns, plan().reader, limit));
   }
 }

@@ -71,12 +71,8 @@ final class DatastreamScanBuilder
 
   @Override
   public Scan build() {
-    Plan plan = table.plan(columns, filters.limits);
-    if (counts) {
-      return new CountScan(plan.entries());
-    }
-    ScanContext context = new ScanContext(columns, plan.reader, plan.number, limit);
-    String described = "datastream (native) " + filters.filters;
-    return new DatastreamScan(plan, context, described);
+    return counts
+        ? new CountScan(table.plan(columns, filters.limits).entries())
+        : new DatastreamScan(table, columns, filters, limit);
   }
 }

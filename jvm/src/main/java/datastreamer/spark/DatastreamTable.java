@@ -67,6 +67,7 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   synchronized Plan plan(StructType columns, List<Map<String, Object>> filters) {
     Map<String, Object> request = request("scan", options);
     request.put("schema", columns.json());
+    request.put("table", schema.json());
     request.put("filters", filters);
     request.put("plan", parts);
     try {
@@ -78,6 +79,12 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
+  }
+
+  FollowedStream follow(StructType columns) {
+    Map<String, Object> request = request("follow", options);
+    request.put("schema", columns.json());
+    return new FollowedStream(request, columns);
   }
 
   @Override

@@ -9,19 +9,14 @@ final class Plan {
   /** A pickle of all parts of the table, for the plans of other scans of it. */
   final String all;
 
+  /** A pickle of the reader in Python. */
   final String reader;
-  final String number;
-
-  /** Whether damage ends a query. */
-  final boolean failsFast;
 
   final List<Part> parts = new ArrayList<>();
 
   Plan(JsonNode found) {
     all = found.get("plan").textValue();
     reader = found.get("reader").textValue();
-    number = found.get("number").textValue();
-    failsFast = found.get("mode").textValue().equals("FAILFAST");
     List<FileState> files = new ArrayList<>();
     for (JsonNode file : found.get("files")) {
       files.add(new FileState(file));

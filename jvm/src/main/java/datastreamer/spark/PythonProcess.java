@@ -69,8 +69,7 @@ final class PythonProcess implements Closeable {
   static JsonNode ask(Map<String, ?> request) throws IOException, PythonFailure {
     PythonProcess process = take();
     try {
-      process.send(request);
-      JsonNode answer = JSON.readTree(process.receive().content());
+      JsonNode answer = process.answer(request);
       process.giveBack();
       return answer;
     } catch (PythonFailure failure) {
@@ -80,6 +79,11 @@ final class PythonProcess implements Closeable {
       process.close();
       throw error;
     }
+  }
+
+  JsonNode answer(Map<String, ?> request) throws IOException, PythonFailure {
+    send(request);
+    return JSON.readTree(receive().content());
   }
 
   void send(Map<String, ?> request) throws IOException {

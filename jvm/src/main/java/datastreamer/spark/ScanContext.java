@@ -8,8 +8,6 @@ import org.apache.spark.sql.types.StructType;
  *
  * @param columns the columns that Spark wants
  * @param reader a pickle of the reader in Python, for parts that Java does not read
- * @param number the name of the column with the entry's number
  * @param limit the most rows that Spark wants of a part
  */
-record ScanContext(StructType columns, String reader, String number, long limit)
-    implements Serializable {}
+record ScanContext(StructType columns, String reader, long limit) implements Serializable {}
