@@ -45,7 +45,7 @@ core: $(VENV)/.core $(VENV)/.built
 
 setup: core $(VENV)/.dev
 
-test: setup
+test: setup jar
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-fast: setup
@@ -90,7 +90,7 @@ build: setup jar
 	rm -rf dist
 	$(PY) -m build
 
-bench: setup
+bench: setup jar
 	@mkdir -p $(dir $(FIGURES))
 	$(PY) -m pytest $(BENCH) --benchmark-only --benchmark-quiet --benchmark-json=$(FIGURES) $(ARGS)
 	@$(PY) bench/table.py $(FIGURES)

@@ -10,11 +10,16 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from datastreamer.errors import DamagedEntry
+from datastreamer.errors import DamagedEntry, DecodeFailed
 from datastreamer.format import U64_MAX
 from datastreamer.spark.read.bookmark_search import BookmarkSearch, Found
 from datastreamer.spark.read.schemas import number_column
 from datastreamer.zkevm.bookmark_keys import Kind
+from datastreamer.zkevm.decoding import decode_data
+from datastreamer.zkevm.events import BatchStart, L2Block
+from datastreamer.zkevm.fixed import StartL2Block
+
+_BLOCKS: Final = (L2Block, StartL2Block)
 
 # Pages without a bookmark of the kind after which a search gives up.
 _MOST_PAGES: Final = 32
@@ -76,12 +81,19 @@ class RangeSearch(BookmarkSearch):
     """Finds the entries of several blocks or batches."""
 
     def range_of(self, wanted: NumberRange) -> NumberRange:
-        """A range of entries that holds all of these blocks or batches, and maybe others; all
-        entries if damage, missing bookmarks or numbers that do not rise hide where they are."""
+        """A range of entries that holds all of these blocks or batches, and maybe others.
+
+        All entries if the stream does not look as sequencers write it, or damage or missing
+        bookmarks hide where they are: the bookmarks and pages that the search reads have to rise,
+        and the two that limit the range have to be those of the blocks or batches after them.
+        """
         try:
             before = self._between(wanted.first)[0] if wanted.first > ALL.first else None
             after = self._between(wanted.last)[1] if wanted.last < ALL.last else None
-        except DamagedEntry:
+            limits = [found for found in (before, after) if found is not None]
+            if not all(self._names_what_follows(found) for found in limits):
+                return ALL
+        except (DamagedEntry, DecodeFailed):
             return ALL
         seen = [found for _, found in sorted(self._firsts.items()) if found is not None]
         if any(one.number >= two.number for one, two in itertools.pairwise(seen)):
@@ -90,6 +102,19 @@ class RangeSearch(BookmarkSearch):
             ALL.first if before is None else before.entry,
             ALL.last if after is None else after.entry - 1,
         )
+
+    def _names_what_follows(self, found: Found) -> bool:
+        """Whether the next event is the start of the block or batch that the bookmark names."""
+        entry = self._reader.first_event(found.entry)
+        if entry is None:
+            return False
+        event = decode_data(entry.type, entry.data, version=self._version, number=entry.number)
+        if self._kind == "block":
+            return isinstance(event, _BLOCKS) and event.number == found.number
+        if isinstance(event, BatchStart):
+            return event.number == found.number
+        # Version 1 has no event for the start of a batch.
+        return isinstance(event, StartL2Block) and event.batch_number == found.number
 
     def _between(self, number: int) -> tuple[Found | None, Found | None]:
         """The last bookmark with at most this number, and the first with a higher one.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from datastreamer import DataStream
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.zkevm import encode, events
-from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 
 
 def write_stream(path: Path, chance: random.Random, pages: int, version: int = 3) -> None:
@@ -20,24 +21,31 @@ def write_stream(path: Path, chance: random.Random, pages: int, version: int = 3
             with made.atomic_op() as op:
                 for _ in range(40):
                     number += 1
-                    kind: Kind = "block" if number % 3 else "batch"
-                    op.add_bookmark(key_of(version, BookmarkName(kind, number)))
-                    if version == 3:
-                        for event in _events(number, chance):
-                            op.add_entry(*encode(event, version=3))
+                    if version == 1:
+                        op.add_bookmark(key_of(1, BookmarkName("block", number)))
+                    else:
+                        for kind, data in _block(number, chance):
+                            if kind == 0xB0:
+                                op.add_bookmark(data)
+                            else:
+                                op.add_entry(kind, data)
                     size = chance.choice((0, 1, 15, 500, 40_000, 200_000))
                     op.add_entry(9, chance.randbytes(size))
 
 
-def _events(number: int, chance: random.Random) -> list[events.Event]:
+def _block(number: int, chance: random.Random) -> Iterator[tuple[int, bytes]]:
+    """A block of one transaction; batches have three blocks."""
+    if number % 3 == 0:
+        yield 0xB0, key_of(3, BookmarkName("batch", number // 3))
+        yield encode(events.BatchStart(number // 3, 1, 9, 7), version=3)
+    yield 0xB0, key_of(3, BookmarkName("block", number))
     debug = chance.choice((None, "", "a note: \N{SNOWMAN}"))
-    block = events.L2Block(number, number // 3, chance.getrandbits(34), hash=b"h" * 32, debug=debug)
+    time = chance.getrandbits(34)
+    yield encode(events.L2Block(number, number // 3, time, hash=b"h" * 32, debug=debug), version=3)
     data = chance.randbytes(chance.choice((0, 200, 5_000)))
-    return [
-        block,
-        events.Transaction(number, 0, bool(number % 2), data, chance.getrandbits(8)),
-        events.L2BlockEnd(number),
-    ]
+    share = chance.getrandbits(8)
+    yield encode(events.Transaction(number, 0, bool(number % 2), data, share), version=3)
+    yield encode(events.L2BlockEnd(number), version=3)
 
 
 def damaged_copy(source: Path, target: Path, chance: random.Random) -> None:
