@@ -105,7 +105,7 @@ def described(
                 for part, of_part in zip(needed, sums, strict=True)
             ]
             files.append(_file(options, snapshot, file))
-    return {"files": files, "parts": described}
+    return {"files": files, "parts": described, "partBytes": options.partition_bytes}
 
 
 def read(request: Mapping[str, Any]) -> Iterator[Any]:
@@ -181,7 +181,8 @@ def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[st
     compared = options.verify and snapshot.recorded and snapshot.end_sum is not None
     return {
         "path": snapshot.location.path,
-        "remote": snapshot.location.uri is not None,
+        # Without keys and parameters, which are pyarrow's: Spark's configuration has Hadoop's.
+        "isRemote": snapshot.location.uri is not None,
         # Python says that a system id is too large for its column.
         "fixed": "" if header.system_id > _MOST else _hex(_fixed(snapshot, opened)),
         "length": header.total_length,

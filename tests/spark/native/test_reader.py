@@ -196,3 +196,13 @@ def test_python_reads_a_part_from_the_first_doubtful_page_on(
     assert python_parts(frame(native, path=str(path))) == 0
     assert rows_of(found) == Query(**options).rows()
     assert [row.number for row in found.limit(5).collect()] == list(range(5))
+
+
+def test_small_files_share_a_task(native: Any, make: Make, tmp_path: Path) -> None:
+    for at in range(40):
+        make([(9, bytes([at]))] * 3, name=f"{at:02}.bin")
+    found = frame(native, path=str(tmp_path))
+    # Two cores: two tasks, with the files in their order.
+    assert parts(found) == 2
+    assert [row.data[0] for row in found.collect()] == [at for at in range(40) for _ in range(3)]
+    assert parts(frame(native, path=str(tmp_path), partitionBytes="1m")) == 40

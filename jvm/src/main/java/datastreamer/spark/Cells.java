@@ -1,5 +1,7 @@
 package datastreamer.spark;
 
+import java.util.Arrays;
+
 /** The values of the event that was decoded last: numbers, or places of bytes in the page. */
 final class Cells {
   final long[] number;
@@ -12,10 +14,11 @@ final class Cells {
     there = new boolean[columns];
   }
 
+  /** Make all values zero or empty, and none of them there. */
   void clear() {
-    java.util.Arrays.fill(number, 0);
-    java.util.Arrays.fill(at, 0);
-    java.util.Arrays.fill(there, false);
+    Arrays.fill(number, 0);
+    // Nobody asks where bytes are that are none.
+    Arrays.fill(there, false);
   }
 
   void put(int column, long value) {

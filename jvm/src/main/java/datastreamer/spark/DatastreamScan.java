@@ -88,7 +88,7 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public InputPartition[] planInputPartitions() {
-    return plan().parts.toArray(new InputPartition[0]);
+    return plan().groups();
   }
 
   @Override

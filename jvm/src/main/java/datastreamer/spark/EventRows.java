@@ -7,6 +7,8 @@ import org.apache.spark.unsafe.types.UTF8String;
 
 /** A table of events: decodes all events of a page, and keeps the values of the wanted columns. */
 final class EventRows implements Rows {
+  private static final byte[] NOTHING = new byte[0];
+
   private final EventTable table;
   private final Cells cells;
   private final FixedDecoder fixed;
@@ -160,7 +162,8 @@ final class EventRows implements Rows {
 
     @Override
     public byte[] getBinary(int row) {
-      return Arrays.copyOfRange(bytes, at[row], at[row] + (int) number[row]);
+      int size = (int) number[row];
+      return size == 0 ? NOTHING : Arrays.copyOfRange(bytes, at[row], at[row] + size);
     }
 
     @Override

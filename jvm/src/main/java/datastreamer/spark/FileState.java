@@ -15,7 +15,10 @@ final class FileState implements Serializable {
   private static final int TOTALS_SIZE = 16;
 
   final String path;
-  final boolean remote;
+
+  /** Whether the path is a URI of another file system. */
+  final boolean isRemote;
+
   final long length;
   final long entries;
   final long systemId;
@@ -28,13 +31,17 @@ final class FileState implements Serializable {
 
   FileState(JsonNode found) {
     path = found.get("path").textValue();
-    remote = found.get("remote").booleanValue();
+    isRemote = found.get("isRemote").booleanValue();
     length = found.get("length").longValue();
     entries = found.get("entries").longValue();
     systemId = found.get("systemId").longValue();
     fixed = HexFormat.of().parseHex(found.get("fixed").textValue());
     tail = HexFormat.of().parseHex(found.get("tail").textValue());
     events = found.get("events").isNull() ? null : new EventTable(found.get("events"));
+  }
+
+  StreamBytes open() throws IOException {
+    return isRemote ? new HadoopBytes(path) : new LocalBytes(path);
   }
 
   int pages() {

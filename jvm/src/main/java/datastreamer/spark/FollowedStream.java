@@ -47,7 +47,12 @@ final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailable
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
-    begun = ask(request);
+    try {
+      begun = ask(request);
+    } catch (RuntimeException error) {
+      process.close();
+      throw error;
+    }
   }
 
   private synchronized JsonNode ask(Map<String, ?> request) {
@@ -121,7 +126,7 @@ final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailable
     Map<String, Object> request = request("partitions");
     request.put("start", start.json());
     request.put("end", end.json());
-    return new Plan(ask(request)).parts.toArray(new InputPartition[0]);
+    return new Plan(ask(request)).groups();
   }
 
   @Override

@@ -45,13 +45,20 @@ final class NumberFilters {
       return between(below.attribute(), null, plus(below.value(), -1));
     } else if (filter instanceof LessThanOrEqual to) {
       return between(to.attribute(), null, to.value());
-    } else if (filter instanceof In in && Arrays.stream(in.values()).allMatch(NumberFilters::isNumber)) {
-      long[] values = Arrays.stream(in.values()).mapToLong(value -> ((Number) value).longValue()).sorted().toArray();
-      return values.length == 0
-          ? null
-          : between(in.attribute(), values[0], values[values.length - 1]);
+    } else if (filter instanceof In in) {
+      return around(in);
     }
     return null;
+  }
+
+  private static Map<String, Object> around(In in) {
+    Object[] values = in.values();
+    if (values.length == 0 || !Arrays.stream(values).allMatch(NumberFilters::isNumber)) {
+      return null;
+    }
+    long[] numbers =
+        Arrays.stream(values).mapToLong(value -> ((Number) value).longValue()).sorted().toArray();
+    return between(in.attribute(), numbers[0], numbers[numbers.length - 1]);
   }
 
   private static boolean isNumber(Object value) {

@@ -1,5 +1,7 @@
 package datastreamer.spark;
 
+import java.util.Arrays;
+
 /**
  * The bytes of one page and where its entries are in them.
  *
@@ -7,16 +9,21 @@ package datastreamer.spark;
  * without gaps, up to the end or to padding that the format allows there. The arrays are reused.
  */
 final class Page {
-  final byte[] bytes = new byte[Format.PAGE_SIZE];
+  final byte[] bytes;
 
   /** The bytes of the page that belong to the stream. */
   int size;
 
   /** The offsets of the entries' heads, and then that of the end of the last entry. */
-  int[] offsets = new int[4096];
+  int[] offsets = new int[1024];
 
   int count;
   long first;
+
+  /** A page of at most `capacity` bytes. */
+  Page(int capacity) {
+    bytes = new byte[capacity];
+  }
 
   /** The number after the last entry's. */
   long next() {
@@ -43,7 +50,7 @@ final class Page {
         throw new Doubt("a number");
       }
       if (count + 1 == offsets.length) {
-        offsets = java.util.Arrays.copyOf(offsets, 2 * offsets.length);
+        offsets = Arrays.copyOf(offsets, 2 * offsets.length);
       }
       offsets[count++] = at;
       at += length;

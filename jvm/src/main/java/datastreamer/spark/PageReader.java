@@ -12,17 +12,18 @@ import java.io.IOException;
 final class PageReader implements Closeable {
   private final Part part;
   private final StreamBytes bytes;
-  private Page page = new Page();
-  private Page following = new Page();
+  private Page page;
+  private Page following;
   private int next;
 
   PageReader(Part part) throws IOException, Doubt {
     this.part = part;
-    bytes = new LocalBytes(part.file.path);
+    bytes = part.file.open();
     next = part.firstPage;
     try {
       part.file.compareWith(bytes);
       if (next < part.stopPage) {
+        following = made();
         load(following, next);
         following.parse(next == 0 ? 0 : -1);
       }
@@ -38,15 +39,17 @@ final class PageReader implements Closeable {
       part.file.compareWith(bytes);
       return null;
     }
-    Page read = following;
-    following = page;
-    page = read;
+    Page free = page;
+    page = following;
     next++;
     if (next == part.file.pages()) {
       if (page.next() != part.file.entries) {
         throw new Doubt("the number of entries");
       }
-    } else if (next < part.stopPage) {
+      return page;
+    }
+    following = free == null ? made() : free;
+    if (next < part.stopPage) {
       load(following, next);
       following.parse(page.next());
     } else {
@@ -58,6 +61,11 @@ final class PageReader implements Closeable {
       }
     }
     return page;
+  }
+
+  /** A page for this file, which may be much smaller than a page. */
+  private Page made() {
+    return new Page((int) Math.min(Format.PAGE_SIZE, part.file.length - Format.HEADER_PAGE_SIZE));
   }
 
   private void load(Page into, int number) throws IOException, Doubt {

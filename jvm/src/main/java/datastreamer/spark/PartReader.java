@@ -1,8 +1,7 @@
 package datastreamer.spark;
 
+import java.io.Closeable;
 import java.io.IOException;
-import org.apache.spark.sql.connector.metric.CustomTaskMetric;
-import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnVector;
@@ -14,7 +13,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  * <p>From the first page on that is in doubt, Python reads the part: the same rows up to that page,
  * which are skipped, and then its verdict.
  */
-final class PartReader implements PartitionReader<ColumnarBatch> {
+final class PartReader implements Closeable {
   private final ScanContext context;
   private final Part part;
   private final Rows rows;
@@ -54,11 +53,7 @@ final class PartReader implements PartitionReader<ColumnarBatch> {
     return columns;
   }
 
-  @Override
-  public boolean next() throws IOException {
-    if (returned >= context.limit()) {
-      return false;
-    }
+  boolean next() throws IOException {
     if (python == null) {
       try {
         return nextPage();
@@ -87,14 +82,13 @@ final class PartReader implements PartitionReader<ColumnarBatch> {
     }
   }
 
-  @Override
-  public ColumnarBatch get() {
+  ColumnarBatch get() {
     return python == null ? batch : python.get();
   }
 
-  @Override
-  public CustomTaskMetric[] currentMetricsValues() {
-    return new CustomTaskMetric[] {PythonPartsMetric.of(python != null)};
+  /** Whether Python reads the part. */
+  boolean isPython() {
+    return python != null;
   }
 
   @Override

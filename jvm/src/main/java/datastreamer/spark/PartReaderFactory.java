@@ -1,7 +1,5 @@
 package datastreamer.spark;
 
-import java.io.IOException;
-import java.io.UncheckedIOException;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
@@ -25,11 +23,7 @@ final class PartReaderFactory implements PartitionReaderFactory {
 
   @Override
   public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
-    try {
-      return new PartReader(context, (Part) partition);
-    } catch (IOException error) {
-      throw new UncheckedIOException(error);
-    }
+    return new GroupReader(context, (PartGroup) partition);
   }
 
   @Override

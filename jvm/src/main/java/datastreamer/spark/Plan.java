@@ -3,6 +3,8 @@ package datastreamer.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.List;
+import org.apache.spark.SparkContext;
+import org.apache.spark.sql.connector.read.InputPartition;
 
 /** The plan of a scan, as Python made it. */
 final class Plan {
@@ -14,9 +16,12 @@ final class Plan {
 
   final List<Part> parts = new ArrayList<>();
 
+  private final long partBytes;
+
   Plan(JsonNode found) {
     all = found.get("plan").textValue();
     reader = found.get("reader").textValue();
+    partBytes = found.get("partBytes").longValue();
     List<FileState> files = new ArrayList<>();
     for (JsonNode file : found.get("files")) {
       files.add(new FileState(file));
@@ -24,6 +29,12 @@ final class Plan {
     for (JsonNode part : found.get("parts")) {
       parts.add(new Part(files.get(part.get("file").intValue()), part));
     }
+  }
+
+  /** What tasks read. */
+  InputPartition[] groups() {
+    int tasks = SparkContext.getOrCreate().defaultParallelism();
+    return PartGroup.of(parts, partBytes, tasks);
   }
 
   /** The bytes that are read. */

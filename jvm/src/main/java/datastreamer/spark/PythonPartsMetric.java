@@ -7,8 +7,8 @@ import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 public final class PythonPartsMetric extends CustomSumMetric {
   private static final String NAME = "pythonParts";
 
-  /** The value for the part of one task. */
-  static CustomTaskMetric of(boolean isPython) {
+  /** The value of one task. */
+  static CustomTaskMetric of(int parts) {
     return new CustomTaskMetric() {
       @Override
       public String name() {
@@ -17,7 +17,7 @@ public final class PythonPartsMetric extends CustomSumMetric {
 
       @Override
       public long value() {
-        return isPython ? 1 : 0;
+        return parts;
       }
     };
   }

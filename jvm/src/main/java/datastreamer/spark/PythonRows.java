@@ -28,9 +28,14 @@ final class PythonRows implements Closeable {
     this.context = context;
     this.skipped = skipped;
     process = PythonProcess.take();
-    process.send(
-        Map.of(
-            "do", "read", "reader", context.reader(), "part", part.pickled, "begin", part.begin));
+    try {
+      process.send(
+          Map.of(
+              "do", "read", "reader", context.reader(), "part", part.pickled, "begin", part.begin));
+    } catch (IOException error) {
+      close();
+      throw error;
+    }
   }
 
   boolean next() throws IOException {
