@@ -195,8 +195,9 @@ class Client(ClientBase[Batches, Entries]):
 class ClientConnector(Generic[AnyClient]):
     """A client of the server at `host` and `port`, closed at the end of the block.
 
-    A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
-    other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
+    `host` may be a whole address: ``HOST:PORT``, ``[::1]:6900``, ``tcp://HOST:PORT``,
+    ``tcps://HOST:PORT``, which is with TLS, or ``unix:PATH``. `tls` is what `client_tls` makes, or
+    any other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
     for `tls_server_name` (default: `host`).
 
     `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for other

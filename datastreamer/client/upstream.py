@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from datastreamer.errors import UsageError
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.protocol.authentication import token_request
+from datastreamer.transport.address import Address, parse_address
 from datastreamer.transport.endpoint import check_endpoint
-from datastreamer.transport.listeners import UNIX, address_of
 
 if TYPE_CHECKING:
     import ssl
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server to read from: arguments of `connect`. Raises `UsageError` for an invalid one."""
+    """A server to read from: arguments of `connect`; `host` may be a whole address. Raises
+    `UsageError` for an invalid one."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -26,19 +27,24 @@ class Upstream:
     token: bytes | str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_endpoint(self.host, self.port, self.tls, self.tls_server_name)
+        address = check_endpoint(self.host, self.port, self.tls, self.tls_server_name)
+        object.__setattr__(self, "host", address.host)
+        object.__setattr__(self, "port", address.port)
+        object.__setattr__(self, "tls", self.tls or address.tls)
         token_request(0, self.token)
 
     @property
     def name(self) -> str:
         """Its name in messages."""
-        return self.host if self.host.startswith(UNIX) else address_of((self.host, self.port))
+        return str(Address(self.host, self.port))
 
 
-def upstream_of(address: Upstream | tuple[str, int]) -> Upstream:
+def upstream_of(address: Upstream | tuple[str, int] | str) -> Upstream:
     """The upstream that a caller named. Raises `UsageError`."""
     if isinstance(address, Upstream):
         return address
+    if isinstance(address, str):
+        return Upstream(*parse_address(address))
     if not isinstance(address, tuple | list) or len(address) != 2:
-        raise UsageError(f"an upstream is an Upstream or (host, port), not {address!r}")
+        raise UsageError(f"an upstream is an Upstream, (host, port) or an address, not {address!r}")
     return Upstream(*address)

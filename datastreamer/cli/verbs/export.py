@@ -17,7 +17,7 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.cli.shared.output import count
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import FileSource, open_source
+from datastreamer.cli.shared.source import ServerSource, open_source
 from datastreamer.errors import DecodeFailed, ExtraMissing, NotFound, UsageError
 
 OutArgument = Annotated[
@@ -86,7 +86,7 @@ def export(
     ):
         try:
             done = arrow.export(
-                stream.stream if isinstance(stream, FileSource) else stream.client,
+                stream.client if isinstance(stream, ServerSource) else stream.stream,
                 out,
                 table,
                 start=start,

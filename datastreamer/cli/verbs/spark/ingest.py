@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.addresses import server_address
 from datastreamer.cli.shared.options import (
     SourceArgument,
     StreamTypeOption,
@@ -15,9 +16,7 @@ from datastreamer.cli.shared.options import (
     number_option,
 )
 from datastreamer.cli.shared.signals import StopRequest
-from datastreamer.cli.shared.source import server_address
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
-from datastreamer.transport.listeners import address_of
 
 if TYPE_CHECKING:
     from datastreamer.spark.pipeline.ingest import Ingest
@@ -87,10 +86,8 @@ def _options(source: str, stream_type: int | None) -> dict[str, str]:
     address = server_address(source)
     if address is None:
         found = {"path": source}
-    elif address.tls:
-        found = {"server": address_of(address[:2]), "tls": "true"}
     else:
-        found = {"server": address_of(address[:2])}
+        found = {"server": f"tcps://{address}" if address.tls else str(address)}
     if stream_type is not None:
         found["streamType"] = str(stream_type)
     return found
