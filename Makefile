@@ -19,7 +19,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help core setup test test-fast test-oldest demo spark-demo lint format types proto build bench soak \
+.PHONY: help core setup test test-fast test-oldest demo spark-demo lint format types proto build docs wheels bench soak \
 	sanitize clean distclean
 .DELETE_ON_ERROR:
 
@@ -33,6 +33,8 @@ help:
 	@echo "make test-fast  the tests for an edit loop: the lower layers"
 	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
+	@echo "make docs       the documentation as a site, with its links checked, in build/site/"
+	@echo "make wheels     manylinux wheels for each CPython of this machine, tried, in dist/"
 	@echo "make clean      remove what was built    make distclean  ... and the environment"
 	@echo "PYTHON=... (now $(PYTHON), 3.11 or later), VENV=..., ARGS='options for pytest',"
 	@echo "BENCH=bench/bench_codec.py (a part of the benchmarks)"
@@ -77,6 +79,16 @@ build: setup
 	rm -rf dist
 	$(PY) -m build
 
+docs: setup $(VENV)/.docs
+	$(PY) .ci/site.py pages build/pages
+	$(VENV)/bin/zensical build --strict
+	$(PY) .ci/site.py check build/site
+	@echo "open build/site/index.html"
+
+# Compiles all modules for each Python of the machine.
+wheels:
+	.ci/wheels dist
+
 bench: setup
 	@mkdir -p $(dir $(FIGURES))
 	$(PY) -m pytest $(BENCH) --benchmark-only --benchmark-quiet --benchmark-json=$(FIGURES) $(ARGS)
@@ -119,4 +131,8 @@ $(VENV)/.core: pyproject.toml setup.py | $(VENV)/.built
 $(VENV)/.dev: $(VENV)/.core
 	@echo "installing the tools for tests, checks and Spark: about 1 GB, some minutes"
 	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.dev
+	@$(PY) .ci/requirements.py docs | $(PIP) --requirement /dev/stdin
 	@touch $@

@@ -10,6 +10,7 @@ import pytest
 HOW_TO_GET: Final = {
     "cc": "install a C compiler (apt-get install gcc)",
     "go": "install Go 1.21 or later (https://go.dev/dl)",
+    "systemd-analyze": "install systemd (apt-get install systemd)",
     "promtool": "install Prometheus (apt-get install prometheus)",
 }
 

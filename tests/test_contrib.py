@@ -12,8 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 
+from datastreamer.cli.program import program as datastreamer
 from datastreamer.client.blocking_client import BlockingClient
 from tests.cli.process import Running, running
 
@@ -24,6 +26,7 @@ COMPOSE: Any = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: Any = COMPOSE["services"]
 PROMETHEUS: Any = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
 METRICS_PORT = 9600
+KUBERNETES: Any = list(yaml.safe_load_all((CONTRIB / "kubernetes" / "relay.yaml").read_text()))
 
 
 def taken(port: int) -> list[int]:
@@ -48,15 +51,19 @@ def test_the_workflow_runs_each_python_that_the_package_names() -> None:
 
 
 def test_the_compose_file_hangs_together() -> None:
-    assert set(SERVICES) == {"sequencer", "relay-1", "relay-2", "prometheus"}
+    assert set(SERVICES) == {"sequencer", "relay-1", "relay-2", "prometheus", "grafana"}
     named = set()
     mounted = {}
     for service in SERVICES.values():
+        assert service["restart"] == "unless-stopped"
+        assert "image" not in service or re.fullmatch(
+            r"datastreamer|.*:v?\d+\.\d+\.\d+", service["image"]
+        )
         assert set(service.get("depends_on", ())) <= set(SERVICES)
         for volume in service["volumes"]:
             source, target, *_ = volume.split(":")
             if source.startswith("."):
-                assert (DOCKER / source).is_file(), source
+                assert (DOCKER / source).exists(), source
                 mounted[target] = DOCKER / source
             else:
                 named.add(source)
@@ -72,12 +79,53 @@ def test_the_compose_file_hangs_together() -> None:
         expressions = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
         job = PROMETHEUS["scrape_configs"][0]["job_name"]
         assert f'up{{job="{job}"}} == 0' in expressions
-    assert targets() == [f"{name}:{METRICS_PORT}" for name in SERVICES if name != "prometheus"]
+    assert targets() == [f"{name}:{METRICS_PORT}" for name in ("sequencer", "relay-1", "relay-2")]
+    # Grafana finds its source and its dashboards.
+    provisioning = mounted["/etc/grafana/provisioning"]
+    [source] = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    [provider] = yaml.safe_load((provisioning / "dashboards/datastreamer.yml").read_text())[
+        "providers"
+    ]
+    dashboard = json.loads((mounted[provider["options"]["path"]] / "datastreamer.json").read_text())
+    assert dashboard["uid"] == "datastreamer"
+    assert dashboard["templating"]["list"][0]["query"] == source["type"]
 
 
-def test_the_metrics_need_what_the_image_has() -> None:
+def test_the_image() -> None:
     text = (DOCKER / "Containerfile").read_text()
     assert '"/source[metrics]"' in text
+    assert all(
+        re.search(r":\d+\.\d+\.\d+-", base) for base in re.findall("^FROM (.*)", text, re.MULTILINE)
+    )
+    [command] = re.findall(r"^CMD (.*)", text, re.MULTILINE)
+    assert str(METRICS_PORT) in json.loads(command)
+    [user] = re.findall("^USER (.*)", text, re.MULTILINE)
+    assert user == "6900:6900"
+    [pod] = [each for each in KUBERNETES if each["kind"] == "StatefulSet"]
+    context = pod["spec"]["template"]["spec"]["securityContext"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+
+
+def test_the_kubernetes_example_hangs_together() -> None:
+    kinds = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in KUBERNETES}
+    spec = kinds["StatefulSet", "datastreamer-relay"]
+    assert ("Service", spec["serviceName"]) in kinds
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == labels
+    assert kinds["PodDisruptionBudget", "datastreamer-relay"]["selector"]["matchLabels"] == labels
+    [container] = spec["template"]["spec"]["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    for (kind, _), found in kinds.items():
+        if kind == "Service":
+            assert found["selector"] == labels
+            assert {port["targetPort"] for port in found["ports"]} <= ports
+    verb, *words = container["args"]
+    command = typer.main.get_command(datastreamer).commands[verb]  # type: ignore[attr-defined]
+    known = {name for each in command.params for name in each.opts}
+    assert {word.partition("=")[0] for word in words} <= known
 
 
 def test_the_image_is_built_from_what_it_needs() -> None:

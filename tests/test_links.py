@@ -47,7 +47,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_the_readme_leads_to_every_page() -> None:
     linked = set(links(ROOT / "README.md"))
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - linked == set()
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - linked == set()
+
+
+def test_the_site_has_every_page() -> None:
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert {name for name in pages if f": {name}\n" not in navigation} == set()
 
 
 def test_finds_what_leads_nowhere(tmp_path: Path) -> None:

@@ -207,6 +207,9 @@ class Shutdown:
         """Within this context signals raise no exception, which could arrive anywhere in the event
         loop."""
         before = [(number, signal.signal(number, self.note)) for number in _ENDING]
+        if systemd.manager():
+            # Its reload is a SIGHUP, which would end a server that has no TLS files to read again.
+            before.append((signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN)))
         try:
             yield
         finally:

@@ -26,10 +26,16 @@ WATCHDOG: Final = "WATCHDOG=1"
 _FIRST_DESCRIPTOR = 3
 
 
+def manager() -> str:
+    """The address of the service manager that started this process; "" without one."""
+    name = os.environ.get("NOTIFY_SOCKET", "")
+    return name if name.startswith(("/", "@")) else ""
+
+
 def notify(state: str) -> None:
     """Send a state to the service manager, if there is one."""
-    name = os.environ.get("NOTIFY_SOCKET", "")
-    if not name.startswith(("/", "@")):
+    name = manager()
+    if not name:
         return
     address = "\0" + name[1:] if name.startswith("@") else name
     try:

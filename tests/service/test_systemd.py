@@ -121,6 +121,7 @@ def test_a_service_with_its_socket(
             states = [manager.recv(100) for _ in range(4)]
             assert states.count(b"READY=1") == 1
             assert states.count(b"WATCHDOG=1") == 3
+            process.send_signal(signal.SIGHUP)  # a reload, which has nothing to read again
             process.send_signal(signal.SIGTERM)
             while (state := manager.recv(100)) == b"WATCHDOG=1":
                 pass

@@ -1,0 +1,90 @@
+"""The code blocks of README and the documentation run as they stand, or say what they need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+
+from datastreamer import DataStream
+from datastreamer.cli.demo import DemoSequencer
+from tests.code_blocks import RUN, code_blocks, isolated
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]
+OUTPUT = {"", "text"}
+
+
+def runs(page: Path) -> bool:
+    blocks = [block for block in code_blocks(page.read_text()) if block.language in RUN]
+    return any(not block.mark.startswith("needs: ") for block in blocks)
+
+
+def why_not(folder: Path) -> str:
+    """Why commands cannot have a network of their own here; "" if they can."""
+    try:
+        done = subprocess.run(
+            isolated(["true"], folder), capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        return f"{error.filename} is not on PATH: install util-linux"
+    return done.stderr and f"no network for a process of its own: {done.stderr.strip()}"
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the folder of each page holds."""
+    folder = tmp_path_factory.mktemp("streams")
+    if reason := why_not(folder):
+        pytest.skip(reason)
+    for name in ("stream.bin", "served.bin"):
+        with DataStream.create(folder / name, version=3, system_id=1101, sync="os") as stream:
+            sequencer = DemoSequencer(stream)
+            for _ in range(300):
+                sequencer.write()
+    ca = trustme.CA()
+    certificate = ca.issue_cert("localhost", "127.0.0.1", "stream.example")
+    certificate.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    key = folder / "key.pem"
+    key.touch(mode=0o600)
+    certificate.private_key_pem.write_to_path(key)
+    for name in ("ca.pem", "clients-ca.pem"):
+        ca.cert_pem.write_to_path(folder / name)
+    for name in ("token", "tokens"):
+        path = folder / name
+        path.touch(mode=0o600)
+        path.write_text("a-token-of-the-documentation\n")
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_block_runs_or_says_what_it_needs(page: Path) -> None:
+    for block in code_blocks(page.read_text()):
+        known = block.language in RUN or block.language in OUTPUT
+        assert known or block.mark.startswith("needs: "), (block.line, block.language)
+
+
+@pytest.mark.parametrize(
+    "page", list(filter(runs, PAGES)), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_blocks_run(page: Path, streams: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    shutil.copytree(streams, folder)
+    (folder / ".venv").symlink_to(sys.prefix)
+    search = f"{sys.prefix}/bin:{os.environ['PATH']}"
+    words = [sys.executable, "-W", "error", "-m", "tests.code_blocks", str(page)]
+    done = subprocess.run(
+        isolated(words, folder),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env={**os.environ, "PATH": search, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
