@@ -7,15 +7,22 @@ this package without pyspark or pyarrow raises `ExtraMissing`.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from datastreamer.errors import ExtraMissing
 
 try:
     import pyarrow  # noqa: F401
     from pyspark.sql.datasource import EqualTo  # noqa: F401
 except ImportError:
-    from datastreamer.errors import ExtraMissing
-
     raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
+if find_spec("datastreamer._codec") is None:
+    raise ExtraMissing(
+        f"{__file__} lacks the package's compiled modules, which no zip file of --py-files can "
+        "have, so each machine needs the package",
+        "spark",
+    )
 
 from datastreamer.spark.java import find_java
 from datastreamer.spark.pipeline.ingest import Ingest

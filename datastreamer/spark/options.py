@@ -82,9 +82,6 @@ class Options:
     system_id: bool | None = None
     """Whether rows have a `system_id` column. None: if the query may read several streams."""
 
-    push_filters: bool = False
-    """Whether to use Spark's filters. Unsafe with a DataFrame that serves several queries."""
-
     verify: bool = True
     """Whether pages of files are compared with their checksums."""
 
@@ -113,7 +110,7 @@ class Options:
 
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
-    *("partitionBytes", "systemId", "pushFilters", "verify", "streamType", "streamVersion"),
+    *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
     "stagingPath",
@@ -151,7 +148,6 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         stop=read.offset("endingOffset", "latest", None),
         partition_bytes=read.size("partitionBytes", partition_bytes),
         system_id=read.flag("systemId"),
-        push_filters=read.flag("pushFilters") or False,
         verify=read.flag("verify") is not False,
         stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),
         version=read.number("streamVersion", None, 255, least=1),

@@ -14,12 +14,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from datastreamer.errors import UsageError
+from datastreamer.errors import DatastreamerError, UsageError
 from datastreamer.spark.options import BATCH_PART_BYTES, Options, read_options
-from datastreamer.spark.read.batch import batch_reader
+from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.paths import is_single
 from datastreamer.spark.read.schemas import table_schema
-from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.stream.reader import RefusedReader, TailReader
 from datastreamer.spark.write.sink import StreamSink
 
 
@@ -38,11 +38,17 @@ class DatastreamSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of these columns of what is committed now."""
-        return batch_reader(read_options(self.options), schema)
+        return BatchReader(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A reader of these columns as the stream grows."""
-        return TailReader(read_options(self.options, BATCH_PART_BYTES), schema)
+        """A reader of these columns as the stream grows.
+
+        Raises nothing: Spark's worker fails with an error of its own, after ours, if this does.
+        """
+        try:
+            return TailReader(read_options(self.options, BATCH_PART_BYTES), schema)
+        except DatastreamerError as error:
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer that appends these columns to a stream."""

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from datastreamer.errors import DecodeFailed, ExtraMissing
-from datastreamer.zkevm.rlp import rlp_list, rlp_number, rlp_size
+from datastreamer.zkevm.rlp import rlp_bytes, rlp_list, rlp_number, rlp_size
 
 LEGACY: Final = 0
 ACCESS_LIST: Final = 1
@@ -72,6 +72,14 @@ class OpenedTransaction(NamedTuple):
     def is_injected(self) -> bool:
         """Whether it has the marker of an injected transaction as its signature."""
         return (self.r, self.s) == MARKER
+
+    @property
+    def contract(self) -> bytes | None:
+        """The address of the contract that it creates; None without one or without a sender."""
+        if self.to is not None or self.sender is None:
+            return None
+        made_by = rlp_list(rlp_bytes(self.sender) + rlp_number(self.nonce))
+        return _tools().keccak(made_by)[-_ADDRESS_SIZE:]
 
     def as_json(self) -> dict[str, Any]:
         """The fields for JSON: bytes, `r` and `s` as 0x..."""

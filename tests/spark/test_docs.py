@@ -95,7 +95,7 @@ def test_the_defaults_are_those_of_the_code() -> None:
         for name in re.findall(r"`(\w+)`", names):
             if name in NAMES_OF_OPTIONS and default.strip("`") and default != "as above":
                 shown[name] = default.strip("`")
-    assert len(shown) == 11
+    assert len(shown) == 10
     one = read_options({"server": "a:1"} | shown)
     assert one == read_options({"server": "a:1"})
 

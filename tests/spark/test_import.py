@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def run(program: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT
-    )
+def run(program: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd, env=env)
     return ran.stdout.strip()
 
 
@@ -30,6 +32,42 @@ def test_without_a_package(missing: str) -> None:
     assert (
         run(f"{hide}import pyspark_datastream as m; print(hasattr(m, 'DefaultSource'))") == "False"
     )
+
+
+def test_a_zip_without_compiled_modules(tmp_path: Path) -> None:
+    """What --py-files can ship."""
+    with zipfile.ZipFile(tmp_path / "package.zip", "w") as packed:
+        for path in (ROOT / "datastreamer").rglob("*.py"):
+            packed.write(path, path.relative_to(ROOT))
+    printed = run(
+        "try: import datastreamer.spark\nexcept ImportError as e: print(e)",
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "package.zip")},
+    )
+    assert printed.startswith(f"{tmp_path}/package.zip/datastreamer/spark/__init__.py lacks")
+    assert printed.endswith(
+        "which no zip file of --py-files can have, so each machine needs the package: install it "
+        "with pip install 'datastreamer[spark]'"
+    )
+
+
+def test_an_editable_install_is_a_folder_that_spark_lists(tmp_path: Path) -> None:
+    """Spark looks for formats by `pkgutil.iter_modules`, which sees no import hooks."""
+    project = tmp_path / "project"
+    (project / "datastreamer").mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_datastream.py"):
+        shutil.copy(ROOT / name, project)
+    for name in ("__init__.py", "_version.py"):
+        (project / "datastreamer" / name).write_text('__version__ = "1"\n')
+    run(
+        f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})",
+        cwd=project,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as built:
+        (path,) = (name for name in built.namelist() if ".dist-info/" not in name)
+        assert path.endswith(".pth")
+        assert built.read(path).decode().strip() == str(project)
 
 
 def test_where_spark_looks() -> None:

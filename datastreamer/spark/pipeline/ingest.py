@@ -1,4 +1,4 @@
-"""Ingests a sequencer's stream into typed Parquet tables: a backfill, then a live tail.
+"""Ingests a sequencer's stream into typed tables: a backfill, then a live tail.
 
 Owns a folder with the tables. A range of entries is either complete or written again. Backfill and
 live tail write the same kind of ranges, so each continues where the other ended.
@@ -8,48 +8,55 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from datastreamer.errors import DecodeFailed, ExtraMissing, StreamFileError
+from datastreamer.errors import ExtraMissing, StreamFileError
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
+from datastreamer.spark.pipeline.tables import (
+    TABLES,
+    Format,
+    ParquetTables,
+    tables_in,
+    with_day,
+)
+from datastreamer.spark.pipeline.transactions import decoded_transactions
 
-TABLES: Final = ("blocks", "transactions", "batches", "batch_ends")
-"""The tables in the folder. Blocks and transactions are partitioned by day."""
-
-CHUNK: Final = 5_000_000
+CHUNK: Final = 1_000_000
 """Entries per range of a backfill."""
 
+COMPACT: Final = 20_000_000
+"""Entries per range after `Ingest.compact`."""
+
 _MOST: Final = (1 << 63) - 1
-# The first and the last second of the years 1 to 9999, the range of Python dates.
-_DATES: Final = (-62_135_596_800, 253_402_300_799)
-_DECODED: Final = (
-    "kind int, nonce long, gas long, gas_price long, value string, to binary, hash binary, "
-    "sender binary, open_error string"
-)
 
 
 class Ingest:
     """The tables of one stream in the folder `out`, which all executors must share.
 
     `source` names the stream with options of `spark.read`: ``{"path": ...}`` or
-    ``{"server": ...}``. The folder is locked until `close`. Raises what `Manifest` raises, and
-    `ExtraMissing` without the packages that decode transactions.
+    ``{"server": ...}``. `format` is that of the tables, for a new folder (None: Parquet). The
+    folder is locked until `close`. Raises what `Manifest` raises, `UsageError` for a folder of
+    another format, and `ExtraMissing` without the packages that decode transactions.
     """
 
     def __init__(
-        self, spark: SparkSession, source: Mapping[str, str], out: str | os.PathLike[str]
+        self,
+        spark: SparkSession,
+        source: Mapping[str, str],
+        out: str | os.PathLike[str],
+        format: Format | None = None,
     ) -> None:
         ensure_openable()
         self._spark = spark
         self._source = dict(source)
         self._out = Path(out).absolute()
+        self._tables = tables_in(spark, self._out, format)
         self._manifest = Manifest(self._source, out)
         try:
             for begun in self._manifest.begun():
@@ -57,7 +64,7 @@ class Ingest:
                 if begun.stop <= self._manifest.total():
                     self._write(begun)
                 else:
-                    self._clear(begun)
+                    self._tables.clear(begun.name)
                     self._manifest.forget(begun)
         except BaseException:
             self.close()
@@ -68,13 +75,38 @@ class Ingest:
         """The next entry to ingest: all entries before it are in the tables."""
         return self._manifest.done
 
-    def backfill(self, chunk: int = CHUNK) -> int:
-        """Ingest everything that is committed now; returns the number of entries."""
+    def backfill(
+        self, chunk: int = CHUNK, begun: Callable[[EntryRange, int], None] | None = None
+    ) -> int:
+        """Ingest everything that is committed now; returns the number of entries.
+
+        `begun` is called with each range before it is written, and the stream's total number of
+        entries.
+        """
         before = self.done
         total = self._manifest.total()
         while self.done < total:
-            self._write(EntryRange(self.done, min(total, self.done + chunk)))
+            wanted = EntryRange(self.done, min(total, self.done + chunk))
+            if begun is not None:
+                begun(wanted, total)
+            self._write(wanted)
         return self.done - before
+
+    def compact(self, entries: int = COMPACT) -> int:
+        """Join successive ranges of up to `entries` entries together, in fewer and larger files;
+        returns the number of ranges.
+
+        A query that reads the tables meanwhile may miss files, and fails then.
+        """
+        for joined in self._manifest.joinable(entries):
+            whole = EntryRange(joined[0].start, joined[-1].stop)
+            names = [each.name for each in joined]
+            self._tables.compact(names, whole.name)
+            if isinstance(self._tables, ParquetTables):
+                self._manifest.join(joined)
+                for name in names:
+                    self._tables.clear(name)
+        return len(self._manifest.ranges())
 
     def follow(self, seconds: float = 10.0, *, available_now: bool = False) -> StreamingQuery:
         """Start a query that ingests new entries every `seconds` seconds, from the folder's end.
@@ -112,24 +144,16 @@ class Ingest:
     def _write(self, wanted: EntryRange) -> None:
         """Write the rows of a range in all tables, replacing what exists of it."""
         self._manifest.begin(wanted)
-        self._clear(wanted)
-        self._save(self._by_day(self._read("blocks", wanted)), "blocks", wanted, by_day=True)
-        self._save(self._transactions(wanted), "transactions", wanted, by_day=True)
-        for table in ("batches", "batch_ends"):
-            self._save(self._read(table, wanted), table, wanted)
-        self._manifest.finish(wanted)
-
-    def _clear(self, wanted: EntryRange) -> None:
-        """Remove what was written of a range: its entries may have changed since, and the days of
-        their blocks."""
+        # What there is of it: its entries may have changed since, and the days of their blocks.
+        self._tables.clear(wanted.name)
         for table in TABLES:
-            for pattern in (f"range={wanted.name}", f"day=*/range={wanted.name}"):
-                for left in (self._out / table).glob(pattern):
-                    try:
-                        shutil.rmtree(left)
-                    except OSError as error:
-                        what = f"cannot be removed: {error.strerror}"
-                        raise StreamFileError(str(left), what) from None
+            rows = (
+                self._transactions(wanted) if table == "transactions" else self._read(table, wanted)
+            )
+            if "timestamp" in rows.columns and "day" not in rows.columns:
+                rows = with_day(rows)
+            self._tables.save(rows, table, wanted.name)
+        self._manifest.finish(wanted)
 
     def _read(self, table: str, wanted: EntryRange, start: int | None = None) -> DataFrame:
         return (
@@ -141,24 +165,15 @@ class Ingest:
             .load()
         )
 
-    def _by_day(self, blocks: DataFrame) -> DataFrame:
-        """Blocks with their days in UTC; null outside the years 1 to 9999."""
-        day = f.date_from_unix_date(f.floor(f.col("timestamp") / 86400).cast("int"))
-        return blocks.withColumn("day", f.when(f.col("timestamp").between(*_DATES), day))
-
     def _transactions(self, wanted: EntryRange) -> DataFrame:
         """Decoded transactions with the day and time of their blocks; null for an unknown
         block."""
-        rows = self._read("transactions", wanted)
-        first = rows.agg(f.min_by("l2block_number", "entry_number")).first()
-        # Not an Arrow UDF, which needs pandas: nearly all of the time is spent decoding.
-        opened = rows.withColumn("opened", f.udf(_decoded, _DECODED, useArrow=False)("encoded"))
-        opened = opened.select(*rows.columns, "opened.*").drop("encoded")
+        opened, first = decoded_transactions(self._spark, self._source, *wanted)
         start = wanted.start
-        if first is not None and first[0] is not None:
+        if first is not None:
             # The block of the first transaction may precede the range.
-            start = min(start, self._manifest.entry_of_block(first[0], start))
-        blocks = self._by_day(self._read("blocks", wanted, start)).select(
+            start = min(start, self._manifest.entry_of_block(first, start))
+        blocks = with_day(self._read("blocks", wanted, start)).select(
             "number", "entry_number", "timestamp", "day"
         )
         # A block number may occur twice. A block has the transactions up to the next block with
@@ -181,20 +196,6 @@ class Ingest:
         joined = opened.join(blocks, own, "left").drop(blocks["l2block_number"])
         return joined.drop("_from", "_to")
 
-    def _save(
-        self, rows: DataFrame, table: str, wanted: EntryRange, *, by_day: bool = False
-    ) -> None:
-        columns = ["day", "range"] if by_day else ["range"]
-        rows = rows.withColumn("range", f.lit(wanted.name))
-        # Without rows, no Parquet file records the columns.
-        (self._manifest.folder / f"{table}.json").write_text(rows.schema.json())
-        (
-            rows.write.mode("overwrite")
-            .option("partitionOverwriteMode", "dynamic")
-            .partitionBy(*columns)
-            .parquet(str(self._out / table))
-        )
-
     def close(self) -> None:
         """Close the stream and unlock the folder."""
         self._manifest.close()
@@ -204,29 +205,3 @@ def ensure_openable() -> None:
     """Raise `ExtraMissing` if a package that decodes transactions is missing."""
     if any(importlib.util.find_spec(name) is None for name in ("rlp", "coincurve", "sha3")):
         raise ExtraMissing("decoding transactions needs packages that are not installed", "zkevm")
-
-
-def _decoded(encoded: bytes | None) -> dict[str, Any]:
-    """The fields of a transaction that the table has, with its sender; or the error."""
-    from datastreamer.zkevm.transactions import open_transaction
-
-    try:
-        opened = open_transaction(bytes(encoded or b""))
-    except DecodeFailed as error:
-        return {"open_error": error.reason}
-    price = opened.max_fee_per_gas if opened.gas_price is None else opened.gas_price
-    return {
-        "kind": opened.type,
-        "nonce": _signed(opened.nonce),
-        "gas": _signed(opened.gas),
-        "gas_price": _signed(price),
-        "value": str(opened.value),
-        "to": opened.to,
-        "hash": opened.hash,
-        "sender": opened.sender,
-    }
-
-
-def _signed(number: int | None) -> int | None:
-    """The number, or null if it exceeds a signed 64-bit column."""
-    return number if number is not None and number <= _MOST else None

@@ -108,6 +108,30 @@ class Manifest:
         begun.rename(self._record(wanted, "done"))
         self.done = wanted.stop
 
+    def ranges(self) -> list[EntryRange]:
+        """The complete ranges, in order."""
+        return _complete(self.folder)
+
+    def joinable(self, entries: int) -> list[list[EntryRange]]:
+        """Two or more successive complete ranges, of up to `entries` entries together, each."""
+        found: list[list[EntryRange]] = []
+        for each in self.ranges():
+            if found and each.stop - found[-1][0].start <= entries:
+                found[-1].append(each)
+            else:
+                found.append([each])
+        return [joined for joined in found if len(joined) > 1]
+
+    def join(self, joined: list[EntryRange]) -> None:
+        """Record that these ranges are one. A crash leaves all of their records, or the one that
+        contains the others."""
+        whole = EntryRange(joined[0].start, joined[-1].stop)
+        begun = self._record(whole, "joining")
+        begun.write_bytes(self._record(joined[-1], "done").read_bytes())
+        begun.rename(self._record(whole, "done"))
+        for each in joined:
+            self._record(each, "done").unlink()
+
     def close(self) -> None:
         """Close the stream and unlock the folder."""
         self._stream.close()
@@ -143,7 +167,7 @@ class Manifest:
         """The next entry to ingest. Raises unless all entries before it are in the tables once and
         are still the stream's."""
         due = 0
-        for there in _recorded(self.folder, "done"):
+        for there in self.ranges():
             if there.start != due:
                 raise StreamFileError(
                     str(self.folder),
@@ -170,10 +194,19 @@ class Manifest:
 
 def complete_ranges(out: str | os.PathLike[str]) -> list[EntryRange]:
     """The complete ranges in a folder of tables. Raises `FileMissing` if there is none."""
-    done = _recorded(Path(out) / "_ranges", "done")
+    done = _complete(Path(out) / "_ranges")
     if not done:
         raise FileMissing(str(out), "it holds no tables: ingest a stream into it first")
     return done
+
+
+def _complete(folder: Path) -> list[EntryRange]:
+    """The complete ranges in order, without those that a joined one contains."""
+    found: list[EntryRange] = []
+    for each in sorted(_recorded(folder, "done"), key=lambda it: (it.start, -it.stop)):
+        if not found or each.stop > found[-1].stop:
+            found.append(each)
+    return found
 
 
 def _recorded(folder: Path, state: str) -> list[EntryRange]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from datastreamer.errors import ExtraMissing
-from datastreamer.spark.pipeline.ingest import TABLES
 from datastreamer.spark.pipeline.manifest import complete_ranges
+from datastreamer.spark.pipeline.tables import TABLES, readable, tables_in
 
 
 class Query(NamedTuple):
@@ -66,15 +64,16 @@ QUERIES: Final = {
 def open_tables(spark: SparkSession, out: str | os.PathLike[str]) -> dict[str, DataFrame]:
     """The tables in a folder, also registered as temporary views.
 
-    Raises `FileMissing` if there is none. Incomplete ranges are left out.
+    They have columns for people beside the raw ones: `time`, `NAME_hex`, `NAME_wei`. Raises
+    `FileMissing` if there is none. Incomplete ranges are left out.
     """
     folder = Path(out)
     done = [entries.name for entries in complete_ranges(folder)]
+    stored = tables_in(spark, folder)
     tables = {}
     for name in TABLES:
-        schema = StructType.fromJson(json.loads((folder / "_ranges" / f"{name}.json").read_text()))
-        table = spark.read.schema(schema).parquet(str(folder / name))
-        tables[name] = table.where(table["range"].isin(done))
+        table = stored.read(name)
+        tables[name] = readable(table.where(table["range"].isin(done)))
         tables[name].createOrReplaceTempView(name)
     return tables
 
@@ -94,30 +93,38 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     blocks = _columns(
         spark.sql(
             """
-            select min(number) as number, avg(transactions) as transactions, avg(seconds) as seconds
+            select min(time) as time, avg(transactions) as transactions, avg(seconds) as seconds
             from (select ntile(400) over (order by number) as bucket, *
-                  from (select b.number, count(t.entry_number) as transactions,
+                  from (select b.number, b.time, count(t.entry_number) as transactions,
                                b.timestamp - lag(b.timestamp) over (order by b.number) as seconds
                         from blocks b left join transactions t on t.l2block_number = b.number
-                        group by b.number, b.timestamp))
-            group by bucket order by bucket
+                        group by b.number, b.timestamp, b.time))
+            where time is not null group by bucket order by bucket
             """
         )
     )
     senders = _columns(spark.sql(QUERIES["gas_by_sender"].sql))
 
     over_time = Figure(figsize=(10, 6), layout="constrained")
-    above, below = over_time.subplots(2, 1, sharex=True)
-    above.plot(blocks["number"], blocks["transactions"])
-    above.set_ylabel("transactions per block")
-    below.plot(blocks["number"], blocks["seconds"])
-    below.set_yscale("symlog")
-    below.set_ylabel("seconds since the previous block")
-    below.set_xlabel("block")
+    charts = over_time.subplots(2, 1, sharex=True)
+    for chart, name, title in zip(
+        charts,
+        ("transactions", "seconds"),
+        ("Transactions per block", "Seconds since the previous block"),
+        strict=True,
+    ):
+        chart.plot(blocks["time"], blocks[name])
+        chart.set_title(title)
+        chart.set_ylabel(name)
+        # Linear up to 1, then logarithmic: a burst does not flatten the rest.
+        chart.set_yscale("symlog")
+    charts[-1].set_xlabel("time of the block (UTC)")
+    over_time.autofmt_xdate()
     by_sender = Figure(figsize=(10, 4), layout="constrained")
     bars = by_sender.subplots()
     gas = [sent or 0 for sent in senders["gas"]]
     bars.barh([name[:12] for name in senders["sender"]][::-1], gas[::-1])
+    bars.set_title(QUERIES["gas_by_sender"].title)
     bars.set_xlabel("gas limit of their transactions")
 
     drawn = []

@@ -11,15 +11,12 @@ from typing import Final, NamedTuple
 
 from datastreamer.errors import DamagedEntry, UnknownBookmark
 from datastreamer.format import page_start, pages_for
-from datastreamer.spark.read.pushdown import ALL, NumberRange
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of, name_of_key
 
 # Bytes to read of a page at first; doubled until a bookmark is found.
 _FIRST_READ: Final = 64 << 10
-# Pages without a bookmark of the kind after which `entries_of` gives up.
-_MOST_PAGES: Final = 32
 
 
 class Found(NamedTuple):
@@ -41,65 +38,41 @@ class BookmarkSearch:
         self._firsts: dict[int, Found | None] = {}
         self._damage: DamagedEntry | None = None
 
-    def exact(self, number: int) -> int:
+    def entry_of(self, number: int) -> int:
         """The entry of the bookmark of this block or batch.
 
         Raises `UnknownBookmark`, or `DamagedEntry` if damage may hide the bookmark.
         """
-        at, _ = self._around(number, self._pages)
-        if at is None or at.number != number:
+        found = self._last_up_to(number)
+        if found is None or found.number != number:
             if self._damage is not None:
                 raise self._damage
             key = key_of(self._version, BookmarkName(self._kind, number))
             raise UnknownBookmark(key, f"{self._path}: no bookmark {self._kind}:{number}")
-        return at.entry
+        return found.entry
 
-    def entries_of(self, wanted: NumberRange) -> NumberRange:
-        """A range of entries that holds all of these blocks or batches, and maybe others."""
-        found = ALL
-        before = after = None
-        if wanted.first > ALL.first:
-            before, after = self._around(wanted.first, _MOST_PAGES)
-        if wanted.last == ALL.last:
-            after = None
-        elif after is None or wanted.last > wanted.first:
-            after = self._around(wanted.last, _MOST_PAGES)[1]
-        if before is not None:
-            found &= NumberRange(first=before.entry)
-        if after is not None:
-            found &= NumberRange(last=after.entry - 1)
-        return found
-
-    def _around(self, number: int, most_pages: int) -> tuple[Found | None, Found | None]:
-        """The last bookmark with at most this number, and the first with a higher one.
-
-        None for one that does not exist; both None after `most_pages` pages without a bookmark.
-        """
+    def _last_up_to(self, number: int) -> Found | None:
+        """The last bookmark with at most this number."""
         low, high = 0, self._pages
-        before = after = None
+        within: int | None = None
         while low < high:
             middle = (low + high) // 2
-            for page in range(middle, min(high, middle + most_pages)):
+            found = None
+            for page in range(middle, high):
                 found = self._first_in(page)
                 if found is not None:
                     break
-            else:
-                if high - middle > most_pages:
-                    return None, None
+            if found is None or found.number > number:
                 high = middle
-                continue
-            if found.number > number:
-                after, high = found, middle
             else:
-                before, low = (found, page), page + 1
-        if before is None:
-            return None, after
-        last, page = before
-        for found in self._bookmarks_in(page):
-            if found.number > number:
-                return last, found
-            last = found
-        return last, after
+                within, low = page, page + 1
+        last = None
+        if within is not None:
+            for found in self._bookmarks_in(within):
+                if found.number > number:
+                    break
+                last = found
+        return last
 
     def _first_in(self, page: int) -> Found | None:
         """The first bookmark in a page; None if there is none, or if damage precedes it."""

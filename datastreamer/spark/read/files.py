@@ -191,8 +191,10 @@ def _sweep(
         found = read_page(file, content, start, chain.due)
         if page == first and (found.broken or not found.batch):
             # The previous page decides whether the first entry number of this page is right.
-            chain.due = _due_at(file, page)
-            found = read_page(file, content, start, chain.due)
+            due = _due_at(file, page)
+            found = read_page(file, content, start, due)
+            # If entries before this page are missing, the part that ends there reports it.
+            chain.due = found.batch.first_number if found.batch else due
         chain.goes_on(found)
         # The start of the next page confirms or refutes the last entry of this page.
         yield from _settled(held, chain)

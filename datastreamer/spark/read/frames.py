@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -21,6 +22,8 @@ from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.source import DatastreamSource
 
 Value = str | int | float | bool | os.PathLike[str]
+
+_SERIALIZER: Final = CPickleSerializer()
 
 
 def frame(
@@ -34,8 +37,7 @@ def frame(
     selects columns.
 
     The query is planned now: the frame has the entries that are committed now, however often it
-    is used. Raises what planning raises, `UsageError` for `pushFilters`, since Spark passes no
-    filters here, and `ExtraMissing` without pandas.
+    is used. Raises what planning raises, and `ExtraMissing` without pandas.
     """
     # mapInArrow refuses to run without pandas, although it does not use it here.
     if find_spec("pandas") is None:
@@ -45,16 +47,22 @@ def frame(
     texts = {name: _text(value) for name, value in options.items()}
     source = DatastreamSource(texts)
     columns = source.schema() if schema is None else _columns(schema)
-    wanted = read_options(texts)
-    if wanted.push_filters:
-        raise UsageError(
-            "pushFilters works only with spark.read: use startingOffset and endingOffset here"
-        )
-    reader = BatchReader(wanted, columns)
-    parts = reader.partitions()
-    # One task per part, and one task if the stream is empty.
+    reader = BatchReader(read_options(texts), columns)
+    return frame_of(spark, reader, reader.partitions(), columns)
+
+
+def frame_of(
+    spark: SparkSession,
+    reader: BatchReader,
+    parts: Sequence[InputPartition],
+    columns: StructType,
+    convert: Callable[[Any], Any] | None = None,
+) -> DataFrame:
+    """The rows of the parts, of each batch what `convert` makes of it."""
+    # One task per part, and one task if there is none.
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
-    return tasks.mapInArrow(_reading(reader, parts), columns)
+    pickled = [_SERIALIZER.dumps(part) for part in parts]
+    return tasks.mapInArrow(_reading(reader, pickled, convert), columns)
 
 
 def _columns(schema: StructType | str) -> StructType:
@@ -71,13 +79,17 @@ def _text(value: Value) -> str:
 
 
 def _reading(
-    reader: BatchReader, parts: Sequence[InputPartition]
+    reader: BatchReader, parts: Sequence[bytes], convert: Callable[[Any], Any] | None
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function that a task calls with the numbers of its parts."""
+    """The function that a task calls with the numbers of its parts.
+
+    Each task receives all `parts`, pickled one by one, so that it unpickles only its own.
+    """
 
     def read(numbers: Iterator[Any]) -> Iterator[Any]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from reader.read(parts[number])
+                rows = reader.read(_SERIALIZER.loads(parts[number]))
+                yield from rows if convert is None else map(convert, rows)
 
     return read

@@ -1,20 +1,25 @@
-"""The parts of a query, one per Spark task: pages of a file, or entries of a server.
+"""The parts of a query, one per Spark task: pages of files, or entries of a server.
 
-Owns how a stream is cut into parts. The driver pickles them for executors, so they hold only
-names and numbers.
+Owns how streams are cut into parts, and small files packed into one. The driver pickles parts for
+executors, so they hold only names and numbers.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_start
 from datastreamer.spark.read.files import FileSnapshot
 from datastreamer.spark.read.servers import ServerSnapshot
+
+OPEN_COST: Final = 1 << 20
+"""What opening a file counts, in bytes, as Spark's ``spark.sql.files.openCostInBytes`` does. Less
+than Spark's 4 MiB: the start of a task costs as much as reading some hundred small files."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,19 @@ class FilePart(InputPartition):
     stop_page: int
     start: int
     stop: int
+
+    @property
+    def cost(self) -> int:
+        """The bytes to read, and the cost to open the file."""
+        end = min(page_start(self.stop_page), self.snapshot.head.length)
+        return end - page_start(self.first_page) + OPEN_COST
+
+
+@dataclass(frozen=True)
+class PackedParts(InputPartition):
+    """Parts of several files, which one task reads in this order."""
+
+    parts: tuple[FilePart, ...]
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,24 @@ def cut_pages(
     """Parts of these pages, of about `part_bytes` each."""
     for first, end in _cut(pages.start, pages.stop, len(pages) * PAGE_SIZE / part_bytes):
         yield FilePart(snapshot, first, end, start, stop)
+
+
+def pack(parts: Iterable[FilePart], most: int) -> Iterator[FilePart | PackedParts]:
+    """The parts in their order, packed up to a cost of `most` as Spark packs files."""
+    held: list[FilePart] = []
+    cost = 0
+    for part in parts:
+        if held and cost + part.cost > most:
+            yield _packed(held)
+            held, cost = [], 0
+        held.append(part)
+        cost += part.cost
+    if held:
+        yield _packed(held)
+
+
+def _packed(parts: list[FilePart]) -> FilePart | PackedParts:
+    return parts[0] if len(parts) == 1 else PackedParts(tuple(parts))
 
 
 def cut_entries(header: Header, start: int, stop: int, part_bytes: int) -> list[tuple[int, int]]:

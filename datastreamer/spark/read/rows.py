@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from datastreamer._codec import EntryBatch
 from datastreamer.arrow.record_batches import Converter
-from datastreamer.arrow.tables import ENTRIES, ERROR
+from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES
 from datastreamer.errors import UsageError
 from datastreamer.format import U64_MAX, Header
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import Lost
-from datastreamer.spark.read.pushdown import Bounds
 from datastreamer.spark.read.schemas import SYSTEM_ID, Columns, number_column
 
 _MOST: Final = U64_MAX >> 1
@@ -33,6 +32,10 @@ class RowMaker:
         self._number = number_column(options.table)
         self._system_id = header.system_id
         version = header.version if options.version is None else options.version
+        kind = None if options.table == ENTRIES else TABLES[options.table].entry_type(version)
+        self.types = None if kind is None else frozenset({kind})
+        """The types of the entries that are rows; None: of all."""
+
         # The converter counts rows by a column, so it needs one even if the query has none.
         own = columns.own or (self._number,)
         if ERROR in columns.schema.names and options.table != ENTRIES:
@@ -47,19 +50,25 @@ class RowMaker:
             )
 
     def batches(
-        self, runs: Iterable[EntryBatch | Lost], bounds: Bounds, begin: int | None = None
+        self,
+        runs: Iterable[EntryBatch | Lost],
+        start: int,
+        stop: int,
+        begin: int | None = None,
     ) -> Iterator[Any]:
-        """The rows of the entries within the bounds (entry numbers and types).
+        """The rows of the entries from `start` up to, not including, `stop`.
 
         `Lost` entries become one row, at the first of them that the query reads: the query begins
-        at entry `begin` (None: with the bounds), and other parts report what precedes the bounds.
+        at entry `begin` (None: at `start`), and other parts report what precedes `start`.
         In mode FAILFAST, raises `DamagedEntry` or `DecodeFailed` after the rows that precede it.
         """
         for run in runs:
             if isinstance(run, Lost):
-                yield from self._lost(run, bounds, bounds.start if begin is None else begin)
+                yield from self._lost(run, start, stop, start if begin is None else begin)
                 continue
-            within = _within(run, bounds)
+            within = run
+            if run.first_number < start or run.next_number > stop:
+                within = run.since(start).before(stop)
             if not within:
                 continue
             found = self._converter.convert(within)
@@ -81,29 +90,20 @@ class RowMaker:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
 
-    def _lost(self, lost: Lost, bounds: Bounds, begin: int) -> Iterator[Any]:
+    def _lost(self, lost: Lost, start: int, stop: int, begin: int) -> Iterator[Any]:
         first = lost.first if lost.first is not None else max(0, (lost.next or 1) - 1)
-        before = lost.next is not None and lost.next <= bounds.start
-        if first >= bounds.stop or before:
+        before = lost.next is not None and lost.next <= start
+        if first >= stop or before:
             return
         if self._mode == "FAILFAST":
             raise lost.error
         first = max(first, begin)
-        # The type of a lost entry is unknown, so a query for some types skips it.
-        if self._mode == "PERMISSIVE" and bounds.types is None and first >= bounds.start:
+        if self._mode == "PERMISSIVE" and first >= start:
             values = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
             columns = [
                 pa.array([values.get(field.name)], field.type) for field in self._columns.schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
-
-
-def _within(run: EntryBatch, bounds: Bounds) -> EntryBatch:
-    """The entries of a run that are within the bounds."""
-    start, stop = bounds.start, bounds.stop
-    if run.first_number < start or run.next_number > stop:
-        run = run.since(start).before(min(stop, U64_MAX))
-    return run if bounds.types is None else run.select(bounds.types)
 
 
 def _what(lost: Lost) -> str:

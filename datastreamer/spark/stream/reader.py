@@ -24,7 +24,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from datastreamer.errors import ConnectFailed, ConnectionLost, UnknownEntry, UsageError
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    DatastreamerError,
+    UnknownEntry,
+    UsageError,
+)
 from datastreamer.format import U64_MAX, Header
 from datastreamer.position import Identity
 from datastreamer.protocol.retry import BACKOFF
@@ -238,6 +244,33 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         self._failing_since, self._attempts, self._retry_at = None, 0, 0.0
         return result
+
+
+class RefusedReader(DataSourceStreamReader):
+    """In the place of a reader that cannot be made: raises why, when Spark first uses it."""
+
+    def __init__(self, error: DatastreamerError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """The first call for a query without a checkpoint. Raises the error."""
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The first call for a query with a checkpoint. Raises the error."""
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Raises the error."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Raises the error."""
+        raise self._error
 
 
 def lag(progress: Any) -> int | None:

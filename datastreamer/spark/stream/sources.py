@@ -36,7 +36,6 @@ from datastreamer.spark.read.files import (
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
 from datastreamer.spark.read.paths import FileLocation, find, is_single
 from datastreamer.spark.read.planning import pages_of
-from datastreamer.spark.read.pushdown import Bounds
 from datastreamer.spark.read.servers import (
     Servers,
     entry_of_bookmark,
@@ -142,7 +141,7 @@ class GrowingFile:
         snapshot, _ = self._seen()
         version = snapshot.header.version if self._version is None else self._version
         with open_reader(snapshot, verify=self._verify) as reader:
-            return BookmarkSearch(reader, self.name, version, name.kind).exact(name.number)
+            return BookmarkSearch(reader, self.name, version, name.kind).entry_of(name.number)
 
     def digest_before(self, entry: int) -> str:
         _, reader = self._seen()
@@ -168,7 +167,7 @@ class GrowingFile:
 
     def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
         snapshot, reader = self._seen()
-        pages = pages_of(reader, snapshot, Bounds().within(start, stop))
+        pages = pages_of(reader, snapshot, start, stop)
         return list(cut_pages(snapshot, pages, start, stop, part_bytes))
 
     def changed(self, what: str, entry: int) -> DatastreamerError:

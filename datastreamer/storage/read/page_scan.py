@@ -237,8 +237,12 @@ def read_page(file: Readable, content: bytes, start: int, due: int | None) -> Pa
         try:
             # Whole, but of another place: stale, or swapped with another page.
             return Page(start, content, scan(content, None, file_offset=start), None)
-        except CorruptEntries:
-            pass
+        except CorruptEntries as error:
+            before = scan(content, None, file_offset=start, end=error.offset)
+            # Damage may have hidden the entries that were due, as false padding does. One entry
+            # does not show that: its own number may be the damage.
+            if len(before) > 1 and before.first_number > due:
+                offset, what, due = error.offset, error.reason, before.first_number
     batch = scan(content, due, file_offset=start, end=offset)
     following = file.read(ENTRY_HEAD_SIZE, start + PAGE_SIZE)
     return Page(start, content, batch, None).broken_at(what, following)

@@ -114,14 +114,14 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
     with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
         publish(stream, 8)
         ingest = Ingest(spark, {"path": str(path)}, out)
-        save = ingest._save
+        save = ingest._tables.save
 
-        def crash(rows: Any, table: str, *rest: Any, **named: Any) -> None:
-            save(rows, table, *rest, **named)
+        def crash(rows: Any, table: str, name: str) -> None:
+            save(rows, table, name)
             if table == "transactions":
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(ingest, "_save", crash)
+        monkeypatch.setattr(ingest._tables, "save", crash)
         with pytest.raises(KeyboardInterrupt):
             ingest.backfill()
         with pytest.raises(FileMissing, match="ingest a stream into it first"):

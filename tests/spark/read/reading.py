@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import Filter, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from datastreamer.spark.options import read_options
-from datastreamer.spark.read.batch import BatchReader, FilteringReader
+from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.source import DatastreamSource
 
 
 class Query:
     """A planned query: its parts, and the rows of each."""
 
-    def __init__(
-        self,
-        *,
-        schema: StructType | None = None,
-        filters: Sequence[Filter] = (),
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, schema: StructType | None = None, **options: Any) -> None:
         given = {name: str(value) for name, value in options.items()}
         self.schema = DatastreamSource(given).schema() if schema is None else schema
-        reader: BatchReader
-        if filters:
-            reader = FilteringReader(read_options(given), self.schema)
-            self.left = list(reader.pushFilters(list(filters)))
-        else:
-            reader = BatchReader(read_options(given), self.schema)
+        reader = BatchReader(read_options(given), self.schema)
         self.parts: list[InputPartition] = pickle.loads(pickle.dumps(list(reader.partitions())))
         self._reader: BatchReader = pickle.loads(pickle.dumps(reader))
 

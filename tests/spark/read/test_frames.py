@@ -77,7 +77,6 @@ def test_what_cannot_be_read_is_said_at_once(tmp_path: Path) -> None:
     DataStream.create(tmp_path / "a.bin", index="memory").close()
     for options, message in (
         ({"tabel": "blocks"}, "no option 'tabel'"),
-        ({"pushFilters": True}, "pushFilters .*spark.read"),
         ({"startingOffset": "latest"}, "startingOffset latest is for spark.readStream"),
         ({"schema": "BIGINT"}, "schema 'BIGINT' names no columns"),
         ({"schema": "nope BIGINT"}, "no column 'nope'"),

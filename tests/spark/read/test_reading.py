@@ -11,17 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -44,7 +33,6 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import PAGE_SIZE, page_start
-from datastreamer.spark.read import bookmark_search
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.zkevm import encode, events
 from tests.arrow.damage import CASES, PAGES, damaged, write_pages
@@ -171,7 +159,7 @@ def test_a_schema_may_not_say_that_nothing_is_null(chain: Path) -> None:
         Query(path=chain, table="blocks", schema=wanted)
 
 
-# Offsets and filters.
+# Offsets.
 
 
 def test_offsets_are_entries_blocks_or_batches(chain: Path, counted: Callable[[], int]) -> None:
@@ -196,83 +184,6 @@ def test_offsets_are_entries_blocks_or_batches(chain: Path, counted: Callable[[]
         Query(path=chain, startingOffset="block:100000")
 
 
-def expected(rows: list[dict[str, Any]], test: Callable[[dict[str, Any]], bool]) -> Any:
-    return [row for row in rows if test(row)]
-
-
-def passes(row: dict[str, Any], wanted: Filter) -> bool:
-    """What Spark makes of a filter."""
-    value = row[wanted.attribute[0]]  # type: ignore[attr-defined]
-    if isinstance(wanted, IsNotNull):
-        return value is not None
-    other = wanted.value  # type: ignore[attr-defined]
-    reported = {
-        EqualTo: lambda: value == other,
-        In: lambda: value in other,
-        LessThan: lambda: value < other,
-        LessThanOrEqual: lambda: value <= other,
-        GreaterThan: lambda: value > other,
-        GreaterThanOrEqual: lambda: value >= other,
-    }
-    return bool(reported[type(wanted)]())
-
-
-NUMBER, BLOCK = ("number",), ("l2block_number",)
-
-
-@pytest.mark.parametrize(
-    "table, filters, pages, left",
-    [
-        ("entries", [EqualTo(NUMBER, 1234)], 1, 0),
-        ("entries", [GreaterThanOrEqual(NUMBER, 1234), LessThan(NUMBER, 1240)], 2, 0),
-        ("entries", [GreaterThan(NUMBER, 1234), LessThanOrEqual(NUMBER, 1240)], 2, 0),
-        ("entries", [In(NUMBER, (500, 505)), IsNotNull(NUMBER)], 2, 2),
-        ("entries", [EqualTo(("type",), 2), LessThan(NUMBER, 100)], 5, 0),
-        ("entries", [In(("type",), (1, 4, -3)), LessThan(NUMBER, 100)], 5, 0),
-        ("entries", [LessThan(NUMBER, 0)], 0, 0),
-        ("entries", [EqualTo(("type",), -1)], 0, 0),
-        ("entries", [LessThan(NUMBER, 7), GreaterThan(NUMBER, 7)], 0, 0),
-        ("blocks", [EqualTo(NUMBER, 100)], 2, 1),
-        ("blocks", [EqualTo(("batch_number",), 50)], 2, 1),
-        ("blocks", [GreaterThan(NUMBER, 100), LessThan(NUMBER, 110)], 4, 2),
-        ("blocks", [LessThan(NUMBER, 3)], 1, 1),
-        ("blocks", [GreaterThan(NUMBER, 100_000)], 2, 1),
-        ("blocks", [EqualTo(("entry_number",), 3)], 1, 0),
-        ("transactions", [EqualTo(BLOCK, 300), EqualTo(("index",), 1)], 2, 2),
-        ("transactions", [In(BLOCK, (300, 303))], 3, 1),
-        ("batches", [GreaterThanOrEqual(NUMBER, 60)], 54, 1),
-        ("batch_ends", [EqualTo(NUMBER, 60)], 2, 1),
-        ("block_ends", [EqualTo(NUMBER, 1)], 1, 1),
-    ],
-)
-def test_filters_read_the_pages_they_need(
-    chain: Path,
-    counted: Callable[[], int],
-    table: str,
-    filters: list[Filter],
-    pages: int,
-    left: int,
-) -> None:
-    rows = as_arrow(chain, table)
-    counted()
-    Query(path=chain, table=table, filters=filters, partitionBytes="1m", verify=False)
-    # Of 100 MB; bookmarks are 200 kB apart here, so a search is long.
-    assert counted() <= 9_000_000
-    query = Query(path=chain, table=table, filters=filters, partitionBytes="1m")
-    # To be verified, a page is read as a whole.
-    planned = counted()
-    assert planned <= 9_000_000 + 12 * PAGE_SIZE
-    found = query.rows()
-    read = counted()
-    assert len(query.left) == left
-    assert len(query.parts) <= pages
-    # A page more a part, which is where the next begins.
-    assert read <= (2 * PAGE_SIZE + 100_000) * len(query.parts)
-    # Those that are left are Spark's to apply.
-    spark_applies = [row for row in found if all(passes(row, it) for it in query.left)]
-    assert spark_applies == [row for row in rows if all(passes(row, it) for it in filters)]
-
-
 def test_a_search_among_small_entries_is_short(tmp_path: Path, counted: Callable[[], int]) -> None:
     path = tmp_path / "small.bin"
     with DataStream.create(path, version=3, sync="os", index="memory") as stream:
@@ -287,36 +198,18 @@ def test_a_search_among_small_entries_is_short(tmp_path: Path, counted: Callable
         assert stream.header.total_length > 25 * PAGE_SIZE
     for number in (1, 777, 20_000, 39_999):
         counted()
-        wanted = [EqualTo(NUMBER, number)]
-        Query(path=path, table="blocks", filters=wanted, verify=False)
+        wanted = {"startingOffset": f"block:{number}", "endingOffset": 3 * number + 3}
+        Query(path=path, table="blocks", verify=False, **wanted)
         # The halves cost little; the page where it is found is read, to the place.
         assert counted() < 3.2 * PAGE_SIZE
-        query = Query(path=path, table="blocks", filters=wanted)
+        query = Query(path=path, table="blocks", **wanted)
         # To be verified, the pages of a search in 28 pages are read as a whole, and the last one.
         assert counted() < (3.2 + 6 + 1) * PAGE_SIZE
-        assert number in [row["number"] for row in query.rows()]
+        assert [row["number"] for row in query.rows()] == [number]
         assert counted() < 2.1 * PAGE_SIZE
 
 
-def test_filters_that_say_nothing_of_places_are_left_to_spark(chain: Path) -> None:
-    filters: list[Filter] = [
-        Not(EqualTo(NUMBER, 3)),
-        EqualTo(("data",), b"x"),
-        EqualTo(NUMBER, 2.5),
-    ]
-    query = Query(path=chain, filters=filters)
-    assert query.left == filters
-    assert query.rows() == as_arrow(chain)
-
-
-def test_a_stream_without_bookmarks_is_read_whole(make: Make) -> None:
-    block = encode(events.L2Block(7, 1), version=2)
-    path = make([block, (9, bytes(900_000))] * 10)
-    query = Query(path=path, table="blocks", filters=[EqualTo(NUMBER, 7)])
-    assert len(query.rows()) == 10
-
-
-def test_blocks_without_a_bookmark_of_their_own_are_found(make: Make) -> None:
+def test_blocks_without_a_bookmark_of_their_own_are_not_found(make: Make) -> None:
     """Bookmarks of every third block, in pages of a block or two."""
     entries = []
     for number in range(60):
@@ -325,15 +218,15 @@ def test_blocks_without_a_bookmark_of_their_own_are_found(make: Make) -> None:
         entries.append(encode(events.L2Block(number, 1), version=2))
         entries.append((9, bytes(300_000)))
     path = make(entries)
-    for number in (0, 1, 2, 3, 31, 32, 33, 58, 59):
-        query = Query(path=path, table="blocks", filters=[EqualTo(NUMBER, number)])
-        assert number in [row["number"] for row in query.rows()]
-        assert len(query.rows()) <= 3
+    for number in (0, 3, 33, 57):
+        query = Query(path=path, table="blocks", startingOffset=f"block:{number}")
+        assert [row["number"] for row in query.rows()] == list(range(number, 60))
+    for number in (1, 32, 58, 59, 60):
+        with pytest.raises(UnknownBookmark, match=f"no bookmark block:{number}"):
+            Query(path=path, startingOffset=f"block:{number}")
 
 
-def test_a_bookmark_far_from_others_is_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before and behind more pages without one than a filter looks at."""
-    monkeypatch.setattr(bookmark_search, "_MOST_PAGES", 2)
+def test_a_bookmark_far_from_others_is_found(make: Make) -> None:
     mark = (0xB0, encode(events.BookMark(1, 7), version=2)[1])
     path = make([(9, bytes(1_000_000))] * 6 + [mark] + [(9, bytes(1_000_000))] * 8)
     (row,) = Query(path=path, startingOffset="batch:7", endingOffset=7).rows()
@@ -410,6 +303,34 @@ def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
     assert Query(path=tmp_path / "a[1].bin").table().num_rows > 0
 
 
+def test_small_files_are_packed_into_parts(tmp_path: Path) -> None:
+    sizes = [100] * 5 + [5_000_000] + [100] * 4
+    for at, size in enumerate(sizes):
+        with DataStream.create(tmp_path / f"{at}.bin", system_id=at, index="memory") as stream:
+            for _ in range(max(1, size // 500_000)):
+                stream.append(1, bytes(min(size, 500_000)))
+    query = Query(path=tmp_path, partitionBytes="4m")
+    ids = [
+        [row["system_id"] for batch in query.part(at) for row in batch.to_pylist()] for at in (0, 1)
+    ]
+    assert ids == [[0, 1, 2], [3, 4]]
+    assert len(query.parts) == 2 + 1 + 2
+    found = [(row["system_id"], row["number"]) for row in query.rows()]
+    assert found == [(at, n) for at in range(10) for n in range(10 if at == 5 else 1)]
+    few = Query(path=tmp_path, partitionBytes="4m", startingOffset=1, endingOffset=1)
+    assert few.parts == []
+    # Each file's errors name it.
+    with (tmp_path / "4.bin").open("r+b") as file:
+        file.seek(page_start(0))
+        file.write(b"\x77")
+    with pytest.raises(DamagedEntry, match=r"4\.bin: at byte"):
+        query.part(1)
+    (row,) = [
+        row for row in Query(path=tmp_path, mode="PERMISSIVE", verify=False).rows() if row["error"]
+    ]
+    assert (row["system_id"], row["number"]) == (4, 0)
+
+
 # Streams that change.
 
 
@@ -437,7 +358,7 @@ def test_an_empty_stream_has_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "empty.bin"
     DataStream.create(path, index="memory").close()
     assert Query(path=path).batches() == []
-    assert Query(path=path, table="blocks", filters=[EqualTo(NUMBER, 1)]).batches() == []
+    assert Query(path=path, table="blocks").batches() == []
 
 
 @pytest.mark.parametrize("again", [0, 30])
@@ -604,27 +525,17 @@ def test_a_servers_parts_are_those_that_are_wanted(server: StreamServer) -> None
     at = f"127.0.0.1:{server.port}"
     rows = as_arrow(Path(server.stream.path))
     assert Query(server=at, startingOffset=5, endingOffset=9).rows() == rows[5:9]
-    blocks = Query(server=at, table="blocks", filters=[EqualTo(NUMBER, 9)])
+    blocks = Query(server=at, table="blocks", startingOffset="block:9", endingOffset="block:10")
     assert [row["number"] for row in blocks.rows()] == [9]
-    unknown = Query(server=at, table="blocks", filters=[GreaterThan(NUMBER, 100_000)])
-    assert all(row["number"] for row in unknown.rows())
     with pytest.raises(UnknownBookmark, match="block:100000"):
         Query(server=at, startingOffset="block:100000")
 
 
-def test_a_server_chooses_the_types_that_are_wanted(server: StreamServer) -> None:
+def test_a_server_sends_only_the_entries_of_the_table(server: StreamServer) -> None:
     at = f"127.0.0.1:{server.port}"
-    rows = as_arrow(Path(server.stream.path))
-    for wanted in (2, 0xB0, 77):
-        query = Query(server=at, partitionBytes="2m", filters=[EqualTo(("type",), wanted)])
-        assert query.rows() == [row for row in rows if row["type"] == wanted]
-    few = Query(
-        server=at,
-        startingOffset=5,
-        endingOffset=60,
-        filters=[EqualTo(("type",), 2), GreaterThan(NUMBER, 9)],
-    )
-    assert few.rows() == [row for row in rows[10:60] if row["type"] == 2]
+    rows = as_arrow(Path(server.stream.path), "blocks")
+    few = Query(server=at, table="blocks", startingOffset=5, endingOffset=60)
+    assert few.rows() == [row for row in rows if 5 <= row["entry_number"] < 60]
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as reported:
         text = reported.read().decode()
     assert re.search(r'datastreamer_commands_total\{command="filtered_start"\} [1-9]', text)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from datastreamer.spark.source import DatastreamSource
-from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.stream.reader import RefusedReader, TailReader
 
 Rows = list[dict[str, Any]]
 
@@ -34,6 +34,8 @@ class Driver:
 
     def _made(self) -> TailReader:
         made = self._source.streamReader(self._source.schema())
+        if isinstance(made, RefusedReader):
+            made.initialOffset()
         assert isinstance(made, TailReader)
         return made
 

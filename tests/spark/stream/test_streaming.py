@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 from datastreamer import DataStream, StreamServer
 from datastreamer.spark import lag
+from datastreamer.spark.failures import reason
 
 
 def add(stream: DataStream, count: int, mark: str = "", size: int = 100) -> None:
@@ -123,3 +124,15 @@ def test_lag_is_of_our_sources_alone() -> None:
     assert lag(None) is None
     assert lag({"sources": []}) is None
     assert lag({"sources": [{"endOffset": "7", "latestOffset": "9"}]}) is None
+
+
+def test_the_last_line_of_a_refusal_is_the_reason(
+    spark: Any, growing: DataStream, tmp_path: Path
+) -> None:
+    following = Following(
+        spark, tmp_path / "checkpoint", {"path": growing.path, "endingOffset": "10"}
+    )
+    with pytest.raises(StreamingQueryException) as failed:
+        following.all_available()
+    assert "UnboundLocalError" not in str(failed.value)
+    assert reason(failed.value) == ("endingOffset is for spark.read: a streaming query has no end")

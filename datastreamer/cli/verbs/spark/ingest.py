@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -14,14 +17,29 @@ from datastreamer.cli.shared.options import (
     StreamTypeOption,
     fraction_option,
     number_option,
+    text_option,
 )
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 
 if TYPE_CHECKING:
     from datastreamer.spark.pipeline.ingest import Ingest
+    from datastreamer.spark.pipeline.manifest import EntryRange
+    from datastreamer.spark.pipeline.tables import Format
 
 _LOOK_SECONDS = 1
+_REPORT_SECONDS: Final = 10
+_DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def _read_format(value: str) -> str:
+    if value not in ("parquet", "delta"):
+        raise typer.BadParameter(f"it is parquet or delta, not {value!r}")
+    return value
+
 
 OutArgument = Annotated[
     str,
@@ -38,6 +56,18 @@ EveryOption = Annotated[
         "--every", "SECONDS", "With --follow: interval between writes.", least=0, most=1e6
     ),
 ]
+FormatOption = Annotated[
+    str,
+    text_option(
+        "--format",
+        "FORMAT",
+        "Format of the tables: parquet, or delta with Delta's package in PYSPARK_SUBMIT_ARGS.",
+        parser=_read_format,
+    ),
+]
+CompactOption = Annotated[
+    bool, typer.Option("--compact", help="Then join the files of earlier writes into fewer.")
+]
 ChunkOption = Annotated[int, number_option("--chunk", "N", "Number of entries per write.", least=1)]
 
 
@@ -47,13 +77,15 @@ def ingest(
     *,
     follow: FollowOption = False,
     every: EveryOption = 10.0,
-    chunk: ChunkOption = 5_000_000,
+    chunk: ChunkOption = 1_000_000,
+    format: FormatOption = "parquet",
+    compact: CompactOption = False,
     master: MasterOption = "local[*]",
     stream_type: StreamTypeOption = None,
 ) -> None:
-    """Write blocks, transactions (decoded, with senders), batches and their ends to Parquet.
+    """Write blocks, transactions (decoded, with senders), batches and GER updates to tables.
 
-    Blocks and transactions are partitioned by day. The next run continues where the last one
+    Rows with a time are partitioned by day. The next run continues where the last one
     ended, even if it was killed; each entry is in the tables once.
     """
     options = _options(source, stream_type)
@@ -64,12 +96,20 @@ def ingest(
     # Find missing requirements first: Spark needs seconds to start.
     ensure_openable()
     find_java()
-    Manifest(options, out).close()
-    with spark_session(master) as spark:
-        job = Ingest(spark, options, out)
+    manifest = Manifest(options, out)
+    before, total, begun = manifest.done, manifest.total(), manifest.begun()
+    manifest.close()
+    if before == total and not (begun or follow or compact):
+        logs.say(f"{out}: nothing new; it has all entries before {before:,}")
+        return
+    with spark_session(master, _DELTA if format == "delta" else {}) as spark:
+        job = Ingest(spark, options, out, cast("Format", format))
         try:
             began = time.monotonic()
-            done = job.backfill(chunk)
+            with _progress(spark, out) as note:
+                done = job.backfill(chunk, note)
+                if compact:
+                    logs.say(f"{out}: its entries are in {job.compact()} ranges")
             seconds = time.monotonic() - began
             logs.say(
                 f"{out}: {done:,} entries in {seconds:.1f} s; it has all entries before "
@@ -79,6 +119,33 @@ def ingest(
                 _follow(job, every, out)
         finally:
             job.close()
+
+
+@contextmanager
+def _progress(spark: Any, out: str) -> Iterator[Any]:
+    """Report how far a backfill is, every 10 s; gives the function to call for each range."""
+    tracker = spark.sparkContext.statusTracker()
+    ended = threading.Event()
+    now = ["Spark begins"]
+
+    def note(wanted: EntryRange, total: int) -> None:
+        share = 100 * wanted.start // total
+        now[0] = f"entries {wanted.start:,} to {wanted.stop:,} of {total:,} ({share} % done)"
+
+    def report() -> None:
+        while not ended.wait(_REPORT_SECONDS):
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            tasks = sum(stage.numTasks for stage in stages if stage)
+            ready = sum(stage.numCompletedTasks for stage in stages if stage)
+            logs.say(f"{out}: {now[0]}: {ready} of {tasks} tasks of this step")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield note
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _options(source: str, stream_type: int | None) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +39,7 @@ _QUIETLY = {
 
 
 @contextlib.contextmanager
-def spark_session(master: str) -> Iterator[Any]:
+def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Iterator[Any]:
     """A session, whose errors become one line. Raises `ExtraMissing` and `UsageError` if Spark or
     Java is missing."""
     from py4j.protocol import Py4JError
@@ -48,7 +48,7 @@ def spark_session(master: str) -> Iterator[Any]:
     from datastreamer.spark.failures import PySparkException, reason
 
     try:
-        spark = session(master, "datastreamer", _QUIETLY)
+        spark = session(master, "datastreamer", {**_QUIETLY, **(settings or {})})
     except (PySparkException, Py4JError) as error:
         raise Failure(f"Spark failed to start with --master {master}: {reason(error)}") from error
     try:

@@ -1,0 +1,122 @@
+"""Decoded transactions of a range of entries, as a DataFrame.
+
+Owns the columns beyond those of the table `transactions`. Recovering a sender takes most of the
+time, so tasks have equal numbers of transactions, wherever these are in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from datastreamer.errors import DecodeFailed
+from datastreamer.spark.options import read_options
+from datastreamer.spark.read.batch import BatchReader
+from datastreamer.spark.read.frames import frame, frame_of
+from datastreamer.spark.read.planning import plan_ranges
+from datastreamer.spark.read.schemas import table_schema
+
+PER_TASK: Final = 2_000
+"""Transactions per task: about half a second of work."""
+
+_MOST: Final = (1 << 63) - 1
+_DECODED: Final = (
+    "kind int, nonce long, gas long, gas_price long, max_priority_fee_per_gas long, "
+    "max_fee_per_gas long, value string, to binary, input binary, selector binary, "
+    "creates_contract boolean, contract binary, hash binary, sender binary, open_error string"
+)
+_SELECTOR_SIZE: Final = 4
+
+
+class Transactions(NamedTuple):
+    """The decoded transactions, and the block that the first one names; None without any."""
+
+    rows: DataFrame
+    first_block: int | None
+
+
+def decoded_transactions(
+    spark: SparkSession, source: Mapping[str, str], start: int, stop: int
+) -> Transactions:
+    """The transactions of the entries from `start` up to, not including, `stop`."""
+    given = {
+        **source,
+        "table": "transactions",
+        "startingOffset": str(start),
+        "endingOffset": str(stop),
+    }
+    schema = "entry_number long, l2block_number long"
+    marks = sorted(frame(spark, schema=schema, **given).mapInArrow(_marks, schema).collect())
+    options = read_options(given)
+    full = table_schema(options, system_id=False)
+    edges = [start, *(mark.entry_number for mark in marks[1:]), stop] if marks else []
+    parts = list(plan_ranges(options, edges))
+    kept = [field for field in full if field.name != "encoded"]
+    columns = StructType([*kept, *StructType.fromDDL(_DECODED)])
+    rows = frame_of(spark, BatchReader(options, full), parts, columns, _decoder(columns))
+    return Transactions(rows, marks[0].l2block_number if marks else None)
+
+
+def _marks(batches: Iterator[Any]) -> Iterator[Any]:
+    """Each transaction after `PER_TASK` others, and the first one."""
+    seen = 0
+    for batch in batches:
+        yield batch.take(pa.array(range(-seen % PER_TASK, batch.num_rows, PER_TASK), pa.int64()))
+        seen += batch.num_rows
+
+
+def _decoder(columns: StructType) -> Callable[[Any], Any]:
+    """The function that replaces the column `encoded` of a batch by the decoded fields."""
+    schema = to_arrow_schema(columns)
+
+    def decode(batch: Any) -> Any:
+        opened = [_decoded(encoded) for encoded in batch.column("encoded").to_pylist()]
+        return pa.RecordBatch.from_arrays(
+            [
+                batch.column(field.name)
+                if field.name in batch.schema.names
+                else pa.array([row.get(field.name) for row in opened], field.type)
+                for field in schema
+            ],
+            schema=schema,
+        )
+
+    return decode
+
+
+def _decoded(encoded: bytes | None) -> dict[str, Any]:
+    """The fields of a transaction, with its sender; or the error."""
+    from datastreamer.zkevm.transactions import open_transaction
+
+    try:
+        opened = open_transaction(encoded or b"")
+    except DecodeFailed as error:
+        return {"open_error": error.reason}
+    price = opened.max_fee_per_gas if opened.gas_price is None else opened.gas_price
+    calls = opened.to is not None and len(opened.input) >= _SELECTOR_SIZE
+    return {
+        "kind": opened.type,
+        "nonce": _signed(opened.nonce),
+        "gas": _signed(opened.gas),
+        "gas_price": _signed(price),
+        "max_priority_fee_per_gas": _signed(opened.max_priority_fee_per_gas),
+        "max_fee_per_gas": _signed(opened.max_fee_per_gas),
+        "value": str(opened.value),
+        "to": opened.to,
+        "input": opened.input,
+        "selector": opened.input[:_SELECTOR_SIZE] if calls else None,
+        "creates_contract": opened.to is None,
+        "contract": opened.contract,
+        "hash": opened.hash,
+        "sender": opened.sender,
+    }
+
+
+def _signed(number: int | None) -> int | None:
+    """The number, or null if it exceeds a signed 64-bit column."""
+    return number if number is not None and number <= _MOST else None
