@@ -134,7 +134,7 @@ class ReassemblyOpener:
             backoff=backoff,
             retry_for=retry_for,
         )
-        driver = self._driver_to(None)
+        driver = self._driver_to()
         resume = None if store is None else await driver.run(_load(store))
         engine = ConsumerEngine(driver, options, resume)
         arrivals = Arrivals(driver, len(engine.sources))

@@ -33,6 +33,20 @@ def server_address(text: str) -> Address | None:
     return address_of(text)
 
 
+def server_addresses(text: str) -> list[Address]:
+    """The servers of one stream that a SOURCE names, separated by commas; none if it names a file.
+
+    Raises `typer.BadParameter`.
+    """
+    if os.path.lexists(text):
+        return []
+    found = [server_address(part) for part in text.split(",")]
+    servers = [address for address in found if address is not None]
+    if servers and len(servers) < len(found):
+        raise typer.BadParameter(f"{text}: name one file, or servers of one stream")
+    return servers
+
+
 @contextlib.contextmanager
 def both_readings(*sources: str) -> Iterator[None]:
     """Where a server is not reached whose name may have been meant as a file's, say so."""

@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.source import check_start
 from datastreamer.errors import DamagedFile, FileMissing, StreamBusy
 from datastreamer.format import Header
 from datastreamer.storage.stream import DataStream
@@ -51,6 +52,13 @@ class FileSource:
         """The header as committed now."""
         self.stream.refresh()
         return self.stream.header
+
+    def reach(self, start: int | bytes, header: Header) -> Header:
+        """The header, or a newer one, of a stream that the entry or bookmark `start` is in. Raises
+        `UnknownEntry`; of several servers, also `UnknownBookmark`."""
+        if isinstance(start, int):
+            check_start(start, header)
+        return header
 
     def entry(self, number: int) -> Entry:
         """The entry of this number. Raises `UnknownEntry`."""

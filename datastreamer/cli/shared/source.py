@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.cli.shared.addresses import both_readings, server_address
+from datastreamer.cli.shared.addresses import both_readings, server_addresses
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions
 from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     BadFromBookmark,
     UnknownBookmark,
@@ -46,11 +47,15 @@ def open_source(
     `follow`. `batch_reads`: use batch reads and filtered reads if the server supports them and
     is not followed.
     """
-    address = server_address(text)
-    if address is not None:
-        with both_readings(text):
+    addresses = server_addresses(text)
+    if addresses:
+        with both_readings(*text.split(",")):
             return ServerSource(
-                address, options, follow=follow, heartbeat=heartbeat, batch_reads=batch_reads
+                *addresses,
+                options=options,
+                follow=follow,
+                heartbeat=heartbeat,
+                batch_reads=batch_reads,
             )
     if heartbeat is not None:
         raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
@@ -75,32 +80,43 @@ def named_not_found(source: str, key: str = "") -> Iterator[None]:
 
 
 class ServerSource:
-    """A server, read as a `FileSource`. With `follow` the client reconnects when it is lost."""
+    """A server, read as a `FileSource`, or several of one stream.
+
+    With `follow` the client reconnects when it is lost. Without, of several servers each is asked
+    once for what the others do not answer.
+    """
 
     def __init__(
         self,
-        address: Address,
+        *addresses: Address,
         options: SourceOptions = NO_OPTIONS,
-        *,
         follow: bool = False,
         heartbeat: float | None = None,
         batch_reads: bool = False,
     ) -> None:
         stream_type = options.stream_type
-        if not address.tls:
-            options.check_unused(str(address))
+        context = None
+        if any(address.tls for address in addresses):
+            context = options.context()
+        else:
+            options.check_unused(",".join(map(str, addresses)))
+        servers = [
+            Upstream(host, port, context, options.tls_server_name)
+            if tls and context is not None
+            else Upstream(host, port)
+            for host, port, tls in addresses
+        ]
+        self._several = len(servers) > 1
         self.client = BlockingClient(
-            address.host,
-            address.port,
+            servers,
             stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
-            tls=options.context() if address.tls else False,
-            tls_server_name=options.tls_server_name,
-            resume=follow,
+            resume=follow or self._several,
+            retry_for=None if follow else 0.0,
             heartbeat=_PROBE_SECONDS if heartbeat is None and not follow else heartbeat,
             batch_reads=batch_reads,
         )
         self._batch_reads = batch_reads and not follow
-        self.name = self.client.peer
+        self.name = ",".join(map(str, addresses)) if self._several else self.client.peer
 
     def __enter__(self) -> ServerSource:
         return self
@@ -110,6 +126,18 @@ class ServerSource:
 
     def header(self) -> Header:
         return self.client.header()
+
+    def reach(self, start: int | bytes, header: Header) -> Header:
+        if self._several:
+            # These go to a server that holds it.
+            if isinstance(start, bytes):
+                self.bookmark(start)
+            elif start > header.total_entries:
+                self.client.entry(start - 1)
+            header = self.client.header()
+        if isinstance(start, int):
+            check_start(start, header)
+        return header
 
     def entry(self, number: int) -> Entry:
         return self.client.entry(number)
@@ -121,8 +149,8 @@ class ServerSource:
         try:
             with self.client.batches(from_bookmark=key) as batches:
                 return next(batches).first_number
-        except BadFromBookmark:
-            raise UnknownBookmark(key) from None
+        except BadFromBookmark as error:
+            raise self._unknown(key, error) from None
 
     def batches(
         self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
@@ -135,9 +163,12 @@ class ServerSource:
                 yield from client.batches(from_entry=start, stop=stop, types=types)
             else:
                 yield from client.batches(from_bookmark=start, stop=stop, types=types)
-        except BadFromBookmark:
+        except BadFromBookmark as error:
             assert isinstance(start, bytes)
-            raise UnknownBookmark(start) from None
+            raise self._unknown(start, error) from None
+
+    def _unknown(self, key: bytes, error: BadFromBookmark) -> UnknownBookmark:
+        return UnknownBookmark(key, str(error) if self._several else "")
 
 
 def check_start(start: int, header: Header) -> None:

@@ -10,8 +10,8 @@ import typer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import (
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
     number_option,
 )
@@ -59,7 +59,7 @@ OnErrorOption = Annotated[
 
 
 def export(
-    source: SourceArgument,
+    source: StreamArgument,
     out: OutArgument,
     *,
     table: TableOption = "entries",

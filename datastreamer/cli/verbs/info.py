@@ -14,8 +14,8 @@ from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import (
     EntryOutput,
     Format,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
 )
 from datastreamer.cli.shared.output import json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datastreamer.storage.stream import DataStream
 
 
-def info(source: SourceArgument, *, output: EntryOutput, options: SourceOptions) -> None:
+def info(source: StreamArgument, *, output: EntryOutput, options: SourceOptions) -> None:
     """Show the header of a stream, and what a file holds.
 
     Of a file also its pages, bookmarks and entries by type; the table also shows its records,

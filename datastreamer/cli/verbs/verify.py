@@ -26,7 +26,7 @@ def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptio
     address = server_address(source)
     if address is not None:
         with both_readings(source):
-            server = ServerSource(address, options)
+            server = ServerSource(address, options=options)
         report = _check_server(source, server)
     elif options.stream_type is not None:
         raise typer.BadParameter(f"--stream-type is for servers, and {source} is a file")

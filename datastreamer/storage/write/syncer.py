@@ -29,9 +29,9 @@ class Syncer:
 
     def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
         """Begin `work` within `seconds`: once for all requests that precede its begin. Between two
-        calls there is a pause, three times as long as the first one and at most `_MOST_PAUSE`, unless
-        a request is `urgent`: committing threads need the processor too, and more commits share a
-        sync."""
+        calls there is a pause, three times as long as the first one and at most `_MOST_PAUSE`,
+        unless a request is `urgent`: committing threads need the processor too, and more commits
+        share a sync."""
         self._asked.put(0.0 if urgent else time.monotonic() + seconds)
         if not self._started:
             # Not threading.Thread: its start() waits for an event, and a signal's exception during
