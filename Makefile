@@ -101,7 +101,7 @@ sanitize: setup
 	PYTHON=$(abspath $(PY)) tests/sanitize.sh $(SIDE_BY_SIDE)
 
 clean:
-	rm -rf build dist *.egg-info .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist *.egg-info .cache .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f $(patsubst %.pyx,%.c,$(filter %.pyx,$(CYTHON))) $(VENV)/.built
 	find datastreamer -name '*.so' -delete
 	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +

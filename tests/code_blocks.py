@@ -6,25 +6,30 @@ A comment in front of a block says what is special about it:
 <!-- until stopped -->     the block does not end: it runs until the next one of this kind begins
 <!-- in the background --> it runs until the page ends
 
-`python -m tests.code_blocks PAGE`, in the folder, and in a network of its own (`isolated`), because
-the blocks name ports and hosts. A page that connects to port 6900 and starts no server there has
-one of the stream. Blocks of Python share the process, but no names.
+`python -m tests.code_blocks` reads a page and a folder from each line, runs the page in a fork of
+itself, which has all modules already, and prints the exit code. It is in a network of its own
+(`isolated`), because the blocks name ports and hosts. A page that connects to port 6900 and starts
+no server there has one of the stream. Blocks of Python share the process, but no names.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import datastreamer
 from datastreamer import StreamServer
 
+OUTPUT = "output.txt"
 FENCE = re.compile(
     r"(?:^ *<!-- (?P<mark>.*?) -->\n)?^(?P<indent> *)```(?P<language>\w*).*?\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
@@ -141,5 +146,29 @@ def running(block: CodeBlock) -> Iterator[None]:
             raise RuntimeError(f"a block ended early, with exit code {ended}")
 
 
+def run_pages() -> None:
+    for name in datastreamer.__all__:
+        getattr(datastreamer, name)  # loads it
+    for line in sys.stdin:
+        page, folder = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os.chdir(folder)
+            output = os.open(OUTPUT, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            code = 1
+            try:
+                run(Path(page))
+                code = 0
+            except Exception:
+                traceback.print_exc()
+                raise
+            finally:
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run_pages()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,11 @@ import trustme
 
 from datastreamer import DataStream
 from datastreamer.cli.demo import DemoSequencer
-from tests.code_blocks import RUN, code_blocks, isolated
+from tests.code_blocks import OUTPUT, RUN, code_blocks, isolated
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]
-OUTPUT = {"", "text"}
+NOT_RUN = {"", "text"}
 
 
 def runs(page: Path) -> bool:
@@ -62,29 +64,42 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def runner(streams: Path) -> Iterator[subprocess.Popen[str]]:
+    """The process that runs pages."""
+    words = [sys.executable, "-W", "error", "-m", "tests.code_blocks"]
+    search = f"{sys.prefix}/bin:{os.environ['PATH']}"
+    with subprocess.Popen(
+        isolated(words, streams),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": search, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_block_runs_or_says_what_it_needs(page: Path) -> None:
     for block in code_blocks(page.read_text()):
-        known = block.language in RUN or block.language in OUTPUT
+        known = block.language in RUN or block.language in NOT_RUN
         assert known or block.mark.startswith("needs: "), (block.line, block.language)
 
 
 @pytest.mark.parametrize(
     "page", list(filter(runs, PAGES)), ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_blocks_run(page: Path, streams: Path, tmp_path: Path) -> None:
+def test_blocks_run(
+    page: Path, streams: Path, runner: subprocess.Popen[str], tmp_path: Path
+) -> None:
     folder = tmp_path / "here"
     shutil.copytree(streams, folder)
     (folder / ".venv").symlink_to(sys.prefix)
-    search = f"{sys.prefix}/bin:{os.environ['PATH']}"
-    words = [sys.executable, "-W", "error", "-m", "tests.code_blocks", str(page)]
-    done = subprocess.run(
-        isolated(words, folder),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=folder,
-        env={**os.environ, "PATH": search, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert runner.stdin
+    assert runner.stdout
+    runner.stdin.write(json.dumps([str(page), str(folder)]) + "\n")
+    runner.stdin.flush()
+    assert runner.stdout.readline() == "0\n", (folder / OUTPUT).read_text()

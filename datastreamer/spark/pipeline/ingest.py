@@ -98,15 +98,20 @@ class Ingest:
 
         A query that reads the tables meanwhile may miss files, and fails then.
         """
+        self._remove_replaced()
         for joined in self._manifest.joinable(entries):
             whole = EntryRange(joined[0].start, joined[-1].stop)
             names = [each.name for each in joined]
             self._tables.compact(names, whole.name)
             if isinstance(self._tables, ParquetTables):
                 self._manifest.join(joined)
-                for name in names:
-                    self._tables.clear(name)
+                self._remove_replaced()
         return len(self._manifest.ranges())
+
+    def _remove_replaced(self) -> None:
+        for replaced in self._manifest.replaced():
+            self._tables.clear(replaced.name)
+            self._manifest.remove(replaced)
 
     def follow(self, seconds: float = 10.0, *, available_now: bool = False) -> StreamingQuery:
         """Start a query that ingests new entries every `seconds` seconds, from the folder's end.
@@ -168,7 +173,7 @@ class Ingest:
     def _transactions(self, wanted: EntryRange) -> DataFrame:
         """Decoded transactions with the day and time of their blocks; null for an unknown
         block."""
-        opened, first = decoded_transactions(self._spark, self._source, *wanted)
+        opened, first = decoded_transactions(self._spark, self._source, wanted)
         start = wanted.start
         if first is not None:
             # The block of the first transaction may precede the range.

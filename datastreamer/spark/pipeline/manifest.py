@@ -123,14 +123,20 @@ class Manifest:
         return [joined for joined in found if len(joined) > 1]
 
     def join(self, joined: list[EntryRange]) -> None:
-        """Record that these ranges are one. A crash leaves all of their records, or the one that
-        contains the others."""
+        """Record that these ranges are one, which replaces them."""
         whole = EntryRange(joined[0].start, joined[-1].stop)
         begun = self._record(whole, "joining")
         begun.write_bytes(self._record(joined[-1], "done").read_bytes())
         begun.rename(self._record(whole, "done"))
-        for each in joined:
-            self._record(each, "done").unlink()
+
+    def replaced(self) -> list[EntryRange]:
+        """The ranges that a joined one has replaced, and whose records remain."""
+        complete = self.ranges()
+        return [each for each in _recorded(self.folder, "done") if each not in complete]
+
+    def remove(self, replaced: EntryRange) -> None:
+        """Remove the record of a range whose files are removed."""
+        self._record(replaced, "done").unlink()
 
     def close(self) -> None:
         """Close the stream and unlock the folder."""

@@ -41,7 +41,7 @@ class Tables(Protocol):
         """All rows of a table."""
 
     def compact(self, names: list[str], name: str) -> None:
-        """Write the rows of these ranges once more, as those of range `name`, in fewer files."""
+        """Write the rows of these ranges again, as those of range `name`, in fewer files."""
 
 
 class ParquetTables:
@@ -81,8 +81,9 @@ class ParquetTables:
         self.clear(name)
         for table in TABLES:
             rows = self.read(table).where(f.col("range").isin(names))
-            keys = [column for column in ("day", "range") if column in rows.columns]
-            self.save(rows.drop("range").repartition(*keys[:-1] or [f.lit(0)]), table, name)
+            # One file for each day.
+            key = f.col("day") if "day" in rows.columns else f.lit(0)
+            self.save(rows.drop("range").repartition(key), table, name)
 
 
 class DeltaTables:

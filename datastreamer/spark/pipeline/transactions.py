@@ -7,7 +7,7 @@ time, so tasks have equal numbers of transactions, wherever these are in the str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from datastreamer.errors import DecodeFailed
 from datastreamer.spark.options import read_options
+from datastreamer.spark.pipeline.manifest import EntryRange
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.frames import frame, frame_of
 from datastreamer.spark.read.planning import plan_ranges
@@ -41,9 +42,10 @@ class Transactions(NamedTuple):
 
 
 def decoded_transactions(
-    spark: SparkSession, source: Mapping[str, str], start: int, stop: int
+    spark: SparkSession, source: Mapping[str, str], wanted: EntryRange
 ) -> Transactions:
-    """The transactions of the entries from `start` up to, not including, `stop`."""
+    """The transactions of a range of entries."""
+    start, stop = wanted
     given = {
         **source,
         "table": "transactions",
@@ -51,13 +53,15 @@ def decoded_transactions(
         "endingOffset": str(stop),
     }
     schema = "entry_number long, l2block_number long"
-    marks = sorted(frame(spark, schema=schema, **given).mapInArrow(_marks, schema).collect())
+    found = frame(spark, schema=schema, **given).mapInArrow(_marks, schema)
+    marks = sorted(found.collect())
     options = read_options(given)
     full = table_schema(options, system_id=False)
     edges = [start, *(mark.entry_number for mark in marks[1:]), stop] if marks else []
     parts = list(plan_ranges(options, edges))
     kept = [field for field in full if field.name != "encoded"]
-    columns = StructType([*kept, *StructType.fromDDL(_DECODED)])
+    decoded = cast("StructType", StructType.fromDDL(_DECODED))
+    columns = StructType([*kept, *decoded])
     rows = frame_of(spark, BatchReader(options, full), parts, columns, _decoder(columns))
     return Transactions(rows, marks[0].l2block_number if marks else None)
 

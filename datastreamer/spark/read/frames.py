@@ -61,7 +61,7 @@ def frame_of(
     """The rows of the parts, of each batch what `convert` makes of it."""
     # One task per part, and one task if there is none.
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
-    pickled = [_SERIALIZER.dumps(part) for part in parts]
+    pickled = [_SERIALIZER.dumps(part) for part in parts]  # type: ignore[no-untyped-call]
     return tasks.mapInArrow(_reading(reader, pickled, convert), columns)
 
 
@@ -89,7 +89,8 @@ def _reading(
     def read(numbers: Iterator[Any]) -> Iterator[Any]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                rows = reader.read(_SERIALIZER.loads(parts[number]))
+                part = _SERIALIZER.loads(parts[number])  # type: ignore[no-untyped-call]
+                rows = reader.read(part)
                 yield from rows if convert is None else map(convert, rows)
 
     return read

@@ -7,7 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import coincurve
 import pytest
+import rlp
+import sha3
 
 from datastreamer import DataStream, zkevm
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
@@ -76,6 +79,7 @@ def test_the_tables_of_the_real_stream(spark: Any, ingested: Path, real_stream: 
         ("transactions", zkevm.Transaction),
         ("batches", zkevm.BatchStart),
         ("batch_ends", zkevm.BatchEnd),
+        ("ger_updates", zkevm.UpdateGER),
     ):
         numbers = [n for n, event in enumerate(scanned) if isinstance(event, kind)]
         rows = found[table].orderBy("entry_number").collect()
@@ -88,6 +92,15 @@ def test_the_tables_of_the_real_stream(spark: Any, ingested: Path, real_stream: 
     ):
         opened = event.open()
         assert (row.hash, row.sender, row.gas) == (opened.hash, opened.sender, opened.gas)
+        fees = (opened.max_priority_fee_per_gas, opened.max_fee_per_gas)
+        assert (row.max_priority_fee_per_gas, row.max_fee_per_gas) == fees
+        assert (row.input, row.creates_contract) == (opened.input, opened.to is None)
+        called = opened.to is not None and len(opened.input) >= 4
+        assert row.selector == (opened.input[:4] if called else None)
+        assert (row.contract is None) == (opened.to is not None or opened.sender is None)
+        assert row.value_wei == int(opened.value)
+        assert row.hash_hex == f"0x{opened.hash.hex()}"
+        assert row.time.timestamp() == row.timestamp
         assert row.timestamp == times[event.l2block_number]
         assert row.day.toordinal() == 719163 + row.timestamp // 86400
         gas["none" if opened.sender is None else f"0x{opened.sender.hex()}"] += opened.gas
@@ -245,3 +258,97 @@ def test_a_stream_of_version_1_is_refused(spark: Any, tmp_path: Path) -> None:
         pass
     with pytest.raises(UsageError, match="the pipeline needs a stream of version 2 or later"):
         Ingest(spark, {"path": str(tmp_path / "one.bin")}, tmp_path / "out")
+
+
+def test_transactions_of_every_kind(spark: Any, tmp_path: Path) -> None:
+    """A creation, a call with fees, an amount of 256 bits, and a GER update."""
+    key = coincurve.PrivateKey.from_int(7)
+    big = 2**255
+    sent = [
+        legacy(key, [5, 1, 21_000, b"", 0, b"\x60\x80\x60\x40\x52"]),
+        dynamic(key, [1, 6, 2_000, 30_000, 21_000, b"t" * 20, 10**38 - 1, b"\xa9\x05\x9c\xbb" * 2]),
+        legacy(key, [7, 2**70, 21_000, b"t" * 20, big, b"\x01"]),
+    ]
+    path, out = tmp_path / "kinds.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(1, TIME, 0)])
+        with stream.atomic_op() as op:
+            for encoded in sent:
+                op.add_entry(*zkevm.encode(zkevm.Transaction(1, encoded=encoded), version=3))
+            update = zkevm.UpdateGER(3, TIME + 1, b"g" * 32, b"c" * 20, 9, 1101, b"s" * 32)
+            op.add_entry(*zkevm.encode(update, version=3))
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    ingest.backfill()
+    ingest.close()
+    tables = open_tables(spark, out)
+    made, called, large = tables["transactions"].orderBy("entry_number").collect()
+    sender = zkevm.open_transaction(sent[0]).sender
+    assert sender is not None
+    digest = sha3.keccak_256(rlp.encode([sender, 5])).digest()
+    assert (made.creates_contract, made.to, made.contract) == (True, None, digest[-20:])
+    assert (made.selector, made.contract_hex) == (None, f"0x{digest[-20:].hex()}")
+    assert (called.creates_contract, called.contract) == (False, None)
+    assert (called.selector, called.input) == (b"\xa9\x05\x9c\xbb", b"\xa9\x05\x9c\xbb" * 2)
+    assert (called.gas_price, called.max_priority_fee_per_gas) == (30_000, 2_000)
+    assert (called.max_fee_per_gas, called.value_wei) == (30_000, 10**38 - 1)
+    assert (large.value, large.value_wei, large.gas_price) == (str(big), None, None)
+    assert (large.selector, large.input) == (None, b"\x01")
+    (ger,) = tables["ger_updates"].collect()
+    assert (ger.batch_number, ger.timestamp, ger.day.day) == (3, TIME + 1, 14)
+    assert ger.global_exit_root_hex == f"0x{(b'g' * 32).hex()}"
+
+
+def signed(key: Any, payload: bytes) -> tuple[int, int, int]:
+    signature = key.sign_recoverable(sha3.keccak_256(payload).digest(), hasher=None)
+    r, s = (int.from_bytes(signature[at : at + 32], "big") for at in (0, 32))
+    return signature[64], r, s
+
+
+def legacy(key: Any, fields: list[Any]) -> bytes:
+    parity, r, s = signed(key, rlp.encode(fields))
+    return bytes(rlp.encode([*fields, 27 + parity, r, s]))
+
+
+def dynamic(key: Any, fields: list[Any]) -> bytes:
+    parity, r, s = signed(key, b"\x02" + rlp.encode([*fields, []]))
+    return b"\x02" + bytes(rlp.encode([*fields, [], parity, r, s]))
+
+
+def test_files_are_joined(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = tmp_path / "many.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME + number, 1) for number in range(8)])
+        total = stream.total_entries
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    begun: list[EntryRange] = []
+    assert ingest.backfill(chunk=6, begun=lambda wanted, _: begun.append(wanted)) == total
+    assert len(begun) == 4
+    before = rows_of(spark, out)
+    files = len(list(out.glob("transactions/**/*.parquet")))
+    with monkeypatch.context() as patched:
+        # Killed when the joined range is complete, and the others are still recorded.
+        patched.setattr(Path, "unlink", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ingest.compact()
+    ingest.close()
+    assert rows_of(spark, out) == before
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    assert (ingest.done, ingest.backfill(), ingest.compact()) == (total, 0, 1)
+    ingest.close()
+    assert rows_of(spark, out) == before
+    with DataStream.open(path) as stream:
+        put(stream, [(8, TIME + 8, 1)])
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    assert (ingest.backfill(), ingest.compact(entries=total)) == (3, 2)
+    assert ingest.compact() == 1
+    ingest.close()
+    assert len(rows_of(spark, out)["transactions"]) == 9
+    assert len(list(out.glob("transactions/**/range=*/*.parquet"))) < files
+
+
+def rows_of(spark: Any, out: Path) -> dict[str, list[Any]]:
+    """All rows, without the names of their ranges."""
+    return {
+        name: sorted(tuple(row) for row in table.drop("range").collect())
+        for name, table in open_tables(spark, out).items()
+    }
