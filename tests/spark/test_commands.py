@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 
 from datastreamer import DataStream
 from datastreamer.spark.failures import reason
+from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 from tests.cli import process
 from tests.spark import settings
 from tests.spark.pipeline.test_pipeline import publish
@@ -60,6 +61,26 @@ def test_a_stream_is_ingested_and_reported_on(java: None, tmp_path: Path) -> Non
     assert [row["number"] for row in message["open_batches"]] == [0]
     assert sum(row["blocks"] for row in message["transactions_per_block"]) == 9
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["blocks.png", "senders.png"]
+
+
+def test_a_run_with_nothing_new_starts_no_spark(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
+        publish(stream, 4)
+        total = stream.total_entries
+    manifest = Manifest({"path": str(tmp_path / "stream.bin")}, tmp_path / "out")
+    wanted = EntryRange(0, total)
+    manifest.begin(wanted)
+    manifest.finish(wanted)
+    manifest.close()
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    # Says its version when it is looked for, and fails when Spark starts it.
+    java.write_text('#!/bin/sh\n[ "$1" = -version ] && echo \'version "17.0.1"\'\n')
+    java.chmod(0o755)
+    words = ("ingest", tmp_path / "stream.bin", tmp_path / "out")
+    done = command(*words, JAVA_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == (f"{tmp_path}/out: nothing new; it has all entries before {total:,}\n")
 
 
 def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:

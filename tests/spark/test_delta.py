@@ -1,0 +1,86 @@
+"""Delta tables, with Delta's own package for Spark: ingest, compaction, a sink, MERGE.
+
+Needs a Spark that Delta has a package for, in an environment of its own:
+``pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from datastreamer.errors import UsageError
+from datastreamer.spark import Ingest, open_tables, session
+from tests.spark.settings import SETTINGS
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(
+        find_spec("delta") is None or not pyspark.__version__.startswith("4.2."),
+        reason="Delta is not installed: pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'",
+    ),
+]
+
+DELTA = {
+    "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+@pytest.fixture(scope="module")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    scratch = {"spark.local.dir": str(tmp_path_factory.mktemp("spark"))}
+    made = session("local[2]", "delta", {**SETTINGS, **DELTA, **scratch})
+    made.sparkContext.setLogLevel("ERROR")
+    yield made
+    made.stop()
+
+
+def test_ingest(spark: Any, real_stream: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    ingest = Ingest(spark, {"path": str(real_stream)}, out, "delta")
+    try:
+        assert ingest.backfill(chunk=20_000) == 34_723
+        ingest.compact()
+    finally:
+        ingest.close()
+    counts = {name: table.count() for name, table in open_tables(spark, out).items()}
+    assert counts == {
+        "blocks": 11_318,
+        "transactions": 465,
+        "batches": 102,
+        "batch_ends": 101,
+        "ger_updates": 0,
+    }
+    with pytest.raises(UsageError, match="its tables are delta, not parquet"):
+        Ingest(spark, {"path": str(real_stream)}, out, "parquet")
+
+
+def test_a_sink_and_a_merge(spark: Any, real_stream: Path, tmp_path: Path) -> None:
+    table = str(tmp_path / "blocks")
+    blocks = (
+        spark.readStream.format("datastream")
+        .options(table="blocks", maxEntriesPerTrigger="20000")
+        .schema("number BIGINT, timestamp BIGINT")
+        .load(str(real_stream))
+    )
+    writer = blocks.writeStream.format("delta").option("checkpointLocation", f"{tmp_path}/state")
+    for _ in range(2):
+        writer.trigger(availableNow=True).start(table).awaitTermination()
+        assert spark.read.format("delta").load(table).count() == 11_318
+    rows = spark.read.format("datastream").option("table", "blocks").load(str(real_stream))
+    rows.createOrReplaceTempView("merged")
+    # Both sides read the view, with different filters.
+    spark.sql(
+        f"merge into delta.`{table}` b using (select number from merged where number < 100 "
+        "union select number + 1000000 from merged where number >= 11000) s "
+        "on b.number = s.number when matched then delete "
+        "when not matched then insert (number, timestamp) values (s.number, 0)"
+    )
+    assert spark.read.format("delta").load(table).count() == 11_318 - 100 + 318
