@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from datastreamer._version import __version__
+
 if TYPE_CHECKING:
     import typer
 
@@ -20,6 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from datastreamer.cli import early_signals
 
         early_signals.install(expected=_runs_until_signal(given))
+        if [*given] == ["--version"]:
+            # The one question that needs no command line parser.
+            print("datastreamer", __version__)
+            return 0
     from datastreamer.cli.shared.exit_codes import run
 
     return run("datastreamer", _program, given)

@@ -17,9 +17,9 @@ from datastreamer.errors import (
     BadFromEntry,
     BadRange,
     ConnectionLost,
-    DifferentStream,
     EntriesDamaged,
     HistoryChanged,
+    ServerBehind,
     ServerRefused,
     UnknownEntry,
     UsageError,
@@ -35,7 +35,7 @@ from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.messages import servable
 from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
-from datastreamer.protocol.history import Trail
+from datastreamer.protocol.history import Trail, different_stream
 
 Reading: TypeAlias = Streaming | BatchReading | FilteredReading
 Remembered: TypeAlias = Trail | FilteredTrail
@@ -115,8 +115,12 @@ class Resumable:
         self._missed: int | None = None
         # The next entry when the last connection was begun.
         self._begun_at: int | None = None
-        # Whether everything up to `stop` existed once: then it is not waited for again.
-        self._there = False
+        # The servers that held everything up to `stop`: then it is not waited for again.
+        self._there: set[str] = set()
+        # The server that holds, or sent, all that was returned.
+        self._holder: str | None = None
+        self.may_lag = False
+        """Whether other servers may hold what this one lacks; see `ServerBehind`."""
         self.stopping = False
         self.rollback: Rollback | None = None
         if from_position is not None:
@@ -178,6 +182,10 @@ class Resumable:
         return streaming.changes if isinstance(streaming, Streaming) else deque()
 
     def begin(self, connection: ClientConnection) -> Exchange[None]:
+        yield from self._join(connection)
+        self._holder = connection.peer
+
+    def _join(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
         self._settle()
         self._streaming = self._ahead = None
@@ -240,13 +248,15 @@ class Resumable:
 
     def _note_total(self, connection: ClientConnection) -> None:
         total, stop = connection.total_entries, self._stop
-        if total is not None and stop is not None and stop <= total:
-            self._there = not self._follow_rollbacks
+        if total is not None and stop is not None and stop <= total and not self._follow_rollbacks:
+            self._there.add(connection.peer)
 
     def _ensure_there(self, total: int, peer: str) -> None:
         """Raise `HistoryChanged` if a stream with `total` entries lacks entries that existed when
-        they were requested."""
+        they were requested; `ServerBehind` if they existed on another server."""
         if self._there and self._stop is not None and total < self._stop:
+            if self.may_lag and peer not in self._there:
+                raise behind(peer, total, self._stop - 1)
             raise HistoryChanged(
                 f"{peer} changed its history: it holds {total} entries, but entries up to "
                 f"{self._stop - 1} existed when they were requested",
@@ -312,6 +322,8 @@ class Resumable:
     ) -> Exchange[None]:
         """Request the remembered entries again, compare them, and continue after them."""
         first, due, total = trail.first_number, trail.next_number, header.total_entries
+        if total < due and self.may_lag and connection.peer != self._holder:
+            raise behind(connection.peer, total, due - 1)
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
         common = min(due, total)
@@ -400,6 +412,13 @@ class Resumable:
             first_differing=differing,
         )
 
+    def lags(self, header: Header, bound: int) -> bool:
+        """Whether a server with this header has the same stream, and from the next entry on more
+        than `bound` entries."""
+        due = self.next_number
+        same = self._stream is None or Identity.of(header) == self._stream
+        return same and (due is None or header.total_entries - due > bound)
+
     def silent(self, header: Header, peer: str, seconds: float) -> None:
         """Nothing arrived for `seconds`, but the server answered `header` on another connection.
 
@@ -440,11 +459,6 @@ def _filter_of(
     return servable_types if (yield from probe(connection)).filters else None
 
 
-def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
-    """The exception for a header of a stream other than `read`."""
-    return DifferentStream(
-        f"{peer} serves another stream: {Identity.of(header)}, not {read}",
-        next_entry=due,
-        total_entries=header.total_entries,
-        first_differing=None,
-    )
+def behind(peer: str, total: int, last: int) -> ServerBehind:
+    """The exception for a server that holds `total` entries, and not yet entry `last`."""
+    return ServerBehind(f"{peer} holds {total} entries, and not entry {last} yet", total)

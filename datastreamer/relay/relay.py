@@ -48,10 +48,10 @@ class Relay:
 
     Run it with ``await nursery.start(relay.run)``; shut it down with ``await relay.finish()``.
 
-    `upstreams` are tried in this order, each an `Upstream` or (host, port). When an earlier one is
-    reachable again and holds as many entries, the relay returns to it. A new file becomes a copy
-    of the upstream's stream, which must have `stream_type`; an existing file is compared with each
-    upstream before entries are appended.
+    `upstreams` are tried in this order, each an `Upstream`, an address such as
+    ``tcps://HOST:PORT``, or (host, port). When an earlier one is reachable again and holds as many
+    entries, the relay returns to it. A new file becomes a copy of the upstream's stream, which must
+    have `stream_type`; an existing file is compared with each upstream before entries are appended.
 
     `on_rewrite` decides what happens if an upstream holds other entries than the file, or has
     truncated some: with "stop" it is set aside, and when all are, `failure` is the reason why the
@@ -71,7 +71,7 @@ class Relay:
 
     def __init__(
         self,
-        upstreams: Sequence[Upstream | tuple[str, int]],
+        upstreams: Sequence[Upstream | tuple[str, int] | str],
         path: PathLike,
         *,
         host: Hosts = None,
@@ -93,7 +93,7 @@ class Relay:
         ready_lag: int = READY_LAG,
     ) -> None:
         if isinstance(upstreams, str):
-            raise UsageError(f'upstreams is a list such as [("host", 6900)], not {upstreams!r}')
+            raise UsageError(f'upstreams is a list such as ["host:6900"], not {upstreams!r}')
         if not upstreams:
             raise UsageError("a relay needs a server to download from")
         if on_rewrite not in ("stop", "follow"):

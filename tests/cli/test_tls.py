@@ -112,5 +112,5 @@ def test_tls_options_for_a_source_without_tls(invoke: Invoke, copy: Path, verb: 
 
 
 def test_invalid_addresses(invoke: Invoke) -> None:
-    assert "write the server as tcps://HOST:PORT" in invoke("info", "tcps://x").failed(2)
+    assert "is not tcps://HOST:PORT" in invoke("info", "tcps://x:y").failed(2)
     assert "names no socket" in invoke("info", "unix:").failed(2)

@@ -114,7 +114,16 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
+        "servers of one stream, separated by commas: one is used while the others fail.",
+    ),
+]
+StreamArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
+        "servers of one stream, separated by commas: what one does not answer, the next is asked.",
     ),
 ]
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file.")]

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.shared.addresses import address_of
 from datastreamer.cli.shared.options import TLSOptions, number_option, text_option
-from datastreamer.cli.shared.source import parse_address
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX
 from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
 from datastreamer.server.publish.policy import read_tokens
@@ -90,8 +90,7 @@ class RemoteStream:
     def __init__(
         self, target: str, stream_type: int | None, options: PublisherOptions, tls: TLSOptions
     ) -> None:
-        address = parse_address(target)
-        assert address is not None
+        address = address_of(target)
         if options.epoch is not None and options.take_over:
             raise typer.BadParameter(
                 "--epoch and --take-over exclude each other: --take-over uses the next epoch"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.shared.exit_codes import write_out
-from datastreamer.cli.shared.options import EntryOutput, Key, SourceArgument, SourceOptions
+from datastreamer.cli.shared.options import EntryOutput, Key, SourceOptions, StreamArgument
 from datastreamer.cli.shared.output import write_entry
 from datastreamer.cli.shared.source import named_not_found, open_source
 
@@ -24,7 +24,7 @@ EntryNumberOption = Annotated[
 
 
 def bookmark(
-    source: SourceArgument,
+    source: StreamArgument,
     key: KeyArgument,
     *,
     entry_number: EntryNumberOption = False,

@@ -22,8 +22,8 @@ from datastreamer.cli.shared.options import (
     FollowOption,
     FromOption,
     Key,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
     fraction_option,
     number_option,
@@ -33,7 +33,7 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.cli.shared.output import form_of
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import check_start, named_not_found, open_source
+from datastreamer.cli.shared.source import named_not_found, open_source
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import U64_MAX
 
@@ -77,7 +77,7 @@ DecodeOption = Annotated[
 
 
 def cat(
-    source: SourceArgument,
+    source: StreamArgument,
     *,
     start: FromOption = None,
     from_bookmark: FromBookmarkOption = None,
@@ -131,7 +131,7 @@ def cat(
             begin = key.of(version)
         else:
             begin = header.total_entries if start == "latest" else number or 0
-            check_start(begin, header)
+        header = stream.reach(begin, header)
         stop = None if follow else header.total_entries
         if to is not None:
             stop = to + 1 if stop is None else min(to + 1, stop)

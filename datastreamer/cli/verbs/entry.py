@@ -8,8 +8,8 @@ import typer
 
 from datastreamer.cli.shared.options import (
     EntryOutput,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     number_parser,
 )
 from datastreamer.cli.shared.output import write_entry
@@ -21,7 +21,11 @@ NumberArgument = Annotated[
 
 
 def entry(
-    source: SourceArgument, number: NumberArgument, *, output: EntryOutput, options: SourceOptions
+    source: StreamArgument,
+    number: NumberArgument,
+    *,
+    output: EntryOutput,
+    options: SourceOptions,
 ) -> None:
     """Print one entry by its number."""
     shape = output.chosen()

@@ -10,14 +10,14 @@ import typer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import (
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
     number_option,
 )
 from datastreamer.cli.shared.output import count
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import FileSource, open_source
+from datastreamer.cli.shared.source import ServerSource, open_source
 from datastreamer.errors import DecodeFailed, ExtraMissing, NotFound, UsageError
 
 OutArgument = Annotated[
@@ -59,7 +59,7 @@ OnErrorOption = Annotated[
 
 
 def export(
-    source: SourceArgument,
+    source: StreamArgument,
     out: OutArgument,
     *,
     table: TableOption = "entries",
@@ -86,7 +86,7 @@ def export(
     ):
         try:
             done = arrow.export(
-                stream.stream if isinstance(stream, FileSource) else stream.client,
+                stream.client if isinstance(stream, ServerSource) else stream.stream,
                 out,
                 table,
                 start=start,

@@ -24,6 +24,7 @@ from datastreamer.cli.reassembly_output import (
     stats_table,
 )
 from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.addresses import both_readings, server_address
 from datastreamer.cli.shared.console import live_display
 from datastreamer.cli.shared.exit_codes import (
     Failure,
@@ -45,7 +46,6 @@ from datastreamer.cli.shared.options import (
     text_option,
 )
 from datastreamer.cli.shared.server_options import MetricsOptions
-from datastreamer.cli.shared.source import no_such_file, server_address
 from datastreamer.cli.verbs.split import MessageTypeOption
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.blocking_reassembly import BlockingReassembly
@@ -166,7 +166,7 @@ def reassemble(
     upstreams = _upstreams(sources, options)
     if follow:
         exit_zero_on_signal()
-    with ExitStack() as stack:
+    with both_readings(*sources), ExitStack() as stack:
         kept = None if store is None else stack.enter_context(SqliteStore(store))
         payloads = stack.enter_context(
             BlockingReassembly(
@@ -248,7 +248,7 @@ def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream
         address = addresses[text]
         if address is None:
             if not os.path.lexists(text):
-                raise no_such_file(text)
+                raise Failure(f"{text}: no such file")
             place = Path(text)
         else:
             place = Upstream(

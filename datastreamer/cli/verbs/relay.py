@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from datastreamer.cli.shared.config import ConfigOption
+from datastreamer.cli.commands.config import ConfigOption
+from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.options import (
     StreamTypeOption,
     TLSOptions,
@@ -16,7 +17,6 @@ from datastreamer.cli.shared.options import (
     text_option,
 )
 from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
-from datastreamer.cli.shared.source import parse_address
 from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
@@ -160,21 +160,13 @@ def relay_until(made: Relay) -> None:
     _log.info("ended by %s", name)
 
 
-def upstream_of(text: str) -> Upstream:
-    """The server that an option names, without the options of TLS."""
-    address = parse_address(text)
-    if address is None:
-        raise typer.BadParameter(f"{text!r}: write the server as HOST:PORT")
-    return Upstream(address.host, address.port, address.tls)
-
-
 def _upstreams(
     servers: list[str], tls: TLSOptions, name: str | None, token_file: str | None
 ) -> list[Upstream]:
     if not servers:
         raise typer.BadParameter("--server is required: it names a server to download from")
     token = None if token_file is None else read_tokens(token_file)[0]
-    upstreams = [replace(upstream_of(text), token=token) for text in servers]
+    upstreams = [Upstream(*each, token=token) for each in addresses_of("--server", servers)]
     secured = [upstream for upstream in upstreams if upstream.tls]
     if not secured:
         given = {"ca": tls.tls_ca, "cert": tls.tls_cert, "key": tls.tls_key, "name": name}

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput, SourceOptions, text_option
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import addresses_of
 from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan
 from datastreamer.storage.maintain.repair import repair as mend

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.options import FileArgument, number_option, text_option
 from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
-from datastreamer.cli.shared.source import addresses_of
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import StreamFileError
 from datastreamer.format import DEFAULT_PORT
@@ -144,7 +144,7 @@ def serve(
         metrics=metrics.address(),
         workers=workers,
         publishing=publishing,
-        heal_from=[Upstream(each.host, each.port, tls=each.tls) for each in peers],
+        heal_from=[Upstream(*each) for each in peers],
         listening=listening,
     )
     _log.info("ended by %s", name, extra={"signal": name})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.addresses import server_address
 from datastreamer.cli.shared.options import (
     SourceArgument,
     StreamTypeOption,
@@ -19,9 +20,7 @@ from datastreamer.cli.shared.options import (
     text_option,
 )
 from datastreamer.cli.shared.signals import StopRequest
-from datastreamer.cli.shared.source import server_address
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
-from datastreamer.transport.listeners import address_of
 
 if TYPE_CHECKING:
     from datastreamer.spark.pipeline.ingest import Ingest
@@ -154,10 +153,8 @@ def _options(source: str, stream_type: int | None) -> dict[str, str]:
     address = server_address(source)
     if address is None:
         found = {"path": source}
-    elif address.tls:
-        found = {"server": address_of(address[:2]), "tls": "true"}
     else:
-        found = {"server": address_of(address[:2])}
+        found = {"server": f"tcps://{address}" if address.tls else str(address)}
     if stream_type is not None:
         found["streamType"] = str(stream_type)
     return found

@@ -10,8 +10,8 @@ from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import (
     Format,
     ReportOutput,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
 )
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
@@ -24,7 +24,7 @@ _HELD: Final = 10_000
 
 
 def check(
-    source: SourceArgument,
+    source: StreamArgument,
     *,
     stream_version: StreamVersionOption = None,
     output: ReportOutput,

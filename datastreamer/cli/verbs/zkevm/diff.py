@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +16,14 @@ from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import ReportOutput, SourceOptions, StreamVersionOption
 from datastreamer.cli.shared.output import described, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import Source, open_source
+from datastreamer.cli.shared.source import open_source
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
 from datastreamer.zkevm.bookmark_keys import Kind, name_of_key
 from datastreamer.zkevm.decoding import as_json, decode, kind_of
+
+if TYPE_CHECKING:
+    from datastreamer.cli.shared.source import Source
 
 _LOOK_BACK = 4096
 _TLS = "tcps://"

@@ -15,8 +15,8 @@ from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
     Format,
     ReportOutput,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
     number_parser,
 )
@@ -39,7 +39,7 @@ NoOpenOption = Annotated[
 
 
 def batch(
-    source: SourceArgument,
+    source: StreamArgument,
     number: NumberArgument,
     *,
     no_open: NoOpenOption = False,
@@ -55,7 +55,7 @@ def batch(
 
 
 def block(
-    source: SourceArgument,
+    source: StreamArgument,
     number: NumberArgument,
     *,
     no_open: NoOpenOption = False,

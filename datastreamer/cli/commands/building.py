@@ -16,7 +16,9 @@ from inspect import Parameter
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
+from datastreamer.cli.commands.classes import ProgramGroup
 from datastreamer.cli.shared import logs
 from datastreamer.service.log import Style
 from datastreamer.transport.secret_files import ALLOW as ALLOW_READABLE_SECRETS
@@ -64,9 +66,15 @@ _SECRET_OPTIONS = {
 _SECRETS = {"tls_key", "server_tls_key", "token_file", "publish_token_file"}
 
 
-def new_program(about: str, options: Mapping[str, Any] = LOG_OPTIONS) -> typer.Typer:
-    """A program without commands yet; called without a command, it shows its help."""
+def new_program(
+    about: str,
+    options: Mapping[str, Any] = LOG_OPTIONS,
+    group: type[TyperGroup] | None = None,
+) -> typer.Typer:
+    """A program with the commands of `group`, or without commands yet; called without a command, it
+    shows its help."""
     program = typer.Typer(
+        cls=group or ProgramGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
