@@ -8,7 +8,7 @@ import typer
 
 from datastreamer._version import __version__
 from datastreamer.cli.commands.building import LOG_OPTIONS, new_program
-from datastreamer.cli.commands.groups import group_class
+from datastreamer.cli.commands.groups import Commands, group_class
 
 
 def _show_version(wanted: bool) -> None:
@@ -34,6 +34,7 @@ SECTIONS = {
     "Read": {
         "info": "Show the header of a stream, and what a file holds.",
         "cat": "Print entries.",
+        "tail": "Print the last entries, and later ones as they are committed.",
         "entry": "Print one entry by its number.",
         "bookmark": "Print the first event at or after a bookmark.",
         "export": "Export entries to Parquet, JSON lines or CSV.",
@@ -56,12 +57,24 @@ SECTIONS = {
     },
     "zkEVM": {"zkevm": "Check, show and compare batches and blocks."},
     "Spark": {"spark": "Ingest a sequencer's stream into Parquet tables; needs Java."},
+    "Set up": {
+        "context": "Name servers, with their TLS options.",
+        "completion": "Print the completion script of a shell.",
+    },
 }
+
+_FOLDER = "datastreamer.cli.verbs"
+
+
+def commands() -> Commands:
+    """The commands, for completion."""
+    return Commands(_FOLDER, SECTIONS)
+
 
 program = new_program(
     "Serve and read streams: append-only files of numbered entries with bookmarks.\n\n"
     "SOURCE is a stream file, or the HOST:PORT of a server. Exit codes: 0 success, 1 failure, "
     "2 wrong usage, 3 damage found, 130 interrupted.",
     {"version": _VERSION_OPTION, **LOG_OPTIONS},
-    group_class("datastreamer.cli.verbs", SECTIONS),
+    group_class(_FOLDER, SECTIONS),
 )

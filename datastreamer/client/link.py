@@ -120,6 +120,13 @@ class ServerLink(ForkGuard):
         return self._connection.total_entries
 
     @property
+    def state(self) -> str:
+        """Whether it is connected, for people."""
+        if self._closed:
+            return "closed"
+        return "not connected" if self.channel is None else "connected"
+
+    @property
     def resumes(self) -> bool:
         """Whether a lost connection is replaced without an error."""
         return self._retry_policy.resume and self._driver.reconnects and not self._closed

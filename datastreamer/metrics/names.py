@@ -54,6 +54,11 @@ METRICS: Final[dict[str, Metric]] = {
         "1 while the stream's path names no file or a file other than the open one, else 0.",
         "max",
     ),
+    "datastreamer_tls_certificate_expiry_seconds": Metric(
+        "gauge",
+        "Unix time when the first of the server's TLS certificates expires; absent without TLS.",
+        "min",
+    ),
     "datastreamer_index_lag_bytes": Metric(
         "gauge", "Bytes of entries whose bookmarks are not indexed yet.", "max"
     ),

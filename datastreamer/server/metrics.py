@@ -92,6 +92,7 @@ async def collect(
         "datastreamer_head_entries": [([], head.entries)],
         "datastreamer_head_bytes": [([], head.length)],
         "datastreamer_file_replaced": [([], int(bool(server.watch.lost)))],
+        **_tls(server),
         **_index(server),
         **({} if numbers is None else numbers.samples()),
         "datastreamer_clients": [([state.value], states[state.value]) for state in State],
@@ -126,6 +127,13 @@ async def collect(
 def of_process() -> MetricsSnapshot:
     """The snapshot of a process that serves no stream yet."""
     return {"time": time.time(), "samples": {**_build(), **process_samples()}, "clients": []}
+
+
+def _tls(server: Server) -> Samples:
+    expires = server.certificate_expires_at
+    if expires is None:
+        return {}
+    return {"datastreamer_tls_certificate_expiry_seconds": [([], expires)]}
 
 
 def _client(session: Session, head: Head, now: float) -> ConnectedClient:

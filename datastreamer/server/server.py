@@ -199,6 +199,11 @@ class Server:
         publishing = FEATURE_PUBLISH * (self.publish_lease is not None)
         return publishing | FEATURE_AUTHENTICATE * self.takes_tokens
 
+    @property
+    def certificate_expires_at(self) -> int | None:
+        """When the first of its certificates expires, in seconds since 1970; None without TLS."""
+        return None if self._tls is None else self._tls.expires_at
+
     def _make_gate(self) -> Gate:
         publishing = self.publish_lease is not None
         certificates = self._tls is not None and self._tls.asks_clients

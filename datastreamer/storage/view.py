@@ -186,7 +186,8 @@ class StreamView:
         return self._file.file.fileno()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{self.total_entries} entries"
+        access = "writable" if self.writable else "read-only"
+        state = "closed" if self.closed else f"{self.total_entries} entries, {access}"
         return f"<DataStream {self.path!r}: {state}>"
 
     def _ensure_open(self) -> None:

@@ -31,6 +31,11 @@ from tests.cli.process import done
         (["cat", "FILE", "--to", "x"], "it is a number from 0 to"),
         (["cat", "FILE", "--from", "5", "--to", "4"], "--to 4 is less than --from 5"),
         (["cat", "FILE", "--from", "5", "--from-bookmark", "x"], "exclude each other"),
+        (["cat", "FILE", "--last", "5", "--from", "5"], "exclude each other"),
+        (["cat", "FILE", "--to", "5", "--to-bookmark", "x"], "exclude each other"),
+        (["demo", "FILE", "--ops", "5", "--size", "1MB"], "exclude each other"),
+        (["demo", "FILE", "--size", "1"], "it is a size, such as 1GB or 500MiB"),
+        (["ct", "FILE"], "did you mean 'cat'?"),
         (["cat", "FILE", "--type", "0xg"], "an entry type is a number from 0 to 4294967295"),
         (["cat", "FILE", "--type", "4294967296"], "an entry type is a number"),
         (["cat", "FILE", "--timeout", "5"], "--timeout is for servers"),
@@ -257,23 +262,23 @@ def test_an_internal_error_is_one_line(invoke: Invoke, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "error, line",
+    "error, line, code",
     [
-        (OSError(5, "Input/output error", "a.bin"), "error: a.bin: Input/output error\n"),
-        (OSError(28, "No space left on device"), "error: No space left on device\n"),
-        (OSError("odd"), "error: odd\n"),
-        (DatastreamerError("it\n  failed"), "error: it failed\n"),
-        (KeyboardInterrupt(), "error: interrupted\n"),
-        (outcome.Terminated(), "error: ended by SIGTERM\n"),
+        (OSError(5, "Input/output error", "a.bin"), "error: a.bin: Input/output error\n", 1),
+        (OSError(28, "No space left on device"), "error: No space left on device\n", 1),
+        (OSError("odd"), "error: odd\n", 1),
+        (DatastreamerError("it\n  failed"), "error: it failed\n", 1),
+        (KeyboardInterrupt(), "error: interrupted\n", 130),
+        (outcome.Terminated(), "error: ended by SIGTERM\n", 143),
     ],
 )
 def test_errors_are_lines(
-    capsys: pytest.CaptureFixture[str], error: BaseException, line: str
+    capsys: pytest.CaptureFixture[str], error: BaseException, line: str, code: int
 ) -> None:
     def fail() -> int:
         raise error
 
-    assert outcome.guard(fail) == 1
+    assert outcome.guard(fail) == code
     assert capsys.readouterr() == ("", line)
 
 

@@ -55,6 +55,14 @@ def test_trio_is_not_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_its_repr_says_what_it_is() -> None:
+    with client_of(Stub(TEN)) as (client, server):
+        shown = f"<BlockingClient of 127.0.0.1:{server.port}, stream type 1: "
+        assert repr(client) == shown + "connected>"
+        client.close()
+        assert repr(client) == shown + "closed>"
+
+
 def test_run(capsys: pytest.CaptureFixture[str]) -> None:
     with client_of(Stub(TEN)) as (client, _):
         client.run(stop=3)

@@ -22,26 +22,31 @@ class Commands(Mapping[str, Any]):
     A name in `modules` has its file there; all others are in a file of their name.
     """
 
-    def __init__(self, folder: str, sections: Sections, modules: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: str, sections: Sections, modules: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = folder
-        self._names = [name for section in sections.values() for name in section]
-        self._modules = modules
+        self.summaries = {name: it for section in sections.values() for name, it in section.items()}
+        self._modules = modules or {}
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
+        if name not in self.summaries:
             raise KeyError(name)
         if name not in self._loaded:
-            own = name.replace("-", "_")
-            module = import_module(f"{self._folder}.{self._modules.get(name, own)}")
-            self._loaded[name] = _command(name, getattr(module, own))
+            self._loaded[name] = _command(name, self.made(name))
         return self._loaded[name]
 
+    def made(self, name: str) -> Any:
+        """The function of a command, or the program of a group of commands."""
+        own = name.replace("-", "_")
+        return getattr(import_module(f"{self._folder}.{self._modules.get(name, own)}"), own)
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.summaries)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.summaries)
 
 
 def _command(name: str, made: Any) -> Any:
@@ -65,7 +70,7 @@ def group_class(
     class LazyGroup(ProgramGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
-            self.commands: Any = Commands(folder, sections, modules or {})
+            self.commands: Any = Commands(folder, sections, modules)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             width = max(map(len, self.commands))

@@ -101,6 +101,18 @@ def rate_option(name: str, help: str) -> Any:
     return text_option(name, "RATE", help, parser=parse)
 
 
+def size_option(name: str, help: str) -> Any:
+    """The option for a number of bytes, such as 1GB."""
+
+    def parse(value: str) -> int:
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMG]?B|[KMG]iB)", value)
+        if found is None:
+            raise typer.BadParameter(f"it is a size, such as 1GB or 500MiB, not {_shown(value)}")
+        return int(float(found[1]) * _UNITS[found[2]])
+
+    return text_option(name, "SIZE", help, parser=parse)
+
+
 def read_type(text: str) -> int:
     """Parse an entry type, decimal or 0x... in hex."""
     if re.fullmatch("0[xX]0*[0-9a-fA-F]{1,16}", text):
@@ -137,6 +149,12 @@ StreamTypeOption = Annotated[
 ]
 
 
+SyncOption = Annotated[
+    Literal["commit", "os"],
+    typer.Option(
+        "--sync", help="Sync to disk with each commit, or leave that to the operating system."
+    ),
+]
 FromOption = Annotated[
     str | None,
     text_option("--from", "N|latest", "First entry [0]; latest: only later commits."),
@@ -274,6 +292,11 @@ class Key:
                 f"the key of a bookmark has 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} has "
                 f"{len(self._bytes)}"
             )
+
+    @property
+    def needs_version(self) -> bool:
+        """Whether its bytes depend on the stream version."""
+        return self._mark is not None
 
     def of(self, version: int) -> bytes:
         """Its bytes in a stream of this version."""

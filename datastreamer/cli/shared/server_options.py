@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.cli.shared.options import number_option, rate_option, text_option
+from datastreamer.cli.shared.options import SyncOption, number_option, rate_option, text_option
 from datastreamer.format import U32_MAX
 from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
+from datastreamer.transport.address import UNIX
+from datastreamer.transport.listeners import address_of
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from datastreamer.storage.view import IndexName
@@ -22,6 +29,13 @@ def port_option(default: int) -> Any:
     """The option for the TCP port of a server."""
     text = f"TCP port to listen on; 0: any free port, which is logged [{default}]."
     return number_option("--port", "PORT", text, most=65535)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -185,12 +199,7 @@ class ServerOptions:
             "its pages with their checksums.",
         ),
     ] = None
-    sync: Annotated[
-        Literal["commit", "os"],
-        typer.Option(
-            "--sync", help="Sync to disk with each commit, or leave that to the operating system."
-        ),
-    ] = "commit"
+    sync: SyncOption = "commit"
     index: Annotated[
         Literal["lmdb", "memory"],
         typer.Option(
@@ -241,6 +250,21 @@ class ServerOptions:
 
         pairs = zip(certs, keys or certs, strict=True)
         return ServerTLS(*pairs, client_ca=self.tls_client_ca)
+
+    def warn_of_everyone(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """Log a warning if clients need nothing but the network to be served."""
+        open_to = [
+            address_of(each)
+            for each in addresses
+            if not each[0].startswith(UNIX) and not _is_loopback(each[0])
+        ]
+        if open_to and self.tls_client_ca is None:
+            _log.warning(
+                "every client that reaches %s is served, without authentication; --host 127.0.0.1 "
+                "accepts clients of this machine only, --tls-client-ca those with a certificate",
+                ", ".join(open_to),
+                extra={"addresses": open_to},
+            )
 
     def check_reserve(self, tls: ServerTLS | None, *, publishing: bool) -> None:
         """Raises for unreadable tokens, and for reserved slots that no client can use."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.commands.contexts import remember_server
 from datastreamer.cli.shared.addresses import both_readings, server_addresses
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions
@@ -117,6 +119,9 @@ class ServerSource:
         )
         self._batch_reads = batch_reads and not follow
         self.name = ",".join(map(str, addresses)) if self._several else self.client.peer
+        if sys.stdin is not None and sys.stdin.isatty():
+            for address in addresses:
+                remember_server(f"tcps://{address}" if address.tls else str(address))
 
     def __enter__(self) -> ServerSource:
         return self

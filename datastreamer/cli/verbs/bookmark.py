@@ -31,7 +31,12 @@ def bookmark(
     output: EntryOutput,
     options: SourceOptions,
 ) -> None:
-    """Print the first event at or after a bookmark."""
+    """Print the first event at or after a bookmark.
+
+    Examples:
+      datastreamer bookmark stream.bin block:7
+      datastreamer bookmark 127.0.0.1:6900 0x0107 --entry-number
+    """
     wanted = Key(key)
     shape = output.chosen()
     with open_source(source, options) as stream, named_not_found(source, key):

@@ -27,7 +27,12 @@ def entry(
     output: EntryOutput,
     options: SourceOptions,
 ) -> None:
-    """Print one entry by its number."""
+    """Print one entry by its number.
+
+    Examples:
+      datastreamer entry stream.bin 7
+      datastreamer entry 127.0.0.1:6900 7 --format hex
+    """
     shape = output.chosen()
     with open_source(source, options) as stream, named_not_found(source):
         write_entry(stream.entry(number), shape, stream.header().version)

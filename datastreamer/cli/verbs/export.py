@@ -69,10 +69,14 @@ def export(
     stream_version: StreamVersionOption = None,
     options: SourceOptions,
 ) -> None:
-    """Export the committed entries to Parquet, JSON lines or CSV.
+    """Export entries to Parquet, JSON lines or CSV.
 
     A folder receives Parquet files that are named by their entries. The next export to it adds
     the entries since, after a check that its files belong to this stream.
+
+    Examples:
+      datastreamer export stream.bin out.parquet
+      datastreamer export 127.0.0.1:6900 tables --table transactions
     """
     if not out:
         raise typer.BadParameter("OUT is empty; name a folder or a new file")

@@ -37,6 +37,10 @@ def info(source: StreamArgument, *, output: EntryOutput, options: SourceOptions)
     Of a file also its pages, bookmarks and entries by type; the table also shows its records,
     writer and index. Of a damaged file, the readable part is shown, and then the damage, with exit
     code 1. --format raw and hex write the 38 bytes of the header.
+
+    Examples:
+      datastreamer info stream.bin
+      datastreamer info stream.example.org:6900 --json | jq .total_entries
     """
     shape = output.chosen()
     rows: list[tuple[str, str]] = []

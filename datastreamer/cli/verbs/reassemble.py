@@ -149,11 +149,16 @@ def reassemble(
     metrics: MetricsOptions,
     options: SourceOptions,
 ) -> None:
-    """Print each payload that several producers publish in messages once, when it is complete.
+    """Print payloads that several producers publish in messages.
 
-    A line is {"id": "0x..", "parts": [{"key": "0x..", "value": "0x.."}, ...]}. Other events are
-    written to stderr, as JSON lines with "event". The command ends at the ends of the sources;
-    with --follow it continues, and reconnects to a lost source.
+    Each payload is printed once, when it is complete. A line is {"id": "0x..", "parts":
+    [{"key": "0x..", "value": "0x.."}, ...]}. Other events are written to stderr, as JSON lines
+    with "event". The command ends at the ends of the sources; with --follow it continues, and
+    reconnects to a lost source.
+
+    Examples:
+      datastreamer reassemble a.example.org b.example.org --follow
+      datastreamer reassemble a.bin b.bin --subscribe 0x01 --json
     """
     if start is not None and from_bookmark is not None:
         raise typer.BadParameter("--from and --from-bookmark exclude each other")

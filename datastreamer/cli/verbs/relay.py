@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 
-from datastreamer.cli.commands.config import ConfigOption
+from datastreamer.cli.commands.config import CheckConfigOption, ConfigOption
 from datastreamer.cli.shared.addresses import addresses_of
+from datastreamer.cli.shared.logs import say
 from datastreamer.cli.shared.options import (
     StreamTypeOption,
     TLSOptions,
@@ -97,6 +99,7 @@ def relay(
     server: ServerOption = None,
     file: RelayFileOption = None,
     config: ConfigOption = None,
+    check_config: CheckConfigOption = False,
     port: RelayPortOption = None,
     options: ServerOptions,
     on_rewrite: OnRewriteOption = "stop",
@@ -109,10 +112,14 @@ def relay(
     metrics: MetricsOptions,
     ready_lag: ReadyLagOption = READY_LAG,
 ) -> None:
-    """Download a stream, keep it in a file, and serve it, until SIGINT or SIGTERM.
+    """Download a stream, keep it in a file, and serve it.
 
-    The file is also served while no server is available. The last entries of the file are
-    compared with those of each server before anything is appended.
+    It runs until SIGINT or SIGTERM. The file is also served while no server is available. The
+    last entries of the file are compared with those of each server before anything is appended.
+
+    Examples:
+      datastreamer relay --server sequencer --file relay.bin
+      datastreamer relay --config relay.toml --check-config
     """
     upstreams = _upstreams(
         server or [],
@@ -141,11 +148,17 @@ def relay(
         metrics_host=metrics.metrics_host or None,
         ready_lag=ready_lag,
     )
-    relay_until(made)
+    if check_config:
+        say("the options are right")
+        return
+    relay_until(made, options.warn_of_everyone)
 
 
-def relay_until(made: Relay) -> None:
-    """Run the relay until a signal, logging its start and end."""
+def relay_until(
+    made: Relay, warn: Callable[[Sequence[tuple[str, int]]], None] = lambda _: None
+) -> None:
+    """Run the relay until a signal, logging its start and end. `warn` is called with the addresses
+    that it listens on."""
 
     def listening(relay: Relay, addresses: list[tuple[str, int]]) -> None:
         assert relay.stream is not None
@@ -154,10 +167,16 @@ def relay_until(made: Relay) -> None:
             relay.path,
             relay.stream.total_entries,
             ", ".join(map(address_of, addresses)),
+            extra={
+                "file": relay.path,
+                "entries": relay.stream.total_entries,
+                "addresses": [address_of(address) for address in addresses],
+            },
         )
+        warn(addresses)
 
     name = relay_until_signal(made, listening)
-    _log.info("ended by %s", name)
+    _log.info("ended by %s", name, extra={"signal": name})
 
 
 def _upstreams(

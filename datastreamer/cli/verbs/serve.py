@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.commands.config import CheckConfigOption, ConfigOption
 from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.creation import CreationOptions
+from datastreamer.cli.shared.logs import say
 from datastreamer.cli.shared.options import FileArgument, number_option, text_option
 from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
 from datastreamer.client.upstream import Upstream
@@ -67,6 +69,8 @@ HealOption = Annotated[
 def serve(
     file: FileArgument,
     *,
+    config: ConfigOption = None,
+    check_config: CheckConfigOption = False,
     port: PortOption = None,
     options: ServerOptions,
     publish_token_file: PublishTokenFileOption = None,
@@ -77,11 +81,15 @@ def serve(
     heal: HealOption = None,
     metrics: MetricsOptions,
 ) -> None:
-    """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
+    """Serve a stream to clients over TCP or a Unix socket.
 
-    On the first signal the server stops accepting connections and gives clients up to --grace
-    seconds to receive committed entries; on a second signal it exits at once. Sockets passed by
-    systemd replace --host, --port and --unix.
+    It serves until SIGINT or SIGTERM. On the first signal the server stops accepting
+    connections and gives clients up to --grace seconds to receive committed entries; on a
+    second signal it exits at once. Sockets passed by systemd replace --host, --port and --unix.
+
+    Examples:
+      datastreamer serve stream.bin --create --host 127.0.0.1
+      datastreamer serve stream.bin --tls-cert cert.pem --tls-key key.pem --metrics-port 9600
     """
     limits = options.limits()
     creation.check()
@@ -110,6 +118,10 @@ def serve(
             "one of --workers"
         )
     peers = addresses_of("--heal", heal or [])
+    if check_config:
+        metrics.address()
+        say("the options are right")
+        return
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
@@ -132,6 +144,7 @@ def serve(
                 "addresses": [address_of(address) for address in addresses],
             },
         )
+        options.warn_of_everyone(addresses)
 
     # Signals raise no exception here: until now `early_signals` handled them.
     name = serve_until_signal(

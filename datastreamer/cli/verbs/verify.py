@@ -21,6 +21,10 @@ def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptio
     while the file is written, and reports all damage, each with its repair; exit code 3 if there is
     any. Of a server: checks that it sends every entry in order, and that
     up to 1,000 bookmarks lead to their entries.
+
+    Examples:
+      datastreamer verify stream.bin
+      datastreamer verify stream.bin --json | jq .problems
     """
     shape = output.chosen()
     address = server_address(source)

@@ -337,3 +337,18 @@ def test_heal_needs_the_writer(invoke: Invoke, copy: Path) -> None:
     refused = invoke("serve", copy, "--heal", "nowhere")
     assert refused.code == 2
     assert "--heal: 'nowhere' is not HOST:PORT" in refused.err
+
+
+def test_a_file_of_options(invoke: Invoke, copy: Path) -> None:
+    path = copy.with_name("serve.toml")
+    words = ("serve", "--config", path, "--check-config")
+    path.write_text(f'file = "{copy}"\nport = 0\nmax-clients = 3\nhost = ["127.0.0.1"]\n')
+    assert invoke(*words) == (0, b"", "the options are right\n")
+    with running("serve", "--config", path, cwd=copy.parent) as serving:
+        assert invoke("info", f"127.0.0.1:{serving.port()}").code == 0
+        serving.signal(signal.SIGTERM)
+        assert serving.wait() == 0
+    path.write_text("max-client = 3\n")
+    assert "did you mean 'max-clients'?" in invoke(*words).failed(2)
+    path.write_text("max-clients = 3\n")
+    assert "Missing argument" in invoke(*words).failed(2)

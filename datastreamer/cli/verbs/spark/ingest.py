@@ -87,6 +87,10 @@ def ingest(
 
     Rows with a time are partitioned by day. The next run continues where the last one
     ended, even if it was killed; each entry is in the tables once.
+
+    Examples:
+      datastreamer spark ingest stream.bin tables
+      datastreamer spark ingest 127.0.0.1:6900 tables --follow
     """
     options = _options(source, stream_type)
     from datastreamer.spark import find_java

@@ -30,9 +30,14 @@ def check(
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
-    """Check the sequence of entries, bookmarks, batches, blocks, timestamps and parents.
+    """Check the sequence of entries, blocks, batches and parents.
 
-    Prints every breach with its entry number; exit code 3 if there is any.
+    Also bookmarks and timestamps. Prints every breach with its entry number; exit code 3 if
+    there is any.
+
+    Examples:
+      datastreamer zkevm check stream.bin
+      datastreamer zkevm check 127.0.0.1:6900 --json
     """
     breaches = _BreachOutput(output.chosen())
     with open_source(source, options) as stream:

@@ -46,10 +46,14 @@ def diff(
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
-    """Compare two streams and show the first entry that differs, with its batch and block.
+    """Compare two streams and show the first difference.
 
-    Also compares version, system id and stream type of the headers. Exit code 1 if anything
-    differs.
+    The entry is shown with its batch and block. Also compares version, system id and stream
+    type of the headers. Exit code 1 if anything differs.
+
+    Examples:
+      datastreamer zkevm diff a.bin b.bin
+      datastreamer zkevm diff stream.bin 127.0.0.1:6900 --json
     """
     shape = output.chosen()
     # The options of TLS apply to the sources that use TLS.

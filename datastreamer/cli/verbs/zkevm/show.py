@@ -47,7 +47,12 @@ def batch(
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
-    """Show a batch with its blocks and their transactions."""
+    """Show a batch with its blocks and their transactions.
+
+    Examples:
+      datastreamer zkevm batch stream.bin 3
+      datastreamer zkevm batch 127.0.0.1:6900 3 --json
+    """
     shape = output.chosen()
     mark = BookmarkName("batch", number)
     entries = list(_marked_entries(source, mark, stream_version, options))
@@ -63,7 +68,12 @@ def block(
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
-    """Show a block with its transactions."""
+    """Show a block with its transactions.
+
+    Examples:
+      datastreamer zkevm block stream.bin 7
+      datastreamer zkevm block 127.0.0.1:6900 7 --json
+    """
     shape = output.chosen()
     mark = BookmarkName("block", number)
     entries = list(_marked_entries(source, mark, stream_version, options))
