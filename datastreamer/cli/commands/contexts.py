@@ -57,7 +57,10 @@ def write_contexts(contexts: Mapping[str, Context]) -> None:
     lines = []
     for name, context in sorted(contexts.items()):
         # A string of JSON is one of TOML.
-        lines += [f"[{json.dumps(name, ensure_ascii=False)}]", *(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in context.items())]
+        lines += [
+            f"[{json.dumps(name, ensure_ascii=False)}]",
+            *(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in context.items()),
+        ]
     _replace(contexts_file(), "\n".join([*lines, ""]))
 
 
