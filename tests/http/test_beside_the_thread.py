@@ -14,7 +14,7 @@ from datastreamer.http.serving import serve_http
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import Web
-from tests.http.test_changes import update, updates
+from tests.http.test_changes import updates
 from tests.http.test_follow import following, live
 from tests.http.test_ranges import held
 from tests.network.fixtures import append, until
@@ -94,8 +94,9 @@ async def test_a_change_by_another_process(
         total = writer.total_entries
         await client.entries(total)
         await live(web)
-        await trio.to_thread.run_sync(update, writer, total - 1, writer.entry(total - 1).data[::-1])
-        assert await updates(client) == [(total - 1, writer.entry(total - 1).data)]
+        last = writer.entry(total - 1)
+        await trio.to_thread.run_sync(writer.update_entry, last.number, last.type, last.data[::-1])
+        assert await updates(client) == [(last.number, last.data[::-1])]
         await trio.to_thread.run_sync(writer.truncate, total - 1)
         assert await client.event() == {
             "event": "truncated",

@@ -4,7 +4,7 @@ import { age, el, every, integer, json, put, size } from "./core.js"
 
 const MOST = 1000
 const COLUMNS = [
-  ["Client", "c-client"], ["State", "c-state"], ["Entry", "n"], ["Lag", "n"],
+  ["Client", "c-client"], ["State", "c-state"], ["Entry", "n optional"], ["Lag", "n"],
   ["Lag in bytes", "n optional"], ["Connected", "n optional"],
 ]
 

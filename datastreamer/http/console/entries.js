@@ -66,7 +66,7 @@ function typesOf(text) {
 
 export async function entries(main, signal, name, argument) {
   const stream = await json("/v1/stream", { signal })
-  const jump = el("input.grow", { placeholder: "Entry, block:N, batch:N, 0x… or key", "aria-label": "Jump to" })
+  const jump = el("input.grow", { placeholder: "Entry, block:N, 0x…", title: "An entry's number, block:N, batch:N, or a bookmark's key as text or 0x…", "aria-label": "Jump to" })
   const filter = el("input", { placeholder: "Types, e.g. 2, bookmark", "aria-label": "Filter by type", size: 20 })
   const live = el("button", { type: "button", "aria-pressed": "false" }, "Follow head")
   const first = el("button", { type: "button" }, "First")
@@ -83,11 +83,11 @@ export async function entries(main, signal, name, argument) {
   const split = el("div.split", {},
     el("div", {}, el("div.table", {}, table, empty), foot), panel)
   main.replaceChildren(
-    el("div.title", {}, el("h1", {}, "Entries")),
+    el("div.title", {}, el("h1", {}, "Entries"), wrong),
     el("div.tools", {},
       el("form.grow", { onsubmit: submit }, jump, el("button.primary", {}, "Go")),
       filter, first, back, on, live),
-    wrong, split,
+    split,
   )
 
   let types = []

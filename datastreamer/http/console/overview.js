@@ -76,6 +76,7 @@ function upstreamRow(each) {
 }
 
 export async function overview(main, signal) {
+  const { upstreams: isRelay } = await json("/v1/clients?limit=0", { signal })
   const head = card("Head")
   const commit = card("Last commit")
   const file = card("Size")
@@ -86,12 +87,12 @@ export async function overview(main, signal) {
   const connected = card("Clients")
   const about = el("dl")
   const upstreams = el("dl")
-  const relay = el("section.card.wide", { hidden: true }, el("h2", {}, "Upstreams"), upstreams)
+  const relay = el("section.card.all", { hidden: !isRelay }, el("h2", {}, "Upstreams"), upstreams)
   connected.sub.replaceChildren(el("a", { href: "#clients" }, "Show them"))
   main.replaceChildren(
     el("div.title", {}, el("h1", {}, "Overview")),
-    el("div.cards", {}, head.node, commit.node, file.node, lag.node, pace.node, volume.node,
-      ready.node, connected.node, el("section.card.wide", {}, el("h2", {}, "Stream"), about), relay),
+    el("div.cards", {}, head.node, commit.node, file.node, lag.node, relay, pace.node, volume.node,
+      ready.node, connected.node, el("section.card.wide", {}, el("h2", {}, "Stream"), about)),
   )
   const states = Object.fromEntries(STATES.map((name) => [name, el("dd")]))
   const list = el("dl", {}, ...STATES.flatMap((name) => [el("dt", {}, name), states[name]]))
@@ -128,7 +129,6 @@ export async function overview(main, signal) {
     for (const name of STATES) put(states[name], integer(state.connected[name] ?? 0))
     put(lag.big, state.index_lag_entries === 0 ? "complete" : integer(state.index_lag_entries))
     put(lag.sub, state.index_lag_entries ? "entries behind the head" : "")
-    relay.hidden = !state.upstreams
     if (state.upstreams) upstreams.replaceChildren(...state.upstreams.flatMap(upstreamRow))
   })
 
