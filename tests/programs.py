@@ -9,9 +9,13 @@ import pytest
 
 HOW_TO_GET: Final = {
     "cc": "install a C compiler (apt-get install gcc)",
+    "chromium": "install Chromium (apt-get install chromium)",
+    "curl": "install curl (apt-get install curl)",
     "go": "install Go 1.21 or later (https://go.dev/dl)",
-    "systemd-analyze": "install systemd (apt-get install systemd)",
+    "nginx": "install nginx (apt-get install nginx)",
+    "node": "install Node.js 20 or later (apt-get install nodejs)",
     "promtool": "install Prometheus (apt-get install prometheus)",
+    "systemd-analyze": "install systemd (apt-get install systemd)",
 }
 
 

@@ -41,6 +41,8 @@ KINDS: Final = {
 }
 PUBLISH: Final = "publish"
 AUTHENTICATE: Final = "authenticate"
+HTTP: Final = "http"
+"""Label under which rejected tokens of HTTP requests are counted."""
 COMMANDS: Final = tuple(KINDS.values())
 """Labels under which commands are counted; also `PUBLISH` and `AUTHENTICATE` if the server accepts
 them."""

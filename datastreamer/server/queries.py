@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.errors import DamagedFile, NotFound, UnknownBookmark, UnknownEntry
+from datastreamer.errors import DamagedFile, NotFound, UnknownEntry
 from datastreamer.format import (
     PACKET_ANSWER,
     RESULT_BAD_FROM_BOOKMARK,
@@ -40,6 +40,7 @@ from datastreamer.protocol.publishing import encode_refusal
 from datastreamer.protocol.server import Event, Refuse
 from datastreamer.server import damage
 from datastreamer.server.batch_reads import BatchAnswers
+from datastreamer.server.bookmark_queries import BookmarkQueries
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
@@ -60,8 +61,6 @@ T = TypeVar("T")
 
 # Answers to queries that arrived together are sent together, up to about this many bytes.
 _ANSWERS_BYTES = 64 * 1024
-# A look-up that has to scan more than this many bytes of the stream runs in a thread.
-_INLINE_SCAN = 1 << 20
 
 
 class QueryAnswers:
@@ -70,6 +69,7 @@ class QueryAnswers:
     def __init__(self, broadcast: Broadcast, output: ClientOutput, limits: Limits) -> None:
         self.batches = BatchAnswers(broadcast, limits)
         self.filters = FilteredReads(broadcast, limits)
+        self._bookmarks = BookmarkQueries(broadcast)
         self._broadcast = broadcast
         self._stream = broadcast.stream
         self._output = output
@@ -143,16 +143,14 @@ class QueryAnswers:
             stream.refresh_open_file()
             if broadcast.changing:
                 return None
-        cold, bookmarks = broadcast.cold, stream.bookmarks
-        if bookmarks.unread() > _INLINE_SCAN or not cold.index_at_hand:
-            return None
         try:
-            number = cold.look_up(bookmarks.newest_at_hand, key)
+            number = self._bookmarks.find_at_hand(key)
         except NotAtHandError:
             return None
         if number is None:
             return messages.OK + messages.NOT_FOUND
-        return stream.reader.packed_from(cold.warm, number, messages.OK, PACKET_ANSWER, key)
+        warm = broadcast.cold.warm
+        return stream.reader.packed_from(warm, number, messages.OK, PACKET_ANSWER, key)
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)
@@ -188,7 +186,7 @@ class QueryAnswers:
                 return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
         else:
             try:
-                found = await self._bookmark(command.key)
+                found = await self._bookmarks.find(command.key)
             except DamagedFile as error:
                 return await damage.refusal(self._broadcast, error, command)
             if found is None:
@@ -215,10 +213,10 @@ class QueryAnswers:
         cursor = self._stream.reader.cursor
         while True:
             with contextlib.suppress(Changed), self._broadcast.unchanged():
-                first = await self._bookmark(query.first)
+                first = await self._bookmarks.find(query.first)
                 if first is None:
                     return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
-                last = await self._bookmark(query.last)
+                last = await self._bookmarks.find(query.last)
                 if last is None or last < first:
                     return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
                 return await self._read(cursor, first), await self._read(cursor, last + 1)
@@ -283,50 +281,13 @@ class QueryAnswers:
         await self._broadcast.settled()
         return found
 
-    async def _bookmark(self, key: bytes) -> int | None:
-        """The newest entry with this key. A look-up that is long or may read the disk runs in a
-        thread, and is repeated if the stream was changed meanwhile."""
-        stream, broadcast = self._stream, self._broadcast
-        while True:
-            epoch = stream.epoch
-            number: int | None = None
-            try:
-                with contextlib.suppress(UnknownBookmark):
-                    if stream.bookmarks.unread() > _INLINE_SCAN:
-                        number = await trio.to_thread.run_sync(self._scan, key)
-                    elif not broadcast.cold.index_at_hand:
-                        number = await broadcast.cold.run(self._look_up, key)
-                    else:
-                        with contextlib.suppress(NotAtHandError):
-                            return broadcast.cold.look_up(self._bookmark_at_hand, key)
-                        # It needs the disk, or the index has to be repaired first.
-                        number = await broadcast.cold.run(stream.bookmark, key)
-            except DamagedFile:
-                if not broadcast.outdated() and stream.epoch == epoch:
-                    raise
-                epoch = -1
-            await broadcast.settled()
-            if stream.epoch == epoch:
-                return number
-
-    def _scan(self, key: bytes) -> int:
-        """A look-up that reads entries which are not indexed yet."""
-        self._broadcast.cold.checks.compare(self._broadcast.doubt_unindexed())
-        return self._stream.bookmark(key)
-
-    def _look_up(self, key: bytes) -> int:
-        return self._broadcast.cold.look_up(self._stream.bookmark, key)
-
-    def _bookmark_at_hand(self, key: bytes) -> int | None:
-        return self._stream.find_bookmark(key, is_resident=self._broadcast.is_resident)
-
     async def _read_event(self, number: int) -> Entry | None:
         first_event = self._stream.reader.first_event
         return await self._read(first_event, number, lambda it: it.number if it else number)
 
     async def _first_event(self, key: bytes) -> bytes:
         event: Entry | None = None
-        while (number := await self._bookmark(key)) is not None:
+        while (number := await self._bookmarks.find(key)) is not None:
             try:
                 event = await self._read_event(number)
             except UnknownEntry:

@@ -66,6 +66,11 @@ class BlockingRelay:
         return self._relay.metrics_port
 
     @property
+    def http_port(self) -> int | None:
+        """The port that answers HTTP; None without one."""
+        return self._relay.http_port
+
+    @property
     def total_entries(self) -> int:
         """The number of entries in the file, which are served."""
         return self._relay.total_entries

@@ -19,8 +19,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.errors import ListenFailed
-from datastreamer.server.server import Server, serve
+from datastreamer.server.server import Server
 from datastreamer.server.streaming.sender import State
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import address_of, open_listeners
 from tests.network import model as wire
@@ -156,7 +157,7 @@ async def test_no_more_clients_than_the_limit(
 OUT_OF_DESCRIPTORS = """
 import logging, resource, sys
 import trio
-from datastreamer.server.server import serve
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 
 async def main():

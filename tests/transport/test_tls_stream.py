@@ -34,8 +34,8 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.relay.relay import Relay
-from datastreamer.server.server import serve
 from datastreamer.service.embedded import StreamServer
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport import tls_stream as secure
 from datastreamer.transport.tls import ServerTLS, client_tls

@@ -74,7 +74,7 @@ _CONTEXT_OPTION = {
     ]
 }
 # Parameters that name a file with a secret, of any command.
-_SECRETS = {"tls_key", "server_tls_key", "token_file", "publish_token_file"}
+_SECRETS = {"tls_key", "server_tls_key", "token_file", "publish_token_file", "http_token_file"}
 
 
 def new_program(

@@ -53,7 +53,7 @@ def ask(address: str, limit: int) -> Overview:
         raise typer.BadParameter(f"{address!r}: write the metrics port as HOST:PORT")
     connection = http.client.HTTPConnection(place.host, place.port, timeout=_SECONDS)
     try:
-        connection.request("GET", f"/clients.json?limit={limit}")
+        connection.request("GET", f"/v1/clients?limit={limit}")
         answer = connection.getresponse()
         body = answer.read(_MOST_BYTES)
     except (OSError, UnicodeError) as error:

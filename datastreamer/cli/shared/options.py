@@ -6,7 +6,6 @@ Wrong usage raises `typer.BadParameter`, here and in the commands.
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from datastreamer.errors import BadBookmark
-from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
-from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
+from datastreamer.format import U32_MAX, U64_MAX
+from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 
 if TYPE_CHECKING:
     import ssl
@@ -273,36 +272,21 @@ class Key:
     """The key of a bookmark as the user wrote it; its bytes may depend on the stream version."""
 
     def __init__(self, text: str) -> None:
-        self._mark: BookmarkName | None = None
-        self._bytes = b""
-        kind, colon, number = text.partition(":")
-        if text[:2].lower() == "0x":
-            try:
-                self._bytes = bytes.fromhex(text[2:])
-            except ValueError:
-                message = f"{text!r} is not hex: 0x and two digits per byte"
-                raise typer.BadParameter(message) from None
-        elif colon and kind in ("block", "batch"):
-            value = read_number(number, U64_MAX, f"the part after {kind}:")
-            self._mark = BookmarkName("block" if kind == "block" else "batch", value)
-        else:
-            self._bytes = os.fsencode(text)
-        if self._mark is None and not 1 <= len(self._bytes) <= MAX_BOOKMARK_SIZE:
-            raise typer.BadParameter(
-                f"the key of a bookmark has 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} has "
-                f"{len(self._bytes)}"
-            )
+        try:
+            self._key = parse_key(text)
+        except BadBookmark as error:
+            raise typer.BadParameter(str(error)) from None
 
     @property
     def needs_version(self) -> bool:
         """Whether its bytes depend on the stream version."""
-        return self._mark is not None
+        return not isinstance(self._key, bytes)
 
     def of(self, version: int) -> bytes:
         """Its bytes in a stream of this version."""
-        if self._mark is None:
-            return self._bytes
+        if isinstance(self._key, bytes):
+            return self._key
         try:
-            return key_of(version, self._mark)
+            return key_of(version, self._key)
         except BadBookmark as error:
             raise typer.BadParameter(str(error)) from None

@@ -12,6 +12,8 @@ import typer
 
 from datastreamer.cli.shared.options import SyncOption, number_option, rate_option, text_option
 from datastreamer.format import U32_MAX
+from datastreamer.http.options import LOOPBACK, HttpOptions
+from datastreamer.http.options import MAX_CLIENTS as HTTP_CLIENTS
 from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
@@ -65,6 +67,77 @@ class MetricsOptions:
                 raise typer.BadParameter("--metrics-host requires --metrics-port")
             return None
         return self.metrics_host or None, self.metrics_port
+
+
+@dataclass(frozen=True)
+class HttpPortOptions:
+    """The HTTP port."""
+
+    http_port: Annotated[
+        int | None,
+        number_option(
+            "--http-port",
+            "PORT",
+            "Port for HTTP: the stream for browsers and other programs, and a console; with TLS if "
+            "--tls-cert is given. 0: any free port, which is logged.",
+            most=65535,
+        ),
+    ] = None
+    http_host: Annotated[
+        list[str] | None,
+        text_option("--http-host", "HOST", "Address of the HTTP port; repeatable [127.0.0.1]."),
+    ] = None
+    http_token_file: Annotated[
+        str | None,
+        text_option(
+            "--http-token-file",
+            "FILE",
+            "Answer only requests with Authorization: Bearer TOKEN, a line of this file.",
+        ),
+    ] = None
+    http_cors: Annotated[
+        list[str] | None,
+        text_option(
+            "--http-cors",
+            "ORIGIN",
+            "Let the pages of this origin read over HTTP; *: every page; repeatable.",
+        ),
+    ] = None
+    http_max_clients: Annotated[
+        int,
+        number_option(
+            "--http-max-clients", "N", "Maximum number of HTTP connections.", most=U32_MAX, least=1
+        ),
+    ] = HTTP_CLIENTS
+    http_max_followers: Annotated[
+        int,
+        number_option(
+            "--http-max-followers",
+            "N",
+            "Maximum number of HTTP connections that wait for commits.",
+            most=U32_MAX,
+            least=1,
+        ),
+    ] = HTTP_CLIENTS
+
+    def options(self) -> HttpOptions | None:
+        """None without --http-port. Raises `UsageError` for a token file without tokens."""
+        if self.http_port is None:
+            for option in ("host", "token_file", "cors"):
+                if getattr(self, f"http_{option}"):
+                    name = option.replace("_", "-")
+                    raise typer.BadParameter(f"--http-{name} requires --http-port")
+            return None
+        made = HttpOptions(
+            port=self.http_port,
+            host=self.http_host or LOOPBACK,
+            token_file=self.http_token_file,
+            cors=self.http_cors or (),
+            max_clients=self.http_max_clients,
+            max_followers=self.http_max_followers,
+        )
+        made.check()
+        return made
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,12 @@ from datastreamer.cli.shared.options import (
     number_option,
     text_option,
 )
-from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
+from datastreamer.cli.shared.server_options import (
+    HttpPortOptions,
+    MetricsOptions,
+    ServerOptions,
+    port_option,
+)
 from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
@@ -110,6 +115,7 @@ def relay(
     server_tls_name: UpstreamNameOption = None,
     server_token_file: UpstreamTokenFileOption = None,
     metrics: MetricsOptions,
+    http: HttpPortOptions,
     ready_lag: ReadyLagOption = READY_LAG,
 ) -> None:
     """Download a stream, keep it in a file, and serve it.
@@ -147,6 +153,7 @@ def relay(
         metrics_port=metrics.metrics_port,
         metrics_host=metrics.metrics_host or None,
         ready_lag=ready_lag,
+        http=http.options(),
     )
     if check_config:
         say("the options are right")

@@ -13,7 +13,12 @@ from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.logs import say
 from datastreamer.cli.shared.options import FileArgument, number_option, text_option
-from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
+from datastreamer.cli.shared.server_options import (
+    HttpPortOptions,
+    MetricsOptions,
+    ServerOptions,
+    port_option,
+)
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import StreamFileError
 from datastreamer.format import DEFAULT_PORT
@@ -80,6 +85,7 @@ def serve(
     workers: WorkersOption = 1,
     heal: HealOption = None,
     metrics: MetricsOptions,
+    http: HttpPortOptions,
 ) -> None:
     """Serve a stream to clients over TCP or a Unix socket.
 
@@ -118,6 +124,7 @@ def serve(
             "one of --workers"
         )
     peers = addresses_of("--heal", heal or [])
+    http_options = http.options()
     if check_config:
         metrics.address()
         say("the options are right")
@@ -155,6 +162,7 @@ def serve(
         tls=tls,
         limits=limits,
         metrics=metrics.address(),
+        http=http_options,
         workers=workers,
         publishing=publishing,
         heal_from=[Upstream(*each) for each in peers],

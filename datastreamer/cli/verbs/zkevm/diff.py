@@ -14,13 +14,14 @@ import typer
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import ReportOutput, SourceOptions, StreamVersionOption
-from datastreamer.cli.shared.output import described, json_line, text_lines, wrapped
+from datastreamer.cli.shared.output import json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import open_source
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
 from datastreamer.zkevm.bookmark_keys import Kind, name_of_key
 from datastreamer.zkevm.decoding import as_json, decode, kind_of
+from datastreamer.zkevm.entry_json import entry_json
 
 if TYPE_CHECKING:
     from datastreamer.cli.shared.source import Source
@@ -146,7 +147,7 @@ def _side(entry: Entry, version: int) -> dict[str, Any]:
     # An entry that cannot be decoded is shown as bytes.
     with contextlib.suppress(DecodeFailed):
         fields = as_json(decode(entry, version=version))
-    return {**described(entry), "kind": kind_of(entry.type, version), "fields": fields}
+    return {**entry_json(entry), "kind": kind_of(entry.type, version), "fields": fields}
 
 
 def _where(source: Source, version: int, at: int) -> dict[str, int | None]:
