@@ -11,7 +11,7 @@ import trio
 
 from datastreamer.errors import DamagedFile, UnknownBookmark
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.storage.bookmarks.keeper import NotAtHandError
+from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 
 # A look-up that has to scan more than this many bytes of the stream runs in a thread.
 _INLINE_SCAN = 1 << 20
@@ -23,6 +23,7 @@ class BookmarkQueries:
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
         self._stream = broadcast.stream
+        self._waits = 0
 
     async def find(self, key: bytes) -> int | None:
         """The newest entry with this key. A look-up that is long or may read the disk runs in a
@@ -50,13 +51,24 @@ class BookmarkQueries:
             if stream.epoch == epoch:
                 return number
 
-    def find_at_hand(self, key: bytes) -> int | None:
-        """As `find`, without a wait. Raises `NotAtHandError` if that needs the disk, a repair of
-        the index or a long scan."""
-        cold, bookmarks = self._broadcast.cold, self._stream.bookmarks
-        if bookmarks.unread() > _INLINE_SCAN or not cold.index_at_hand:
+    def begin_at_hand(self) -> LookUpsAtHand:
+        """For look-ups without a wait, up to `end_at_hand`. Raises `NotAtHandError` if they need
+        the disk, a repair of the index or a scan of the stream, or if that is being changed."""
+        broadcast, bookmarks = self._broadcast, self._stream.bookmarks
+        self._stream.refresh_open_file()
+        if (
+            broadcast.changing
+            or not broadcast.cold.index_at_hand
+            or bookmarks.unread() > _INLINE_SCAN
+        ):
             raise NotAtHandError
-        return cold.look_up(bookmarks.newest_at_hand, key)
+        self._waits = broadcast.cold.waits()
+        return bookmarks.at_hand()
+
+    def end_at_hand(self, look_ups: LookUpsAtHand) -> None:
+        """Release what `begin_at_hand` returned."""
+        look_ups.end()
+        self._broadcast.cold.looked_up(self._waits)
 
     def _scan(self, key: bytes) -> int:
         """A look-up that reads entries which are not indexed yet."""

@@ -21,10 +21,11 @@ from datastreamer.protocol.messages import (
 
 ENTRY: Final = "entry"
 BOOKMARK: Final = "bookmark"
+HEADER: Final = "header"
 KINDS: Final = {
     EntryQuery: ENTRY,
     BookmarkQuery: BOOKMARK,
-    HeaderQuery: "header",
+    HeaderQuery: HEADER,
     CapabilitiesQuery: "capabilities",
     BatchQuery: "batch_read",
     FilteredRead: "filtered_read",

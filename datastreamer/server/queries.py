@@ -41,11 +41,12 @@ from datastreamer.protocol.server import Event, Refuse
 from datastreamer.server import damage
 from datastreamer.server.batch_reads import BatchAnswers
 from datastreamer.server.bookmark_queries import BookmarkQueries
+from datastreamer.server.command_labels import BOOKMARK, ENTRY, HEADER
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.server.streaming.output import ClientOutput
-from datastreamer.storage.bookmarks.keeper import NotAtHandError
+from datastreamer.storage.bookmarks.at_hand import NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.spans import Cursor
 
@@ -61,6 +62,7 @@ T = TypeVar("T")
 
 # Answers to queries that arrived together are sent together, up to about this many bytes.
 _ANSWERS_BYTES = 64 * 1024
+_NO_BOOKMARK = messages.OK + messages.NOT_FOUND
 
 
 class QueryAnswers:
@@ -103,54 +105,66 @@ class QueryAnswers:
 
     def answer_at_hand(
         self, question: Event, next_event: Callable[[], Event | None], most: int
-    ) -> tuple[int, int, Event | None]:
+    ) -> tuple[int, Event | None]:
         """As `answer` for this query and those that follow it, up to `most` and until answers are
-        `full`, as long as they are entry and bookmark queries whose entries are known to be
-        resident. Returns how many of each were answered, and the next event if it is not answered
-        yet."""
+        `full`, as long as they are queries of the header, or of entries and bookmarks whose entries
+        are known to be resident. Returns how many were answered, and the next event if it is not
+        answered yet."""
         packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
         answers, questions = self._answers, self._questions
         if not answers:
             self._epoch = self._stream.epoch
-        size, before, bookmarks = self.size, len(answers), 0
+        size, before, entries, bookmarks = self.size, len(answers), 0, 0
         most += before
         left: Event | None = question
-        while True:
-            if type(left) is EntryQuery:
-                found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
-            elif type(left) is BookmarkQuery:
-                # All were asked before the first look at what is committed.
-                found = self._first_event_at_hand(left.key, look=not bookmarks)
-                bookmarks += found is not None
-            else:
-                break
-            if found is None:
-                break
-            answers.append(found)
-            questions.append(left)
-            size += len(found)
-            left = next_event()
-            if size >= _ANSWERS_BYTES or len(answers) >= most:
-                break
-        self.size = size
-        return len(answers) - before - bookmarks, bookmarks, left
-
-    def _first_event_at_hand(self, key: bytes, *, look: bool) -> bytes | None:
-        """The answer to a bookmark query; None if it needs the disk, a repair, or a search for the
-        event. `look` for what is committed first."""
-        stream, broadcast = self._stream, self._broadcast
-        if look:
-            stream.refresh_open_file()
-            if broadcast.changing:
-                return None
+        # All were asked before the first look at what is committed.
+        look_ups, header = None, b""
+        found: bytes | None
         try:
-            number = self._bookmarks.find_at_hand(key)
+            while True:
+                if type(left) is EntryQuery:
+                    found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
+                    entries += found is not None
+                elif type(left) is BookmarkQuery:
+                    if look_ups is None:
+                        look_ups = self._bookmarks.begin_at_hand()
+                    number = look_ups.newest(left.key)
+                    if number is None:
+                        found = _NO_BOOKMARK
+                    else:
+                        found = packed_from(warm, number, messages.OK, PACKET_ANSWER, left.key)
+                    bookmarks += found is not None
+                elif type(left) is HeaderQuery:
+                    found = header = header or self._header_at_hand()
+                else:
+                    break
+                if not found:
+                    break
+                answers.append(found)
+                questions.append(left)
+                size += len(found)
+                left = next_event()
+                if size >= _ANSWERS_BYTES or len(answers) >= most:
+                    break
         except NotAtHandError:
-            return None
-        if number is None:
-            return messages.OK + messages.NOT_FOUND
-        warm = broadcast.cold.warm
-        return stream.reader.packed_from(warm, number, messages.OK, PACKET_ANSWER, key)
+            pass
+        finally:
+            if look_ups is not None:
+                self._bookmarks.end_at_hand(look_ups)
+        self.size = size
+        count, commands = len(answers) - before, self._broadcast.counts.commands
+        if entries:
+            commands[ENTRY] += entries
+        if bookmarks:
+            commands[BOOKMARK] += bookmarks
+        if header:
+            commands[HEADER] += count - entries - bookmarks
+        return count, left
+
+    def _header_at_hand(self) -> bytes:
+        """The answer to a header query; empty while the stream is being changed."""
+        self._stream.refresh_open_file()
+        return b"" if self._broadcast.changing else messages.OK + self._stream.header.pack()
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)

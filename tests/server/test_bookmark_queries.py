@@ -221,6 +221,6 @@ async def test_a_question_that_meets_a_change_is_answered(
         monkeypatch.setattr(answers_module.QueryAnswers, "_first_event", met)
         monkeypatch.setattr(answers_module.QueryAnswers, "_entry", met)
         monkeypatch.setattr(
-            answers_module.QueryAnswers, "answer_at_hand", lambda _, q, *more: (0, 0, q)
+            answers_module.QueryAnswers, "answer_at_hand", lambda _, q, *more: (0, q)
         )
         await peer.ask(question, OK + wire.pack(1, 1, b"event", packet=0xFE))

@@ -180,8 +180,16 @@ class ColdReads:
         try:
             return call(what)
         finally:
-            # Several threads may write this; a lost count only delays the fast path.
-            self._quick_lookups = self._quick_lookups + 1 if _waits() == before else 0
+            self.looked_up(before)
+
+    def waits(self) -> int:
+        """How often this thread has waited for the disk: for `looked_up`."""
+        return _waits()
+
+    def looked_up(self, before: int) -> None:
+        """This thread read a memory map, and its `waits` were `before` it."""
+        # Several threads may write this; a lost count only delays the fast path.
+        self._quick_lookups = self._quick_lookups + 1 if _waits() == before else 0
 
     def _read(self, start: int, count: int) -> None:
         # The sender of these bytes meets disk errors itself and reports them.

@@ -19,6 +19,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
+from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import IndexWentBack
 from datastreamer.storage.bookmarks.recent import MovedError
@@ -34,10 +35,6 @@ _FLUSH_KEYS = 20_000
 # the thread that extends the index.
 _LONG_SCAN = 4 * PAGE_SIZE
 _TRIES = 100
-
-
-class NotAtHandError(Exception):
-    """The look-up needs a repair first, not only memory and the index."""
 
 
 class BookmarkKeeper:
@@ -89,6 +86,19 @@ class BookmarkKeeper:
                 found = self._look_up(key)
                 if found is not None or self.builder.damage is None:
                     return found
+        raise NotAtHandError
+
+    def at_hand(self) -> LookUpsAtHand:
+        """For look-ups that follow each other at once. Raises `NotAtHandError` if the index has to
+        be repaired, or the stream to be read."""
+        trusted, recent = self.trusted, self._recent
+        if not trusted.unfinished:
+            with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
+                with trusted.guard:
+                    self._follow()
+                    memory, indexed, start = recent.newest, trusted.indexed, recent.start
+                if indexed.entries >= start.number:
+                    return LookUpsAtHand(trusted, self.builder, memory, indexed)
         raise NotAtHandError
 
     def newest(self, key: bytes) -> int | None:
