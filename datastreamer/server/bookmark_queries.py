@@ -6,6 +6,7 @@ Owns which look-ups run in a thread, and that a result is of the stream as it is
 from __future__ import annotations
 
 import contextlib
+import time
 
 import trio
 
@@ -15,6 +16,8 @@ from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 
 # A look-up that has to scan more than this many bytes of the stream runs in a thread.
 _INLINE_SCAN = 1 << 20
+# Look-ups that take less time have not waited for a disk.
+_QUICK_SECONDS = 0.000_05
 
 
 class BookmarkQueries:
@@ -23,7 +26,7 @@ class BookmarkQueries:
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
         self._stream = broadcast.stream
-        self._waits = 0
+        self._began = 0.0
 
     async def find(self, key: bytes) -> int | None:
         """The newest entry with this key. A look-up that is long or may read the disk runs in a
@@ -54,21 +57,18 @@ class BookmarkQueries:
     def begin_at_hand(self) -> LookUpsAtHand:
         """For look-ups without a wait, up to `end_at_hand`. Raises `NotAtHandError` if they need
         the disk, a repair of the index or a scan of the stream, or if that is being changed."""
-        broadcast, bookmarks = self._broadcast, self._stream.bookmarks
-        self._stream.refresh_open_file()
-        if (
-            broadcast.changing
-            or not broadcast.cold.index_at_hand
-            or bookmarks.unread() > _INLINE_SCAN
-        ):
+        stream, broadcast = self._stream, self._broadcast
+        stream.refresh_open_file()
+        if broadcast.changing or not broadcast.cold.index_at_hand:
             raise NotAtHandError
-        self._waits = broadcast.cold.waits()
-        return bookmarks.at_hand()
+        self._began = time.perf_counter()
+        return stream.bookmarks.at_hand(_INLINE_SCAN)
 
     def end_at_hand(self, look_ups: LookUpsAtHand) -> None:
         """Release what `begin_at_hand` returned."""
         look_ups.end()
-        self._broadcast.cold.looked_up(self._waits)
+        if time.perf_counter() - self._began > _QUICK_SECONDS:
+            self._broadcast.cold.looked_up_slowly()
 
     def _scan(self, key: bytes) -> int:
         """A look-up that reads entries which are not indexed yet."""

@@ -54,6 +54,8 @@ class ColdReads:
         """Offsets of regions that were resident when `is_warm` last probed them."""
         self._warm_until = 0.0
         self._quick_lookups = 0
+        # Of the event loop's thread, after the last slow look-up.
+        self._loop_waits = -1
 
     def resident(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start` can be read without waiting for the disk, judged by
@@ -180,16 +182,15 @@ class ColdReads:
         try:
             return call(what)
         finally:
-            self.looked_up(before)
+            # Several threads may write this; a lost count only delays the fast path.
+            self._quick_lookups = self._quick_lookups + 1 if _waits() == before else 0
 
-    def waits(self) -> int:
-        """How often this thread has waited for the disk: for `looked_up`."""
-        return _waits()
-
-    def looked_up(self, before: int) -> None:
-        """This thread read a memory map, and its `waits` were `before` it."""
-        # Several threads may write this; a lost count only delays the fast path.
-        self._quick_lookups = self._quick_lookups + 1 if _waits() == before else 0
+    def looked_up_slowly(self) -> None:
+        """The event loop's thread read a memory map, and may have waited for the disk."""
+        waits = _waits()
+        if waits != self._loop_waits:
+            self._loop_waits = waits
+            self._quick_lookups = 0
 
     def _read(self, start: int, count: int) -> None:
         # The sender of these bytes meets disk errors itself and reports them.

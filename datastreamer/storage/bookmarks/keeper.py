@@ -50,6 +50,8 @@ class BookmarkKeeper:
         self._changes = reader.changes
         self._checked_at = reader.head
         self._questions = 0
+        # The reader's state at the last `_follow` of `at_hand`.
+        self._followed: object = None
         self._scanning = threading.Lock()
         if trusted.write:
             self.builder.start()
@@ -88,17 +90,23 @@ class BookmarkKeeper:
                     return found
         raise NotAtHandError
 
-    def at_hand(self) -> LookUpsAtHand:
+    def at_hand(self, most: int) -> LookUpsAtHand:
         """For look-ups that follow each other at once. Raises `NotAtHandError` if the index has to
-        be repaired, or the stream to be read."""
-        trusted, recent = self.trusted, self._recent
-        if not trusted.unfinished:
-            with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
+        be repaired, or more than `most` bytes of the stream to be read."""
+        trusted, recent, state = self.trusted, self._recent, self._reader.state
+        try:
+            if state is not self._followed or trusted.unfinished or trusted.index is None:
+                if self.unread() > most:
+                    raise NotAtHandError
                 with trusted.guard:
                     self._follow()
-                    memory, indexed, start = recent.newest, trusted.indexed, recent.start
-                if indexed.entries >= start.number:
-                    return LookUpsAtHand(trusted, self.builder, memory, indexed)
+                self._followed = state
+            with trusted.guard:
+                memory, indexed, start = recent.newest, trusted.indexed, recent.start
+            if indexed.entries >= start.number:
+                return LookUpsAtHand(trusted, self.builder, memory, indexed)
+        except (MovedError, DamagedEntry, IndexFailed):
+            pass
         raise NotAtHandError
 
     def newest(self, key: bytes) -> int | None:

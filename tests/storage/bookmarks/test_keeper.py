@@ -666,7 +666,7 @@ def test_look_ups_that_follow_each_other(tmp_path: Path, index: str) -> None:
         add(stream, operation(b"twice", b"new"))
         for _ in range(2):
             known = known_of(path)
-            look_ups = bookmarks.at_hand()
+            look_ups = bookmarks.at_hand(1 << 20)
             assert {key: look_ups.newest(key) for key in known} == known
             assert look_ups.newest(b"unknown") is None
             bookmarks.wait()
@@ -693,6 +693,6 @@ def test_look_ups_that_need_more(tmp_path: Path, how: str, monkeypatch: pytest.M
         else:
             monkeypatch.setattr(lmdb, "look_up", damaged)
         with pytest.raises(NotAtHandError):
-            bookmarks.at_hand().newest(b"old")
+            bookmarks.at_hand(1 << 20).newest(b"old")
         monkeypatch.undo()
         check(stream, known_of(path))
