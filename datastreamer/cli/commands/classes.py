@@ -41,7 +41,11 @@ class VerbCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         arguments = [each for each in self.params if each.param_type_name == "argument"]
         if arguments and arguments[0].name in SOURCES:
-            args = self._with_source(ctx, args, arguments)
+            try:
+                args = self._with_source(ctx, args, arguments)
+            except typer.BadParameter as error:
+                error.ctx = ctx
+                raise
         return super().parse_args(ctx, args)
 
     def _with_source(self, ctx: Any, args: list[str], arguments: list[Any]) -> list[str]:

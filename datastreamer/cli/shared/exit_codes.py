@@ -50,7 +50,7 @@ class DamageFound(Failure):
     code = DAMAGED
 
 
-class Interrupted(Failure):
+class WorkInterrupted(Failure):
     """A signal ended the work of a command, which says what is done."""
 
     def __init__(self, text: str, number: signal.Signals) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.errors import BadBookmark
-from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
+from datastreamer.errors import BadBookmark, UnknownEntry
+from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX, Header
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 
 if TYPE_CHECKING:
@@ -306,3 +306,9 @@ class Key:
             return key_of(version, self._mark)
         except BadBookmark as error:
             raise typer.BadParameter(str(error)) from None
+
+
+def check_start(start: int, header: Header) -> None:
+    """Raises `UnknownEntry` if `start` is past the head."""
+    if start > header.total_entries:
+        raise UnknownEntry(start, header.total_entries)

@@ -48,7 +48,7 @@ FollowOption = Annotated[
     bool,
     typer.Option(
         "--follow",
-        help="Serve a file that another process writes [default: this process writes the file].",
+        help="Serve a file that another process writes. Otherwise this process writes the file.",
     ),
 ]
 WorkersOption = Annotated[
