@@ -75,4 +75,6 @@ def locate(host: str, port: int) -> Address:
         raise UsageError(f"a server's host is a text, not {host!r}")
     if host.startswith(UNIX) or "://" in host or (":" in host and has_syntax(host)):
         return parse_address(host, port)
+    if "," in host:
+        raise UsageError(f"{host!r}: several servers of one stream are a list, not one text")
     return Address(host[1:-1] if host[:1] + host[-1:] == "[]" else host, port)

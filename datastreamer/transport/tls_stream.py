@@ -155,7 +155,8 @@ class TLSTransport:
                     return False
                 if first[:1] != _HANDSHAKE_RECORD:
                     answer = messages.encode_result(
-                        RESULT_INVALID_COMMAND, "This server requires TLS"
+                        RESULT_INVALID_COMMAND,
+                        "This server requires TLS: connect to tcps://HOST:PORT",
                     )
                     await self._socket.send(answer)
                     refused = "it does not use TLS"

@@ -27,6 +27,8 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     "PYTHONWARNINGS": "error",
     "COLUMNS": "100",
+    # No command notes the servers that it has connected to.
+    "XDG_STATE_HOME": os.devnull,
 }
 
 

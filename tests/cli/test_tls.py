@@ -47,7 +47,10 @@ def test_serving_and_reading_with_tls(
             failed = invoke("info", place, *more).failed()
             assert failed.startswith(f"no TLS connection to {HOST}:{port}: ")
             assert message in failed
-        assert "This server requires TLS" in invoke("info", place.replace("tcps", "tcp")).failed()
+        assert (
+            "This server requires TLS: connect to tcps://"
+            in invoke("info", place.replace("tcps", "tcp")).failed()
+        )
         key.write_text("nothing")
         serving.signal(signal.SIGHUP)
         assert "no private key in PEM" in serving.err.until("stay in use: (.*)")[1]

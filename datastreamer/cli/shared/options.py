@@ -127,7 +127,8 @@ SourceArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
-        "servers of one stream, separated by commas: one is used while the others fail.",
+        "servers of one stream, separated by commas: one is used while the others fail. "
+        "Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]
 StreamArgument = Annotated[
@@ -135,7 +136,8 @@ StreamArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
-        "servers of one stream, separated by commas: what one does not answer, the next is asked.",
+        "servers of one stream, separated by commas: what one does not answer, the next is asked. "
+        "Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file.")]

@@ -120,6 +120,7 @@ def serve(
     peers = addresses_of("--heal", heal or [])
     if check_config:
         metrics.address()
+        creation.check_file(file)
         say("the options are right")
         return
 

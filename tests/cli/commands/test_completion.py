@@ -57,6 +57,7 @@ def test_servers_and_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATASTREAMER_SERVER", "named")
     assert words("cat ") == ["named", "seen:7", FILES]
     assert words("cat --context ") == ["prod"]
+    assert words("relay --server ") == ["seen:7"]
 
 
 def test_scripts(invoke: Invoke) -> None:
@@ -80,14 +81,18 @@ SHELLS = {
     "zsh": (
         ["-i"],
         ".zshrc",
-        "autoload -Uz compinit; compinit -u -D\nsource <(datastreamer completion zsh)\n"
-        "PS1='READY> '\n",
+        """autoload -Uz compinit; compinit -u -D
+source <(datastreamer completion zsh)
+PS1='READY> '
+""",
     ),
     "fish": (
         ["-i"],
         "fish/config.fish",
-        "datastreamer completion fish | source\n"
-        "function fish_greeting; end; function fish_prompt; echo 'READY> '; end\n",
+        """datastreamer completion fish | source
+function fish_greeting; end
+function fish_prompt; echo 'READY> '; end
+""",
     ),
 }
 

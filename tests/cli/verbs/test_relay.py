@@ -186,6 +186,7 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
     ("text", "result"),
     [
         ("sever = 1", "relay.toml: unknown option 'sever'; did you mean 'server'?"),
+        ("tls-ca = 1", "unknown option 'tls-ca'; did you mean 'server-tls-ca'?"),
         ("xyz = 1", "relay.toml: unknown option 'xyz'; the options are server, file, port"),
         ("server = [", "relay.toml: not TOML: "),
         ("port = 1.5", "relay.toml: port cannot be 1.5"),

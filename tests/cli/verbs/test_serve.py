@@ -334,9 +334,9 @@ def test_heal_needs_the_writer(invoke: Invoke, copy: Path) -> None:
         refused = invoke("serve", copy, *heal, *words)
         assert refused.code == 2
         assert "--heal needs the process that writes the stream" in refused.err
-    refused = invoke("serve", copy, "--heal", "nowhere")
+    refused = invoke("serve", copy, "--heal", "no:where")
     assert refused.code == 2
-    assert "--heal: 'nowhere' is not HOST:PORT" in refused.err
+    assert "--heal: 'no:where' is not HOST:PORT" in refused.err
 
 
 def test_a_file_of_options(invoke: Invoke, copy: Path) -> None:
@@ -350,5 +350,8 @@ def test_a_file_of_options(invoke: Invoke, copy: Path) -> None:
         assert serving.wait() == 0
     path.write_text("max-client = 3\n")
     assert "did you mean 'max-clients'?" in invoke(*words).failed(2)
+    path.write_text('file = "missing.bin"\n')
+    assert "missing.bin: no such file; use --create" in invoke(*words).failed()
+    assert invoke(*words, "--create").code == 0
     path.write_text("max-clients = 3\n")
     assert "Missing argument" in invoke(*words).failed(2)
