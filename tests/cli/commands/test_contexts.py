@@ -57,6 +57,7 @@ def test_the_second_stream_of_a_comparison(
 def test_wrong_contexts(invoke: Invoke, server: str, home: Path) -> None:
     invoke("context", "add", "prod", server)
     assert "did you mean 'prod'?" in invoke("info", "--context", "prd").failed(2)
+    assert "the context of this name, write --context prod" in invoke("info", "prod").failed()
     assert "leave SOURCE out" in invoke("info", server, "--context", "prod").failed(2)
     assert "no context 'x'" in invoke("context", "remove", "x").failed(2)
     assert "--tls-ca is for tcps" in invoke("context", "add", "a", "h", "--tls-ca", "f").failed(2)

@@ -36,6 +36,7 @@ def test_serves_until_a_signal(copy: Path, number: signal.Signals) -> None:
             refused = done("serve", copy, "--port", "0", cwd=copy.parent)
             assert refused.returncode == 1
             assert f"locked by another writer, process {serving.process.pid}" in refused.stderr
+            assert "--follow serves what another process writes" in refused.stderr
             with client.batches() as batches:
                 assert next(batches).first_number == 0
                 serving.signal(number)
