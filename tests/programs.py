@@ -11,11 +11,13 @@ HOW_TO_GET: Final = {
     "cc": "install a C compiler (apt-get install gcc)",
     "chromium": "install Chromium (apt-get install chromium)",
     "curl": "install curl (apt-get install curl)",
+    "fish": "install fish (apt-get install fish)",
     "go": "install Go 1.21 or later (https://go.dev/dl)",
     "nginx": "install nginx (apt-get install nginx)",
     "node": "install Node.js 20 or later (apt-get install nodejs)",
     "promtool": "install Prometheus (apt-get install prometheus)",
     "systemd-analyze": "install systemd (apt-get install systemd)",
+    "zsh": "install zsh (apt-get install zsh)",
 }
 
 

@@ -6,6 +6,7 @@ connections are `engine`'s. Must not know sockets, tasks or clocks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -36,6 +37,8 @@ class Iteration(Generic[Item]):
         cursor: CursorStore | None = None,
         on_rollback: Callable[[Rollback], object] | None = None,
     ) -> None:
+        if isinstance(cursor, str | os.PathLike):
+            raise UsageError(f"a cursor stores a position: FileCursor({str(cursor)!r})")
         self.work = work
         self.recovery: Recovery | None = None
         self.over = False

@@ -101,7 +101,7 @@ def unanswered(connection: ClientConnection, closed: str) -> ConnectionLost:
     """The exception for a connection that ended before anything was received on it."""
     return ConnectionLost(
         f"{closed} without an answer: servers of another stream type than "
-        f"{connection.stream_type} do that, and servers that accept no more clients"
+        f"{connection.stream_type} do that, servers that accept no more clients, and metrics ports"
     )
 
 

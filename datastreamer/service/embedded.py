@@ -25,7 +25,13 @@ from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.atomic_op import raised_after
 from datastreamer.storage.write.durability import SyncPolicy
-from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.transport.listeners import (
+    Hosts,
+    address_of,
+    metrics_listeners,
+    name_of,
+    open_listeners,
+)
 from datastreamer.transport.tls import ServerTLS
 
 _log = logging.getLogger(__name__)
@@ -132,6 +138,11 @@ class StreamServer:
         self.stream.commit_guard = self._serving.check
         self._listeners = [*listeners, *metrics, *web]
         _open_servers.add(self)
+
+    def __repr__(self) -> str:
+        served = ", ".join(map(address_of, self._addresses))
+        state = "closed" if self._closed else f"on {served}"
+        return f"<{type(self).__name__} of {os.fspath(self.stream.path)!r}: {state}>"
 
     @property
     def addresses(self) -> list[tuple[str, int]]:

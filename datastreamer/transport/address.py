@@ -72,7 +72,11 @@ def locate(host: str, port: int) -> Address:
     """The address that a caller names by a host and a port. `host` may be a whole address, which
     may have another port. Raises `UsageError`."""
     if not isinstance(host, str):
-        raise UsageError(f"a server's host is a text, not {host!r}")
+        raise UsageError(
+            f"a server's host is a text, not {host!r}; a list has addresses or (host, port)"
+        )
     if host.startswith(UNIX) or "://" in host or (":" in host and has_syntax(host)):
         return parse_address(host, port)
+    if "," in host:
+        raise UsageError(f"{host!r}: several servers of one stream are a list, not one text")
     return Address(host[1:-1] if host[:1] + host[-1:] == "[]" else host, port)

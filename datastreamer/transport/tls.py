@@ -272,9 +272,12 @@ def server_fault(error: BaseException) -> str:
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NO_ISSUER:
-            hint = "; give the CA that signed it"
+            hint = "; give the CA that signed it (--tls-ca, client_tls())"
         elif error.verify_code in _OTHER_NAME:
-            hint = "; connect by the name in it, or give that name as the TLS server name"
+            hint = (
+                "; connect by the name in it, or give that name as the TLS server name "
+                "(--tls-server-name, tls_server_name=)"
+            )
         else:
             hint = ""
         return f"the server's certificate is not accepted: {_verdict(error)}{hint}"

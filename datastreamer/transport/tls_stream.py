@@ -34,7 +34,9 @@ _FAREWELL_SECONDS = 1.0
 _HANDSHAKE_RECORD = b"\x16"
 # Bytes encrypted at a time: the largest TLS record.
 _RECORD_BYTES = 16 * 1024
-_NOT_TLS = messages.encode_result(RESULT_INVALID_COMMAND, "This server requires TLS")
+_NOT_TLS = messages.encode_result(
+    RESULT_INVALID_COMMAND, "This server requires TLS: connect to tcps://HOST:PORT"
+)
 
 
 def transport_over(

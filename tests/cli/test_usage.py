@@ -267,6 +267,11 @@ def test_an_internal_error_is_one_line(invoke: Invoke, monkeypatch: pytest.Monke
         (OSError(5, "Input/output error", "a.bin"), "error: a.bin: Input/output error\n", 1),
         (OSError(28, "No space left on device"), "error: No space left on device\n", 1),
         (OSError("odd"), "error: odd\n", 1),
+        (
+            ModuleNotFoundError(name="datastreamer._codec"),
+            "error: datastreamer._codec is not compiled: `make core` compiles a checkout\n",
+            1,
+        ),
         (DatastreamerError("it\n  failed"), "error: it failed\n", 1),
         (KeyboardInterrupt(), "error: interrupted\n", 130),
         (outcome.Terminated(), "error: ended by SIGTERM\n", 143),

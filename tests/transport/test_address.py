@@ -57,3 +57,6 @@ def test_a_host_and_a_port() -> None:
     assert locate("::1", 7) == locate("[::1]", 7) == Address("::1", 7)
     assert locate("tcps://a", 7) == Address("a", 7, tls=True)
     assert locate("a:8", 7) == Address("a", 8)
+    for text in ("a:8,b:9", "a,b"):
+        with pytest.raises(UsageError, match="several servers of one stream are a list"):
+            locate(text, 7)

@@ -325,7 +325,9 @@ async def test_a_client_without_tls_is_notified(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with serving(stream, tls) as port:
-        await ask_both(port, None, InvalidCommand, "This server requires TLS")
+        await ask_both(
+            port, None, InvalidCommand, "This server requires TLS: connect to tcps://HOST:PORT"
+        )
     assert refused(caplog, "it does not use TLS") == 2
 
 

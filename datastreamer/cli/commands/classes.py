@@ -11,8 +11,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from datastreamer.cli.commands.conversion import use_plain_conversions
 
-SOURCES = ("source", "sources")
-"""The names of the arguments that --context and DATASTREAMER_SERVER replace."""
+SOURCES = ("source", "sources", "b", "upstreams")
+"""The names of the parameters that --context replaces, and of those that are arguments
+DATASTREAMER_SERVER: `b` is the last argument, `upstreams` an option."""
 
 
 # The usage says what is required, and the help of an argument what it is.
@@ -39,30 +40,51 @@ class VerbCommand(TyperCommand):
                     formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        arguments = [each for each in self.params if each.param_type_name == "argument"]
-        if arguments and arguments[0].name in SOURCES:
-            args = self._with_source(ctx, args, arguments)
+        source = next((each for each in self.params if each.name in SOURCES), None)
+        if source is not None:
+            try:
+                args = self._with_source(ctx, args, source)
+            except typer.BadParameter as error:
+                error.ctx = ctx
+                raise
         return super().parse_args(ctx, args)
 
-    def _with_source(self, ctx: Any, args: list[str], arguments: list[Any]) -> list[str]:
+    def _with_source(self, ctx: Any, args: list[str], source: Any) -> list[str]:
         """The words of the command line, with the source if none is given."""
         given: dict[str, Any] = self.make_parser(ctx).parse_args(args=list(args))[0]
+        is_option = source.param_type_name == "option"
+        arguments = [source] if is_option else self._arguments()
         values = [given.get(each.name) for each in arguments]
-        lacks_one = sum(isinstance(each, str) or bool(each) for each in values) < len(arguments)
-        name = given.get("context")
+        complete = all(isinstance(each, str | list | tuple) and each for each in values)
+        name, server = given.get("context"), os.environ.get("DATASTREAMER_SERVER")
         if isinstance(name, str):
-            from datastreamer.cli.commands.contexts import context_of
+            if complete:
+                what = source.opts[0] if is_option else source.metavar
+                raise typer.BadParameter(f"--context {name} names the server; leave {what} out")
+            server = self._use_context(ctx, name)
+            if is_option:
+                ctx.default_map[source.name] = [server]
+        if is_option or complete or not server:
+            return args
+        return [server, *args] if source is arguments[0] else [*args, server]
 
-            context = context_of(name)
-            if not lacks_one:
-                raise typer.BadParameter(f"--context {name} names the server; leave SOURCE out")
-            options = {key.replace("-", "_"): value for key, value in context.items()}
-            known = {each.name for each in self.params}
-            ctx.default_map = {key: value for key, value in options.items() if key in known}
-            return [str(context["server"]), *args]
-        if lacks_one and (server := os.environ.get("DATASTREAMER_SERVER")):
-            return [server, *args]
-        return args
+    def _arguments(self) -> list[Any]:
+        return [each for each in self.params if each.param_type_name == "argument"]
+
+    def _use_context(self, ctx: Any, name: str) -> str:
+        """The server of a context, whose options become defaults of the command's."""
+        from datastreamer.cli.commands.contexts import context_of
+
+        known = {each.name for each in self.params}
+        options = {key.replace("-", "_"): value for key, value in context_of(name).items()}
+        server = str(options.pop("server"))
+        ctx.default_map = {}
+        for key, value in options.items():
+            # A relay has options of TLS for both of its sides.
+            for_servers = f"server_{key}".replace("tls_server_name", "tls_name")
+            if found := known & {for_servers} or known & {key}:
+                ctx.default_map[found.pop()] = value
+        return server
 
 
 class ProgramGroup(TyperGroup):

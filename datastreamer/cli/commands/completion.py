@@ -108,25 +108,27 @@ def _values(
     parameters: Mapping[str, inspect.Parameter], words: list[str], word: str
 ) -> Iterator[tuple[str, str]]:
     """The values of the option that the last word is, or else options and arguments."""
-    options: dict[str, tuple[Any, str]] = {}
+    options: dict[str, tuple[Any, str, str | None]] = {}
     arguments: list[str] = []
     for name, parameter in parameters.items():
         hint, info = get_args(parameter.annotation)[:2]
         if isinstance(info, typer.models.OptionInfo):
             # Typer reads the first name from where the default would be.
-            options[str(info.default)] = hint, info.help or ""
+            options[str(info.default)] = hint, info.help or "", info.metavar
         else:
             arguments.append(name)
     if words and words[-1] in options and not _is_flag(options[words[-1]][0]):
         choices = [*_choices(options[words[-1]][0])]
         if words[-1] == "--context":
             choices = [*read_contexts()]
+        elif options[words[-1]][2] == "HOST:PORT":
+            choices = seen_servers()
         yield from ((choice, "") for choice in choices)
         if not choices:
             yield FILES, ""
         return
     if word.startswith("-"):
-        for name, (_, about) in options.items():
+        for name, (_, about, _) in options.items():
             yield name, re.split(r"[;:.] |[.] ?$| \[", about)[0]
         yield "--help", "Show the help"
         return
@@ -134,7 +136,7 @@ def _values(
     if shells is not None:
         yield from ((choice, "") for choice in _choices(get_args(shells.annotation)[0]))
         return
-    if {"source", "sources", "server", "a"} & {*arguments}:
+    if {"source", "sources", "server", "a", "b"} & {*arguments}:
         named = os.environ.get(SERVER_VARIABLE)
         for each in dict.fromkeys([*([named] if named else []), *seen_servers()]):
             yield each, "server"

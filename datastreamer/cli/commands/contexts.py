@@ -84,7 +84,8 @@ def context_of(name: str) -> Context:
 
 def did_you_mean(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     """The end of an error about an unknown name."""
-    close = get_close_matches(name, list(known), 1)
+    longer = [each for each in known if each.endswith(f"-{name}")]
+    close = longer or get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -18,8 +18,8 @@ from datastreamer.cli.shared.exit_codes import (
     exit_zero_on_signal,
     write_out,
 )
-from datastreamer.cli.shared.options import number_option, read_number, text_option
-from datastreamer.cli.shared.source import ServerSource, check_start
+from datastreamer.cli.shared.options import check_start, number_option, read_number, text_option
+from datastreamer.cli.shared.source import ServerSource
 from datastreamer.format import TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of, name_of_key, raw_key
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
+from datastreamer.cli.commands.contexts import read_contexts
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.errors import ConnectFailed, UsageError
 from datastreamer.transport.address import UNIX, Address, has_syntax, parse_address
@@ -55,7 +56,10 @@ def both_readings(*sources: str) -> Iterator[None]:
     except ConnectFailed as error:
         for text in sources:
             if ":" not in text and f"{text}:" in str(error):
-                raise Failure(f"{text}: no such file, and no server: {error}") from None
+                hint = ""
+                if text in read_contexts():
+                    hint = f"; to use the context of this name, write --context {text}"
+                raise Failure(f"{text}: no such file, and no server: {error}{hint}") from None
         raise
 
 

@@ -50,7 +50,7 @@ class DamageFound(Failure):
     code = DAMAGED
 
 
-class Interrupted(Failure):
+class WorkInterrupted(Failure):
     """A signal ended the work of a command, which says what is done."""
 
     def __init__(self, text: str, number: signal.Signals) -> None:
@@ -151,6 +151,8 @@ def _report(error: BaseException) -> int:
     elif isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         text = f"{os.fsdecode(error.filename)}: {what}" if error.filename else what
+    elif isinstance(error, ModuleNotFoundError) and f"{error.name}".startswith("datastreamer."):
+        text = f"{error.name} is not compiled: `make core` compiles a checkout"
     else:
         text = f"internal error: {type(error).__name__}: {error}"
     logs.say_error(_one_line(text))

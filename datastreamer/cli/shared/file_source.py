@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.shared.exit_codes import Failure
-from datastreamer.cli.shared.source import check_start
+from datastreamer.cli.shared.options import check_start
 from datastreamer.errors import DamagedFile, FileMissing, StreamBusy
 from datastreamer.format import Header
 from datastreamer.storage.stream import DataStream

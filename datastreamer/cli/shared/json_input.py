@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from datastreamer.cli import early_signals
-from datastreamer.cli.shared.exit_codes import Failure, Interrupted, signal_of, write_out
+from datastreamer.cli.shared.exit_codes import Failure, WorkInterrupted, signal_of, write_out
 from datastreamer.cli.shared.output import json_line
 from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
 
@@ -50,7 +50,7 @@ class InputLines:
         except KeyboardInterrupt as error:
             number = signal_of(error)
             text = f"{early_signals.reason(number)} after line {self.number}; {outcome()}"
-            raise Interrupted(text, number) from None
+            raise WorkInterrupted(text, number) from None
         except (BadLine, UsageError) as error:
             raise Failure(f"line {self.number}: {error}; {outcome()}") from None
         except WriteFailed as error:

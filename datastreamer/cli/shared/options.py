@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.errors import BadBookmark
-from datastreamer.format import U32_MAX, U64_MAX
+from datastreamer.errors import BadBookmark, UnknownEntry
+from datastreamer.format import U32_MAX, U64_MAX, Header
 from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ SourceArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
-        "servers of one stream, separated by commas: one is used while the others fail.",
+        "servers of one stream, separated by commas: one is used while the others fail. "
+        "Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]
 StreamArgument = Annotated[
@@ -134,7 +135,8 @@ StreamArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
-        "servers of one stream, separated by commas: what one does not answer, the next is asked.",
+        "servers of one stream, separated by commas: what one does not answer, the next is asked. "
+        "Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file.")]
@@ -290,3 +292,9 @@ class Key:
             return key_of(version, self._key)
         except BadBookmark as error:
             raise typer.BadParameter(str(error)) from None
+
+
+def check_start(start: int, header: Header) -> None:
+    """Raises `UnknownEntry` if `start` is past the head."""
+    if start > header.total_entries:
+        raise UnknownEntry(start, header.total_entries)

@@ -13,7 +13,7 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.commands.contexts import remember_server
 from datastreamer.cli.shared.addresses import both_readings, server_addresses
 from datastreamer.cli.shared.exit_codes import Failure
-from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions
+from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions, check_start
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
@@ -174,9 +174,3 @@ class ServerSource:
 
     def _unknown(self, key: bytes, error: BadFromBookmark) -> UnknownBookmark:
         return UnknownBookmark(key, str(error) if self._several else "")
-
-
-def check_start(start: int, header: Header) -> None:
-    """Raises `UnknownEntry` if `start` is past the head."""
-    if start > header.total_entries:
-        raise UnknownEntry(start, header.total_entries)

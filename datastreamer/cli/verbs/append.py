@@ -53,7 +53,7 @@ def append(
 
     Examples:
       datastreamer append stream.bin --create < operations.jsonl
-      datastreamer cat a.bin --json | jq -c 'select(.type == 2)' | datastreamer append b.bin
+      datastreamer cat a.bin --json | datastreamer append b.bin --create
     """
     if is_server(file):
         if creation != CreationOptions(stream_type=creation.stream_type):

@@ -106,7 +106,7 @@ def cat(
 
     Examples:
       datastreamer cat stream.bin --last 20 --decode zkevm
-      datastreamer cat 127.0.0.1 --from-bookmark block:7 --to-bookmark block:9 --json
+      datastreamer cat 127.0.0.1 --from-bookmark block:7 --to-bookmark block:9
     """
     if sum(each is not None for each in (start, from_bookmark, last)) > 1:
         raise typer.BadParameter("--from, --from-bookmark and --last exclude each other")

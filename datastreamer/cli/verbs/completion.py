@@ -21,7 +21,7 @@ def completion(shell: ShellArgument) -> None:
     a terminal has connected to before.
 
     Examples:
-      source <(datastreamer completion bash)    # zsh likewise; in ~/.bashrc, ~/.zshrc
+      source <(datastreamer completion bash)    # in ~/.bashrc; zsh likewise
       datastreamer completion fish > ~/.config/fish/completions/datastreamer.fish
     """
     write_raw(SCRIPTS[shell].encode())

@@ -41,7 +41,12 @@ TableOption = Annotated[
         "bookmarks",
         "all",
     ],
-    typer.Option("--table", help="Set what a row is [entries]; all: one folder per table."),
+    typer.Option(
+        "--table",
+        metavar="TABLE",
+        help="Set what a row is: entries, blocks, block_ends, transactions, batches, batch_ends, "
+        "ger_updates or bookmarks; all: one folder for each table.",
+    ),
 ]
 FromOption = Annotated[
     int | None,

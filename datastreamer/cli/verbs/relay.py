@@ -101,7 +101,7 @@ ReadyLagOption = Annotated[
 
 def relay(
     *,
-    server: ServerOption = None,
+    upstreams: ServerOption = None,
     file: RelayFileOption = None,
     config: ConfigOption = None,
     check_config: CheckConfigOption = False,
@@ -127,8 +127,8 @@ def relay(
       datastreamer relay --server sequencer --file relay.bin
       datastreamer relay --config relay.toml --check-config
     """
-    upstreams = _upstreams(
-        server or [],
+    servers = _upstreams(
+        upstreams or [],
         TLSOptions(server_tls_ca, server_tls_cert, server_tls_key),
         server_tls_name,
         server_token_file,
@@ -139,7 +139,7 @@ def relay(
     tls = options.tls()
     options.check_reserve(tls, publishing=False)
     made = Relay(
-        upstreams,
+        servers,
         file,
         host=options.host or None,
         port=options.port(port, DEFAULT_PORT),

@@ -11,6 +11,7 @@ import typer
 from datastreamer.cli.commands.config import CheckConfigOption, ConfigOption
 from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.creation import CreationOptions
+from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.logs import say
 from datastreamer.cli.shared.options import FileArgument, number_option, text_option
 from datastreamer.cli.shared.server_options import (
@@ -20,7 +21,7 @@ from datastreamer.cli.shared.server_options import (
     port_option,
 )
 from datastreamer.client.upstream import Upstream
-from datastreamer.errors import StreamFileError
+from datastreamer.errors import StreamFileError, StreamLocked
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.service.daemon import serve_until_signal
@@ -53,7 +54,7 @@ FollowOption = Annotated[
     bool,
     typer.Option(
         "--follow",
-        help="Serve a file that another process writes [default: this process writes the file].",
+        help="Serve a file that another process writes. Otherwise this process writes the file.",
     ),
 ]
 WorkersOption = Annotated[
@@ -95,7 +96,7 @@ def serve(
 
     Examples:
       datastreamer serve stream.bin --create --host 127.0.0.1
-      datastreamer serve stream.bin --tls-cert cert.pem --tls-key key.pem --metrics-port 9600
+      datastreamer serve stream.bin --tls-cert tls.pem --metrics-port 9600
     """
     limits = options.limits()
     creation.check()
@@ -127,6 +128,7 @@ def serve(
     http_options = http.options()
     if check_config:
         metrics.address()
+        creation.check_file(file)
         say("the options are right")
         return
 
@@ -135,7 +137,10 @@ def serve(
             if heal:
                 raise StreamFileError(file, "--heal: this file is read-only, and not restored")
             return DataStream.open(file, follow=True, index=options.backend, verify="never")
-        return creation.open(file, sync=options.sync, index=options.backend, verify="never")
+        try:
+            return creation.open(file, sync=options.sync, index=options.backend, verify="never")
+        except StreamLocked as error:
+            raise Failure(f"{error}; --follow serves what another process writes") from None
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(

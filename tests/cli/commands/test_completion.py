@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from datastreamer.cli.commands.completion import FILES, SCRIPTS, completions
 from datastreamer.cli.commands.contexts import remember_server, write_contexts
 from datastreamer.cli.program import commands
 from tests.cli.conftest import Invoke
-from tests.cli.process import ENVIRONMENT
+from tests.cli.process import ENVIRONMENT, terminal
+from tests.programs import missing
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,7 @@ def test_servers_and_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATASTREAMER_SERVER", "named")
     assert words("cat ") == ["named", "seen:7", FILES]
     assert words("cat --context ") == ["prod"]
+    assert words("relay --server ") == ["seen:7"]
 
 
 def test_scripts(invoke: Invoke) -> None:
@@ -65,50 +66,67 @@ def test_scripts(invoke: Invoke) -> None:
     assert "'sh' is not one of 'bash', 'zsh', 'fish'" in invoke("completion", "sh").failed(2)
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
-def test_scripts_parse(shell: str) -> None:
-    program = shutil.which(shell)
-    if program is None:
-        pytest.skip(f"needs {shell}")
-    subprocess.run([program, "-n"], input=SCRIPTS[shell], text=True, check=True)
-
-
-ASK = """
-datastreamer() { "$PYTHON" -m datastreamer "$@"; }
-source /dev/stdin <<< "$SCRIPT"
-COMP_LINE="$LINE" COMP_POINT=${#LINE} COMP_WORDBREAKS=$' :'
-_datastreamer datastreamer
-printf '%s\\n' "${COMPREPLY[@]}"
+PROGRAM = """#!/bin/sh
+# Completes as the program does, and prints the words that it is run with.
+[ -n "$_DATASTREAMER_COMPLETE" ] || [ "$1" = completion ] || { printf 'ran <%s>\\n' "$*"; exit; }
+exec "$PYTHON" -m datastreamer "$@"
 """
+# The words of a shell, and its file of settings with the lines that docs/CLI.md shows.
+SHELLS = {
+    "bash": (
+        ["--rcfile", ".bashrc", "-i"],
+        ".bashrc",
+        "source <(datastreamer completion bash)\nPS1='READY> '\n",
+    ),
+    "zsh": (
+        ["-i"],
+        ".zshrc",
+        """autoload -Uz compinit; compinit -u -D
+source <(datastreamer completion zsh)
+PS1='READY> '
+""",
+    ),
+    "fish": (
+        ["-i"],
+        "fish/config.fish",
+        """datastreamer completion fish | source
+function fish_greeting; end
+function fish_prompt; echo 'READY> '; end
+""",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "line, found",
-    [
-        ("datastreamer cat --format t", ["table"]),
-        # bash replaces what follows the last colon.
-        ("datastreamer cat seen:", ["7"]),
-        ("datastreamer cat file", ["file.bin"]),
-    ],
-)
-def test_bash(home: Path, line: str, found: list[str]) -> None:
-    bash = shutil.which("bash")
-    assert bash is not None
+@pytest.mark.parametrize("shell", SHELLS)
+def test_in_a_shell(home: Path, shell: str) -> None:
+    """Each line is typed on a terminal, with Tab at its end."""
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(missing(shell))
     remember_server("seen:7")
-    (home / "file.bin").touch()
-    done = subprocess.run(
-        [bash, "-c", ASK],
-        env={
-            **os.environ,
-            **ENVIRONMENT,
-            "XDG_STATE_HOME": str(home),
-            "PYTHON": sys.executable,
-            "SCRIPT": SCRIPTS["bash"],
-            "LINE": line,
-        },
-        cwd=home,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == found
+    (home / "a file.bin").touch()
+    program = home / "bin" / "datastreamer"
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    words, settings, text = SHELLS[shell]
+    (home / settings).parent.mkdir(exist_ok=True)
+    (home / settings).write_text(text)
+    environment = {
+        **ENVIRONMENT,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "TERM": "dumb",
+        **dict.fromkeys(("HOME", "ZDOTDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"), str(home)),
+    }
+    with terminal([path, *words], home, environment) as (read_until, write):
+        for typed, ran in (
+            ("cat --format ta", "cat --format table"),
+            ("snaps", "snapshot"),
+            ("info se", "info seen:7"),
+            ("info seen:", "info seen:7"),
+            ("info a", "info a file.bin"),
+        ):
+            read_until("READY> ")
+            write(f"datastreamer {typed}\t\r")
+            assert read_until("ran <(.*?)>").rstrip() == ran

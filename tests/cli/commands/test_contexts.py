@@ -31,9 +31,33 @@ def test_a_context_names_the_server(invoke: Invoke, server: str) -> None:
     assert invoke("context", "show").out == b""
 
 
+def test_a_context_for_a_relay(invoke: Invoke, server: str, home: Path) -> None:
+    """Its options are those for the upstream, not those for the relay's own clients."""
+    tls = ("--tls-ca", "ca.pem", "--tls-server-name", "n")
+    invoke("context", "add", "secure", "tcps://h:1", *tls)
+    relay = ("relay", "--file", home / "r.bin", "--check-config", "--context")
+    assert "ca.pem: cannot be read" in invoke(*relay, "secure").failed()
+    invoke("context", "add", "plain", server)
+    done = invoke(*relay, "plain")
+    assert (done.code, done.err) == (0, "the options are right\n")
+    assert "leave --server out" in invoke(*relay, "plain", "--server", "h").failed(2)
+
+
+def test_the_second_stream_of_a_comparison(
+    invoke: Invoke, server: str, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("context", "add", "prod", server)
+    diff = ("zkevm", "diff", made, "--json")
+    assert invoke(*diff, "--context", "prod").objects[0]["equal"]
+    assert "leave B out" in invoke(*diff, server, "--context", "prod").failed(2)
+    monkeypatch.setenv("DATASTREAMER_SERVER", server)
+    assert invoke(*diff).objects[0]["equal"]
+
+
 def test_wrong_contexts(invoke: Invoke, server: str, home: Path) -> None:
     invoke("context", "add", "prod", server)
     assert "did you mean 'prod'?" in invoke("info", "--context", "prd").failed(2)
+    assert "the context of this name, write --context prod" in invoke("info", "prod").failed()
     assert "leave SOURCE out" in invoke("info", server, "--context", "prod").failed(2)
     assert "no context 'x'" in invoke("context", "remove", "x").failed(2)
     assert "--tls-ca is for tcps" in invoke("context", "add", "a", "h", "--tls-ca", "f").failed(2)

@@ -122,7 +122,7 @@ def test_input_that_ends_without_a_commit(append: Append, copy: Path) -> None:
         ({"rollback": "yes"}, 'it is {"rollback": "yes"}; a line is'),
         ({"commit": True, "rollback": True}, "a line is"),
         ({"type": 3}, 'it is {"type": 3}; a line is'),
-        ({"type": 3, "data": "0x", "number": 7}, "a line is"),
+        ({"type": 3, "data": "0x", "number": 7, "other": 1}, "a line is"),
         ({"type": 3, "data": "0x0"}, '"0x0" is not hex'),
         ({"type": 3, "data": "00"}, '"00" is not hex'),
         ({"type": 3, "data": "0x0 0"}, '"0x0 0" is not hex'),
@@ -133,7 +133,7 @@ def test_input_that_ends_without_a_commit(append: Append, copy: Path) -> None:
         ({"type": 1.0, "data": "0x"}, "an entry type is a number, not 1.0"),
         ({"type": -1, "data": "0x"}, "-1"),
         ({"type": 1 << 32, "data": "0x"}, "4294967296"),
-        ({"type": 0xB0, "data": "0x01"}, "bookmark"),
+        ({"type": 0xB0, "data": "0x"}, "bookmark"),
         ({"type": 3, "data": f"0x{bytes(LARGEST + 1).hex()}"}, "not 1,048,560"),
         ({"bookmark": "0x"}, "1 to 16 bytes"),
         ({"bookmark": f"0x{bytes(17).hex()}"}, "1 to 16 bytes"),
@@ -308,7 +308,7 @@ def test_texts_and_keys(append: Append, copy: Path) -> None:
     )
     assert done.code == 0
     assert held(copy) == [
-        *((BOOKMARK, b"\x01" + (7).to_bytes(8, "little")), (BOOKMARK, b"a key")),
+        *((BOOKMARK, b"\0" + (7).to_bytes(8, "big")), (BOOKMARK, b"a key")),
         *((BOOKMARK, b"\x01\x02"), (7, "tšxt".encode()), (BOOKMARK, b"key")),
     ]
 

@@ -186,6 +186,7 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
     ("text", "result"),
     [
         ("sever = 1", "relay.toml: unknown option 'sever'; did you mean 'server'?"),
+        ("tls-ca = 1", "relay.toml: unknown option 'tls-ca'; did you mean 'server-tls-ca'?"),
         ("xyz = 1", "relay.toml: unknown option 'xyz'; the options are server, file, port"),
         ("server = [", "relay.toml: not TOML: "),
         ("port = 1.5", "relay.toml: port cannot be 1.5"),
@@ -227,7 +228,7 @@ def test_a_missing_file_of_options(invoke: Invoke, tmp_path: Path) -> None:
     [
         ((), "--server is required"),
         (("--server", "a:1"), "--file is required"),
-        (("--server", "a", "--file", "f"), "'a': write the server as HOST:PORT"),
+        (("--server", "a:x", "--file", "f"), "--server: 'a:x' is not HOST:PORT"),
         (("--server", "a:1", "--server-tls-ca", "x", "--file", "f"), "--server-tls-ca is for"),
         (("--server", "a:1", "--file", "f", "--port", "70000"), "65535"),
         (("--server", "a:1", "--file", "f", "--on-rewrite", "go"), "--on-rewrite"),

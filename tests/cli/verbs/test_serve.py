@@ -36,6 +36,7 @@ def test_serves_until_a_signal(copy: Path, number: signal.Signals) -> None:
             refused = done("serve", copy, "--port", "0", cwd=copy.parent)
             assert refused.returncode == 1
             assert f"locked by another writer, process {serving.process.pid}" in refused.stderr
+            assert "--follow serves what another process writes" in refused.stderr
             with client.batches() as batches:
                 assert next(batches).first_number == 0
                 serving.signal(number)
@@ -334,9 +335,9 @@ def test_heal_needs_the_writer(invoke: Invoke, copy: Path) -> None:
         refused = invoke("serve", copy, *heal, *words)
         assert refused.code == 2
         assert "--heal needs the process that writes the stream" in refused.err
-    refused = invoke("serve", copy, "--heal", "nowhere")
+    refused = invoke("serve", copy, "--heal", "no:where")
     assert refused.code == 2
-    assert "--heal: 'nowhere' is not HOST:PORT" in refused.err
+    assert "--heal: 'no:where' is not HOST:PORT" in refused.err
 
 
 def test_a_file_of_options(invoke: Invoke, copy: Path) -> None:
@@ -350,5 +351,8 @@ def test_a_file_of_options(invoke: Invoke, copy: Path) -> None:
         assert serving.wait() == 0
     path.write_text("max-client = 3\n")
     assert "did you mean 'max-clients'?" in invoke(*words).failed(2)
+    path.write_text('file = "missing.bin"\n')
+    assert "missing.bin: no such file; use --create" in invoke(*words).failed()
+    assert invoke(*words, "--create").code == 0
     path.write_text("max-clients = 3\n")
     assert "Missing argument" in invoke(*words).failed(2)

@@ -83,10 +83,11 @@ def ingest(
     master: MasterOption = "local[*]",
     stream_type: StreamTypeOption = None,
 ) -> None:
-    """Write blocks, transactions (decoded, with senders), batches and GER updates to tables.
+    """Write blocks, transactions and batches to Parquet.
 
-    Rows with a time are partitioned by day. The next run continues where the last one
-    ended, even if it was killed; each entry is in the tables once.
+    Transactions are decoded, with their senders; GER updates have a table as well. Rows with a
+    time are partitioned by day. The next run continues where the last one ended, even if it was
+    killed; each entry is in the tables once.
 
     Examples:
       datastreamer spark ingest stream.bin tables
