@@ -311,13 +311,13 @@ def test_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
     gate.admit("a", "a:1", 100)
     for at in range(1_000):
         gate.admit("b", f"b:{at}", 100 + at / 1000)
-    assert lines_of(caplog) == ["b:0: refused: 1 clients are connected, which is the limit"]
+    assert lines_of(caplog) == ["b:0: refused: 1 client is connected, which is the limit"]
     gate.tick(104.9)
     assert lines_of(caplog) == []
     gate.tick(105)
     [line] = lines_of(caplog)
     assert line == (
-        "b:999: refused: 1 clients are connected, which is the limit "
+        "b:999: refused: 1 client is connected, which is the limit "
         "(999 refused since the last such line)"
     )
     gate.tick(200)
