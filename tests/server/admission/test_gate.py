@@ -306,6 +306,15 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
+def test_one_of_several_processes_says_whose_limit_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(Limits(max_clients=5).share(0, 2), Counts())
+    for number in range(4):
+        gate.admit("a", f"a:{number}", 100)
+    assert lines_of(caplog) == [
+        "a:3: refused: 3 clients are connected, which is this process's share of the limit"
+    ]
+
+
 def test_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(Limits(max_clients=1), Counts())
     gate.admit("a", "a:1", 100)
