@@ -11,6 +11,7 @@ HOW_TO_GET: Final = {
     "cc": "install a C compiler (apt-get install gcc)",
     "fish": "install fish (apt-get install fish)",
     "go": "install Go 1.21 or later (https://go.dev/dl)",
+    "setsid": "install util-linux (apt-get install util-linux)",
     "systemd-analyze": "install systemd (apt-get install systemd)",
     "promtool": "install Prometheus (apt-get install prometheus)",
     "zsh": "install zsh (apt-get install zsh)",
