@@ -145,7 +145,8 @@ async def test_no_more_clients_than_the_limit(
         assert rig.server.counts.accepted == limit
         # One line for all of them; a later line counts the rest.
         [refusal] = [r for r in caplog.records if r.levelno == logging.WARNING]
-        assert f"{limit} clients are connected, which is the limit" in refusal.getMessage()
+        assert f"refused: {limit} client" in refusal.getMessage()
+        assert "connected, which is the limit" in refusal.getMessage()
         for peer in answered:
             await peer.close()
             await wait_all_tasks_blocked(0.002)

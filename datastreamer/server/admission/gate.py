@@ -302,11 +302,15 @@ class Gate:
         if place.short_of == TOO_MANY:
             shared = self._limits.shared_by > 1
             limit = "this process's share of the limit" if shared else "the limit"
-            words = f"refused: {self._limits.max_clients} clients are connected, which is {limit}"
+            words = f"refused: {_clients(self._limits.max_clients)} connected, which is {limit}"
         else:
             most = self._limits.most_of(place.host)
             words = f"refused: {most} clients of its address are connected, which is the limit"
         self.refusals.note(place.short_of, place.peer, words, now, logging.WARNING)
+
+
+def _clients(number: int) -> str:
+    return "1 client is" if number == 1 else f"{number} clients are"
 
 
 class Pace:

@@ -101,8 +101,8 @@ function fish_prompt; echo 'READY> '; end
 def test_in_a_shell(home: Path, shell: str) -> None:
     """Each line is typed on a terminal, with Tab at its end."""
     path = shutil.which(shell)
-    if path is None:
-        pytest.skip(missing(shell))
+    if path is None or missing("setsid"):
+        pytest.skip(missing(shell) or missing("setsid"))
     remember_server("seen:7")
     (home / "a file.bin").touch()
     program = home / "bin" / "datastreamer"

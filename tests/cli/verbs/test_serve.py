@@ -185,7 +185,7 @@ def test_the_limit_of_clients(copy: Path) -> None:
             assert client.header().total_entries == 200
             with socket.create_connection(("127.0.0.1", port)) as second:
                 assert second.recv(1) == b""
-            assert serving.err.until("refused: 1 clients are connected")
+            assert serving.err.until("refused: 1 client is connected")
 
 
 @contextmanager
