@@ -138,7 +138,8 @@ async def test_many_requests_at_once_let_other_tasks_run(stream: DataStream) -> 
         while got.count(b"HTTP/1.1 200 ") < count:
             got += await client.receive_some()
         nursery.cancel_scope.cancel()
-    assert turns > count
+    # One for each request, but for those around the first and the last one.
+    assert turns > count // 2
 
 
 PATHS = [

@@ -251,6 +251,26 @@ async def test_a_change_after_the_range_does_not_matter(stream: DataStream, form
         assert parsed(format, body) == held(stream, 0, 9001)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+async def test_an_answer_is_not_cut_for_another_connection(stream: DataStream, format: str) -> None:
+    """When the port is full of answers, the next client is told to come back; a connection that
+    waits for a request is closed for it."""
+    append(stream, *[(1, b"x" * 1000)] * 10_000)
+    async with serving(stream, max_clients=1) as web:
+        client = await begun(web, f"/v1/entries?format={format}")
+        async with client.stream:
+            code, headers, _ = await ask(web.port, "/v1/stream")
+            assert (code, headers["Retry-After"]) == (503, "5")
+            while not client.got.endswith(b"0\r\n\r\n"):
+                client.got += await client.stream.receive_some(1 << 16)
+            body = joined(bytes(client.got).partition(b"\r\n\r\n")[2])
+            assert parsed(format, body) == held(stream, 0, 10_000)
+            while (await ask(web.port, "/v1/stream"))[0] != 200:
+                # The end of a raw answer is waited for.
+                assert format == "raw"
+            assert await client.rest() == bytes(client.got)
+
+
 async def test_keep_alive_serves_one_request_after_another(filled: DataStream) -> None:
     """Also pipelined ones, whose answers are in order."""
     paths = ["/v1/entries?to=4", "/v1/stream", "/v1/entries/1", "/nothing", "/v1/entries?to=2"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from functools import partial
 from typing import Final
 
 import trio
@@ -26,6 +27,7 @@ from datastreamer.http.port.messages import (
     HttpProblem,
     HttpRequest,
     not_found,
+    unless_gone,
 )
 from datastreamer.printable import json_text
 
@@ -77,7 +79,8 @@ class DurableStreams:
             return await self._chunk(reading, at, offset == "now", ())
         found = [("Stream-Cursor", cursor)]
         if at.number >= reading.total:
-            await self._wait(reading, at)
+            with request.follower():
+                await unless_gone(request.until_gone, partial(self._wait, reading, at))
             _verify(reading, at)
         if at.number >= reading.total:
             return HttpAnswer(204, "", b"", [*_tail(reading, at.number), *found, *_NOT_STORED])

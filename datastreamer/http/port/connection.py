@@ -68,9 +68,9 @@ class HttpConnection:
         # Of the request that is answered; empty if none was understood.
         self._method = b""
 
-    async def run(self, respond: Respond) -> None:
-        """Answer requests until the connection ends. Raises `trio.BrokenResourceError`,
-        and what a body raises: the answer is incomplete then."""
+    async def run(self, respond: Respond, answered: Callable[[], None]) -> None:
+        """Answer requests until the connection ends; `answered` is called after each answer. Raises
+        `trio.BrokenResourceError`, and what a body raises: the answer is incomplete then."""
         while not self.finishing:
             close = False
             try:
@@ -82,6 +82,7 @@ class HttpConnection:
                 # The rest of what the client sends is not understood.
                 answer, close = problem.answer(), True
             await self._send_answer(answer, close=close or self.finishing)
+            answered()
             if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
                 break
             self._h11.start_next_cycle()
@@ -167,6 +168,7 @@ class HttpConnection:
             headers,
             self.transport.peer,
             self._host,
+            until_gone=self.until_gone,
         )
 
     async def until_gone(self) -> None:
