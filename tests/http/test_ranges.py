@@ -9,15 +9,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import trio
+import trio.testing
 
 from datastreamer._codec import scan
 from datastreamer.format import MAX_DATA_SIZE, PAGE_SIZE
+from datastreamer.http.answers import ranges
+from datastreamer.http.answers.formats import NAMES, EntryForm, form_of
+from datastreamer.http.answers.ranges import FormedRange, RawRange, WantedRange
+from datastreamer.http.port.messages import AnswerCut
+from datastreamer.http.serving import source_of
+from datastreamer.metrics.counters import HttpCounts
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask, joined
 from tests.http.serving import Web, serving
 from tests.http.test_entries import refused
 from tests.network import model
 from tests.network.fixtures import append
+from tests.network.stream_transport import StreamTransport
 
 FORMATS = ("ndjson", "json", "arrow", "raw")
 
@@ -235,6 +243,65 @@ async def test_a_change_within_the_range_ends_the_answer(
         assert answer.startswith(b"HTTP/1.1 200 ")
         with pytest.raises((AssertionError, ValueError)):
             joined(answer.partition(b"\r\n\r\n")[2])
+
+
+class Recorded:
+    """An output that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.counts = HttpCounts()
+        self.transport = StreamTransport(trio.testing.memory_stream_pair()[0])
+
+    async def send(self, data: bytes) -> None:
+        self.got += data
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_change_that_is_under_way_when_an_answer_begins(
+    stream: DataStream, format: str
+) -> None:
+    append(stream, *[(1, b"x" * 1000)] * 100)
+    async with serving(stream) as web:
+        reading = source_of(web.server).reading()
+        output, wanted = Recorded(), WantedRange(range(100), (), False, None)
+        answer: Any = RawRange(reading, wanted.entries)
+        if format != "raw":
+            answer = FormedRange(reading, wanted, form_of(NAMES[format]))
+            await answer.begin()
+        web.server.broadcast.hold(None)
+
+        async def send() -> None:
+            with pytest.raises(AnswerCut):
+                await answer.send(output)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            stream.update_entry(90, 1, b"y" * 1000)
+            web.server.broadcast.release()
+        assert b"7878" not in output.got
+        assert b"xx" not in output.got
+
+
+async def test_a_tag_is_of_the_entries_that_are_sent(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they are updated between the request and its answer."""
+    append(stream, *[(1, b"old")] * 10)
+
+    def updated(kind: str) -> EntryForm:
+        stream.update_entry(3, 1, b"new")
+        return form_of(kind)
+
+    async with serving(stream) as web:
+        before = await ask(web.port, "/v1/entries?to=5")
+        monkeypatch.setattr(ranges, "form_of", updated)
+        during = await ask(web.port, "/v1/entries?to=5")
+        monkeypatch.undo()
+        after = await ask(web.port, "/v1/entries?to=5")
+    assert [answer[2].count(b"6e6577") for answer in (before, during, after)] == [0, 1, 1]
+    assert before[1]["Etag"] != during[1]["Etag"] == after[1]["Etag"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
