@@ -209,6 +209,8 @@ async def test_origins(stream: DataStream) -> None:
     async with serving(stream, cors=["https://page.example"]) as web:
         _, headers, _ = await ask(web.port, "/v1/stream", page)
         assert headers["Access-Control-Allow-Origin"] == "https://page.example"
+        # It is for pages that may not read what they embed.
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert "Origin" in headers["Vary"]
         _, headers, _ = await ask(web.port, "/v1/stream", "Origin: https://other.example")
         assert "Access-Control-Allow-Origin" not in headers

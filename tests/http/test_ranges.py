@@ -102,6 +102,7 @@ async def test_links_lead_through_the_stream(filled: DataStream) -> None:
     [
         (None, "application/x-ndjson"),
         ("*/*", "application/x-ndjson"),
+        ("", "application/x-ndjson"),
         ("application/json", "application/json"),
         ("text/html, application/json;q=0.5, */*;q=0.1", "application/json"),
         ("application/octet-stream, application/x-ndjson;q=0.9", "application/octet-stream"),

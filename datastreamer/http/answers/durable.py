@@ -1,8 +1,8 @@
 """The read side of the Durable Streams protocol, version 1.0, in its JSON mode.
 
-Owns the offsets of that protocol. An offset is the beginning of the stream's id, its epoch and an entry's
-number, so that a client whose entries were truncated meanwhile, or whose stream was replaced, is not
-sent others in their place unnoticed.
+Owns the offsets of that protocol. An offset is the beginning of the stream's id, its epoch and an
+entry's number, so that a client whose entries were truncated meanwhile, or whose stream was
+replaced, is not sent others in their place unnoticed.
 """
 
 from __future__ import annotations

@@ -54,11 +54,14 @@ class _Piece:
 class HttpConnection:
     """The connection of one client. `host` is its host, as limits count it."""
 
-    def __init__(self, transport: Transport, host: str, counts: HttpCounts) -> None:
+    def __init__(
+        self, transport: Transport, host: str, counts: HttpCounts, *, on_loopback: bool
+    ) -> None:
         self.transport = transport
         self.counts = counts
         self.finishing = False
         self._host = host
+        self._on_loopback = on_loopback
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
         self._after_piece: list[bytes] = []
         # Waits for a request, which may never arrive.
@@ -168,6 +171,7 @@ class HttpConnection:
             headers,
             self.transport.peer,
             self._host,
+            self._on_loopback,
             until_gone=self.until_gone,
         )
 

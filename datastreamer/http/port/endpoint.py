@@ -25,7 +25,7 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.server.admission.fair_slots import FairSlots
-from datastreamer.transport.listeners import address_of, host_of, peer_of
+from datastreamer.transport.listeners import address_of, host_of, is_local, peer_of
 from datastreamer.transport.refusal_log import RefusalLog
 from datastreamer.transport.server_stream import Transport
 from datastreamer.transport.tcp_info import tcp_info
@@ -141,7 +141,8 @@ class HttpEndpoint:
         displaced = self._slots.add(scope, host)
         if displaced is None and len(self._slots) + len(self._answering) > self._most:
             displaced = self._slots.displace()
-        connection = HttpConnection(transport, host, self.counts)
+        on_loopback = is_local(host_of(made.getsockname()))
+        connection = HttpConnection(transport, host, self.counts, on_loopback=on_loopback)
         self._connections[connection] = made
         self.counts.connections += 1
 

@@ -151,6 +151,8 @@ class HttpRequest:
     """The client's address, for the log."""
     host: str = ""
     """The client's host, as limits count it."""
+    on_loopback: bool = False
+    """Whether the connection was accepted on an address of this machine alone."""
     found: dict[str, str] = field(default_factory=dict)
     """The variable parts of the path."""
     until_gone: Callable[[], Awaitable[None]] = trio.sleep_forever
