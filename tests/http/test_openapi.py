@@ -74,6 +74,7 @@ ANYWHERE = [
     ("GET {} HTTP/1.1", "Host: localhost", "Content-Length: 1"),
     ("GET {} HTTP/1.1", "Host: evil.example"),
     ("GET {} HTTP/1.1", "Host: localhost", "X: " + "x" * 17_000),
+    ("GET {} HTTP/1.1", "Host: localhost", "X: \0"),
     ("GET {} HTTP/2.0", "Host: localhost"),
     ("GET {} HTTP/1.1", "Host: localhost", "Accept: text/none"),
 ]
