@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from datastreamer.transport.listeners import Hosts, open_listeners
 
 MAX_CLIENTS: Final = 1000
 LOOPBACK: Final = "127.0.0.1"
+_ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,12 @@ class HttpOptions:
                 raise UsageError(f"{name} is a whole number from 1, not {value!r}")
         if isinstance(self.cors, str):
             raise UsageError(f'cors is a list such as ["https://example.org"], not {self.cors!r}')
+        for origin in self.cors:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    "an origin is written as a browser sends it, https://example.org with neither "
+                    f"path nor slash at the end, not {origin!r}"
+                )
         if self.token_file is not None:
             # A serving process may have another working directory.
             object.__setattr__(self, "token_file", os.path.abspath(self.token_file))

@@ -34,7 +34,6 @@ from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.metrics import collect
 from datastreamer.server.server import Server
-from datastreamer.transport.listeners import host_of
 from datastreamer.transport.refusal_log import RefusalLog
 from datastreamer.transport.tls import ServerTLS
 
@@ -69,7 +68,7 @@ class HttpPort:
         examiner = None
         if options.token_file is not None:
             examiner = TokenExaminer(str(options.token_file), counts.not_allowed, RefusalLog(_log))
-        access = HttpAccess(options.cors, examiner, _hosts(self._listeners))
+        access = HttpAccess(options.cors, examiner)
         cache = CachePolicy(private=access.private)
         self._live = [LiveFollowers(Events(), counts), LiveFollowers(DurableEvents(), counts)]
         self._durable = DurableStreams(source, cache, self._live[1])
@@ -196,10 +195,6 @@ async def serve_metrics(
     urls = shown(listeners, None, "/metrics")
     _log.info("metrics on %s", urls, extra={"address": urls})
     handlers = monitoring_handlers(Monitoring(gather, unready))
-    routes = Routes(handlers, HttpAccess(listeners=_hosts(listeners)), frozenset(handlers))
+    routes = Routes(handlers, HttpAccess(), frozenset(handlers))
     endpoint = HttpEndpoint(routes.answer, HttpCounts(), most=_MONITORING_CONNECTIONS)
     await endpoint.run(listeners, task_status)
-
-
-def _hosts(listeners: Iterable[socket.socket]) -> list[str]:
-    return [host_of(each.getsockname()) for each in listeners]

@@ -6,7 +6,7 @@ Owns which entries belong to it, beginning with its bookmark.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from datastreamer._codec import Entry
 from datastreamer.errors import DecodeFailed
@@ -16,6 +16,11 @@ from datastreamer.zkevm.decoding import Event, as_json, decode, event_name
 from datastreamer.zkevm.events import BookmarkType
 
 FoundEvent = tuple[Entry, Event]
+DescribedEvent = tuple[Event, dict[str, Any]]
+
+_GER_UPDATES: Final = (events.UpdateGER, fixed.FixedUpdateGER)
+_BLOCKS: Final = (events.L2Block, fixed.StartL2Block)
+_TRANSACTIONS: Final = (events.Transaction, fixed.L2Tx)
 
 
 def marked_entries(kind: Kind, entries: Iterable[Entry], version: int) -> Iterator[FoundEvent]:
@@ -45,46 +50,51 @@ def _is_over(kind: Kind, event: Event) -> bool:
     return isinstance(event, (*over, fixed.FixedUpdateGER))
 
 
-def batch_json(found: list[FoundEvent], opening: bool) -> dict[str, Any]:
-    head: dict[str, Any] = {"bookmark": found[0][0].number, "start": None}
+def described(found: FoundEvent, opening: bool) -> DescribedEvent:
+    """An event with its values. With `opening` a transaction also has its fields, hash and sender,
+    which takes most of the time of an answer. Raises `ExtraMissing` if that needs a package."""
+    entry, event = found
+    value = {"entry": entry.number, "kind": event_name(event), "fields": as_json(event)}
+    if opening and isinstance(event, _TRANSACTIONS):
+        value |= _opened(event)
+    return event, value
+
+
+def batch_json(found: list[DescribedEvent]) -> dict[str, Any]:
+    """The batch that these events are. Raises `DecodeFailed`."""
+    head: dict[str, Any] = {"bookmark": found[0][1]["entry"], "start": None}
     ger_updates = []
     end = None
-    inside: list[FoundEvent] = []
-    for entry, event in found[1:]:
+    inside: list[DescribedEvent] = []
+    for event, value in found[1:]:
         if isinstance(event, events.BatchStart):
-            head["start"] = _described(entry, event)
+            head["start"] = value
         elif isinstance(event, events.BatchEnd):
-            end = _described(entry, event)
-        elif isinstance(event, events.UpdateGER | fixed.FixedUpdateGER):
-            ger_updates.append(_described(entry, event))
+            end = value
+        elif isinstance(event, _GER_UPDATES):
+            ger_updates.append(value)
         else:
-            inside.append((entry, event))
-    return {**head, "blocks": blocks_json(inside, opening), "ger_updates": ger_updates, "end": end}
+            inside.append((event, value))
+    return {**head, "blocks": blocks_json(inside), "ger_updates": ger_updates, "end": end}
 
 
-def blocks_json(found: list[FoundEvent], opening: bool) -> list[dict[str, Any]]:
-    """The blocks in a run of bookmarks, blocks, transactions and ends."""
+def blocks_json(found: list[DescribedEvent]) -> list[dict[str, Any]]:
+    """The blocks in a run of bookmarks, blocks, transactions and ends. Raises `DecodeFailed`."""
     blocks: list[dict[str, Any]] = []
     mark = None
-    for entry, event in found:
+    for event, value in found:
         if isinstance(event, events.BookMark):
-            mark = entry.number
-        elif isinstance(event, events.L2Block | fixed.StartL2Block):
-            block = {"bookmark": mark, "block": _described(entry, event)}
-            blocks.append({**block, "transactions": [], "end": None})
+            mark = value["entry"]
+        elif isinstance(event, _BLOCKS):
+            blocks.append({"bookmark": mark, "block": value, "transactions": [], "end": None})
             mark = None
         elif not blocks:
-            raise DecodeFailed(entry.number, f"{event_name(event)} outside of a block")
-        elif isinstance(event, events.Transaction | fixed.L2Tx):
-            opened = _opened(event) if opening else {}
-            blocks[-1]["transactions"].append(_described(entry, event) | opened)
+            raise DecodeFailed(value["entry"], f"{event_name(event)} outside of a block")
+        elif isinstance(event, _TRANSACTIONS):
+            blocks[-1]["transactions"].append(value)
         else:
-            blocks[-1]["end"] = _described(entry, event)
+            blocks[-1]["end"] = value
     return blocks
-
-
-def _described(entry: Entry, event: Event) -> dict[str, Any]:
-    return {"entry": entry.number, "kind": event_name(event), "fields": as_json(event)}
 
 
 def _opened(event: events.Transaction | fixed.L2Tx) -> dict[str, Any]:

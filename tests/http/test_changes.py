@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +186,26 @@ async def test_a_change_by_another_process_that_is_not_recorded(stream: DataStre
             assert await client.event() is None
             assert client.ended
             assert (await refused(web, "/v1/follow", f"Last-Event-ID: {client.id}"))[0] == 410
+
+
+async def test_a_durable_offset_of_another_stream(stream: DataStream, tmp_path: Path) -> None:
+    append(stream, *[(1, b"one")] * 5)
+    async with serving(stream) as web:
+        headers, _ = await get(web)
+    with DataStream.create(tmp_path / "other.bin", sync="os", index="memory") as other:
+        append(other, *[(2, b"two")] * 9)
+        async with serving(other) as web:
+            for live_ in ("", "&live=long-poll", "&live=sse"):
+                offset = f"?offset={headers['Stream-Next-Offset']}{live_}"
+                code, detail = await refused(web, PATH + offset)
+                assert (code, "another stream" in detail) == (410, True)
+
+
+async def test_an_event_id_of_a_stream_that_was_changed_more_often(stream: DataStream) -> None:
+    """It is of another stream."""
+    append(stream, *[(1, b"one")] * 5)
+    async with serving(stream) as web:
+        assert (await refused(web, "/v1/follow", "Last-Event-ID: 3-1"))[0] == 410
 
 
 @pytest.mark.parametrize("how", ["truncated", "updated"])

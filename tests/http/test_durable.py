@@ -108,6 +108,25 @@ async def test_an_offset_of_truncated_entries_is_no_good(stream: DataStream) -> 
         assert rows == []
 
 
+async def test_who_polls_is_a_follower_until_it_leaves(stream: DataStream) -> None:
+    async with serving(stream, max_followers=1) as web:
+        counts = web.server.counts.http
+        assert counts is not None
+        async with await trio.open_tcp_stream("127.0.0.1", web.port) as client:
+            target = f"{PATH}?offset=now&live=long-poll"
+            await client.send_all(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            while not web.server.broadcast.watchers:
+                await trio.lowlevel.checkpoint()
+            assert counts.followers == 1
+            for other in (target, "/v1/follow"):
+                code, detail = await refused(web, other)
+                assert (code, "followers" in detail) == (503, True)
+        while counts.connections:
+            await trio.lowlevel.checkpoint()
+        assert (counts.followers, len(web.server.broadcast.watchers)) == (0, 0)
+        assert (await ask(web.port, PATH))[0] == 200
+
+
 def client() -> dict[str, str]:
     """The environment in which node finds the client, or a skipped test."""
     folders = [os.environ.get("NODE_PATH", ""), str(Path(__file__).parents[2] / "node_modules")]

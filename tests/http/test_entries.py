@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from datastreamer.cli.demo import DemoSequencer
+from datastreamer.http.answers import blocks
 from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm.block_json import DescribedEvent, FoundEvent
 from tests.http.asking import ask
 from tests.http.serving import Web, serving
 from tests.network import model
-from tests.network.fixtures import append
+from tests.network.fixtures import append, until
 
 
 async def read(web: Web, path: str, *headers: str) -> Any:
@@ -80,24 +84,87 @@ async def test_bookmarks(stream: DataStream, key: str, answer: Any) -> None:
             assert await read(web, f"/v1/bookmarks/{key}") == answer
 
 
-async def test_blocks_and_batches(path: Path) -> None:
+@pytest.fixture
+def batches(path: Path) -> Iterator[DataStream]:
+    """Batches of a few blocks with transactions."""
     with DataStream.create(path, version=3, sync="os", index="memory") as stream:
         sequencer = DemoSequencer(stream)
         for _ in range(3):
             sequencer.write()
-        total = stream.total_entries
-        async with serving(stream) as web:
-            batch = await read(web, "/v1/batches/2")
-            [block, *_] = batch["blocks"]
-            number = block["block"]["fields"]["number"]
-            found = await read(web, f"/v1/blocks/{number}")
-            assert (found["number"], found["block"]) == (number, block["block"])
-            assert found["transactions"] == block["transactions"]
-            assert found["transactions"][0]["opened"]["hash"].startswith("0x")
-            assert (await refused(web, "/v1/blocks/99"))[0] == 404
-            assert (await refused(web, "/v1/batches/-1"))[0] == 400
-            entry = await read(web, f"/v1/entries/{total - 1}?decode=zkevm")
-            assert entry["kind"] == "BatchEnd"
+        yield stream
+
+
+async def test_blocks_and_batches(batches: DataStream) -> None:
+    total = batches.total_entries
+    async with serving(batches) as web:
+        batch = await read(web, "/v1/batches/2")
+        [block, *_] = batch["blocks"]
+        number = block["block"]["fields"]["number"]
+        found = await read(web, f"/v1/blocks/{number}")
+        assert (found["number"], found["block"]) == (number, block["block"])
+        assert found["transactions"] == block["transactions"]
+        assert found["transactions"][0]["opened"]["hash"].startswith("0x")
+        assert (await refused(web, "/v1/blocks/99"))[0] == 404
+        assert (await refused(web, "/v1/batches/-1"))[0] == 400
+        entry = await read(web, f"/v1/entries/{total - 1}?decode=zkevm")
+        assert entry["kind"] == "BatchEnd"
+
+
+class Decoding:
+    """Records which entries are decoded, each in a slice of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[int] = []
+        self.begun: Callable[[], None] = lambda: None
+        described = blocks.described
+
+        def recorded(found: FoundEvent, opening: bool) -> DescribedEvent:
+            self.seen.append(found[0].number)
+            self.begun()
+            return described(found, opening)
+
+        monkeypatch.setattr(blocks, "described", recorded)
+        monkeypatch.setattr(blocks, "_SLICE_SECONDS", 0)
+
+
+async def test_one_batch_is_decoded_at_a_time_beside_other_tasks(
+    batches: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding, turns = Decoding(monkeypatch), 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with serving(batches) as web, trio.open_nursery() as beside:
+        beside.start_soon(other)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read, web, "/v1/batches/2")
+        beside.cancel_scope.cancel()
+    seen = decoding.seen
+    once = seen[: len(seen) // 3]
+    assert seen == once * 3
+    assert turns > len(seen) > 20
+
+
+async def test_decoding_ends_when_the_client_leaves(
+    batches: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = Decoding(monkeypatch)
+    async with serving(batches) as web:
+        await read(web, "/v1/batches/2")
+        whole, decoding.seen = len(decoding.seen), []
+        async with await trio.open_tcp_stream("127.0.0.1", web.port) as client:
+            decoding.begun = client.socket.close
+            await client.send_all(b"GET /v1/batches/2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: decoding.seen)
+        counts = web.server.counts.http
+        assert counts is not None
+        await until(lambda: not counts.connections)
+    assert 0 < len(decoding.seen) < whole
 
 
 async def test_conditional_requests(stream: DataStream) -> None:
@@ -142,6 +209,8 @@ async def test_origins(stream: DataStream) -> None:
     async with serving(stream, cors=["https://page.example"]) as web:
         _, headers, _ = await ask(web.port, "/v1/stream", page)
         assert headers["Access-Control-Allow-Origin"] == "https://page.example"
+        # It is for pages that may not read what they embed.
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert "Origin" in headers["Vary"]
         _, headers, _ = await ask(web.port, "/v1/stream", "Origin: https://other.example")
         assert "Access-Control-Allow-Origin" not in headers

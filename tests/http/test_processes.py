@@ -96,7 +96,11 @@ def test_options_that_are_no_good(path: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("")
     empty.chmod(0o600)
-    for options in ({"token_file": empty}, {"max_clients": 0}, {"cors": "https://a.example"}):
+    no_good: list[dict[str, Any]] = [
+        *({"token_file": empty}, {"max_clients": 0}, {"cors": "https://a.example"}),
+        *({"cors": [origin]} for origin in ("https://a.example/", "a.example", "HTTPS://a", "**")),
+    ]
+    for options in no_good:
         with pytest.raises(UsageError):
             StreamServer(path, port=0, http=HttpOptions(port=0, **options))
     with StreamServer(path, host="127.0.0.1", port=0, http=HttpOptions(port=0)) as server:
@@ -104,5 +108,6 @@ def test_options_that_are_no_good(path: Path, tmp_path: Path) -> None:
         with pytest.raises(ListenFailed):
             StreamServer(tmp_path / "other.bin", host="127.0.0.1", port=0, http=taken)
     assert not (tmp_path / "other.bin").exists()
-    options = HttpOptions(port=1, host=["::1"], cors=["*"], token_file=empty)
+    cors = ["*", "http://localhost:80", "https://[::1]:1"]
+    options = HttpOptions(port=1, host=["::1"], cors=cors, token_file=empty)
     assert HttpOptions(**json.loads(json.dumps(options.as_json()))) == options

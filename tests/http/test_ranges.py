@@ -9,15 +9,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import trio
+import trio.testing
 
 from datastreamer._codec import scan
 from datastreamer.format import MAX_DATA_SIZE, PAGE_SIZE
+from datastreamer.http.answers import ranges
+from datastreamer.http.answers.formats import NAMES, EntryForm, form_of
+from datastreamer.http.answers.ranges import FormedRange, RawRange, WantedRange
+from datastreamer.http.port.messages import AnswerCut
+from datastreamer.http.serving import source_of
+from datastreamer.metrics.counters import HttpCounts
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask, joined
 from tests.http.serving import Web, serving
 from tests.http.test_entries import refused
 from tests.network import model
 from tests.network.fixtures import append
+from tests.network.stream_transport import StreamTransport
 
 FORMATS = ("ndjson", "json", "arrow", "raw")
 
@@ -94,6 +102,7 @@ async def test_links_lead_through_the_stream(filled: DataStream) -> None:
     [
         (None, "application/x-ndjson"),
         ("*/*", "application/x-ndjson"),
+        ("", "application/x-ndjson"),
         ("application/json", "application/json"),
         ("text/html, application/json;q=0.5, */*;q=0.1", "application/json"),
         ("application/octet-stream, application/x-ndjson;q=0.9", "application/octet-stream"),
@@ -237,6 +246,65 @@ async def test_a_change_within_the_range_ends_the_answer(
             joined(answer.partition(b"\r\n\r\n")[2])
 
 
+class Recorded:
+    """An output that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.counts = HttpCounts()
+        self.transport = StreamTransport(trio.testing.memory_stream_pair()[0])
+
+    async def send(self, data: bytes) -> None:
+        self.got += data
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_change_that_is_under_way_when_an_answer_begins(
+    stream: DataStream, format: str
+) -> None:
+    append(stream, *[(1, b"x" * 1000)] * 100)
+    async with serving(stream) as web:
+        reading = source_of(web.server).reading()
+        output, wanted = Recorded(), WantedRange(range(100), (), False, None)
+        answer: Any = RawRange(reading, wanted.entries)
+        if format != "raw":
+            answer = FormedRange(reading, wanted, form_of(NAMES[format]))
+            await answer.begin()
+        web.server.broadcast.hold(None)
+
+        async def send() -> None:
+            with pytest.raises(AnswerCut):
+                await answer.send(output)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            stream.update_entry(90, 1, b"y" * 1000)
+            web.server.broadcast.release()
+        assert b"7878" not in output.got
+        assert b"xx" not in output.got
+
+
+async def test_a_tag_is_of_the_entries_that_are_sent(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they are updated between the request and its answer."""
+    append(stream, *[(1, b"old")] * 10)
+
+    def updated(kind: str) -> EntryForm:
+        stream.update_entry(3, 1, b"new")
+        return form_of(kind)
+
+    async with serving(stream) as web:
+        before = await ask(web.port, "/v1/entries?to=5")
+        monkeypatch.setattr(ranges, "form_of", updated)
+        during = await ask(web.port, "/v1/entries?to=5")
+        monkeypatch.undo()
+        after = await ask(web.port, "/v1/entries?to=5")
+    assert [answer[2].count(b"6e6577") for answer in (before, during, after)] == [0, 1, 1]
+    assert before[1]["Etag"] != during[1]["Etag"] == after[1]["Etag"]
+
+
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_change_after_the_range_does_not_matter(stream: DataStream, format: str) -> None:
     append(stream, *[(1, b"x" * 1000)] * 20_000)
@@ -249,6 +317,26 @@ async def test_a_change_after_the_range_does_not_matter(stream: DataStream, form
                 client.got += await client.stream.receive_some(1 << 16)
         body = joined(bytes(client.got).partition(b"\r\n\r\n")[2])
         assert parsed(format, body) == held(stream, 0, 9001)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_an_answer_is_not_cut_for_another_connection(stream: DataStream, format: str) -> None:
+    """When the port is full of answers, the next client is told to come back; a connection that
+    waits for a request is closed for it."""
+    append(stream, *[(1, b"x" * 1000)] * 10_000)
+    async with serving(stream, max_clients=1) as web:
+        client = await begun(web, f"/v1/entries?format={format}")
+        async with client.stream:
+            code, headers, _ = await ask(web.port, "/v1/stream")
+            assert (code, headers["Retry-After"]) == (503, "5")
+            while not client.got.endswith(b"0\r\n\r\n"):
+                client.got += await client.stream.receive_some(1 << 16)
+            body = joined(bytes(client.got).partition(b"\r\n\r\n")[2])
+            assert parsed(format, body) == held(stream, 0, 10_000)
+            while (await ask(web.port, "/v1/stream"))[0] != 200:
+                # The end of a raw answer is waited for.
+                assert format == "raw"
+            assert await client.rest() == bytes(client.got)
 
 
 async def test_keep_alive_serves_one_request_after_another(filled: DataStream) -> None:

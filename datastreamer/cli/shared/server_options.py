@@ -123,8 +123,8 @@ class HttpPortOptions:
     def options(self) -> HttpOptions | None:
         """None without --http-port. Raises `UsageError` for a token file without tokens."""
         if self.http_port is None:
-            for option in ("host", "token_file", "cors"):
-                if getattr(self, f"http_{option}"):
+            for option in ("host", "token_file", "cors", "max_clients", "max_followers"):
+                if getattr(self, f"http_{option}") not in (None, HTTP_CLIENTS):
                     name = option.replace("_", "-")
                     raise typer.BadParameter(f"--http-{name} requires --http-port")
             return None

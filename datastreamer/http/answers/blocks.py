@@ -1,34 +1,52 @@
 """Blocks and batches of a zkEVM stream, decoded, with their transactions.
 
-Owns how much of the stream is read for one answer. `zkevm` knows which entries belong together.
+Owns how much of the stream is read for one answer, and that decoding delays no other task. `zkevm`
+knows which entries belong together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+
+import trio
 
 from datastreamer._codec import Entry
 from datastreamer.errors import DecodeFailed, ExtraMissing
 from datastreamer.http.answers.entries import NOT_CACHED
 from datastreamer.http.answers.reading import HttpSource, Reading
 from datastreamer.http.port.messages import (
+    JSON,
     HttpAnswer,
     HttpProblem,
     HttpRequest,
-    json_answer,
     number,
+    unless_gone,
 )
-from datastreamer.zkevm.block_json import batch_json, blocks_json, marked_entries
+from datastreamer.zkevm.block_json import (
+    FoundEvent,
+    batch_json,
+    blocks_json,
+    described,
+    marked_entries,
+)
 from datastreamer.zkevm.bookmark_keys import Kind
+from datastreamer.zkevm.transactions import load_tools
 
 _MOST_ENTRIES: Final = 10_000
 _MOST_BYTES: Final = 4 << 20
+_SLICE_SECONDS: Final = 0.001
+# One answer at a time: in between, other tasks run.
+_DECODING = trio.Lock()
+
+T = TypeVar("T")
 
 
-class _Decoded(NamedTuple):
-    answer: HttpAnswer | None
+class _Found(NamedTuple):
+    events: list[FoundEvent]
     last: int
 
 
@@ -48,28 +66,53 @@ class BlockQueries:
         request.parameters()
         wanted = number(f"the number of a {kind}", request.found["number"])
         reading = self._source.reading()
-        broadcast = reading.broadcast
 
-        async def read() -> _Decoded:
-            first = await reading.bookmark(f"{kind}:{wanted}")
-            decode = partial(_decoded, reading, kind, wanted)
-            return await broadcast.cold.run_verified(
-                decode, first, lambda found: broadcast.pages_of(first, found.last)
-            )
+        async def decode() -> HttpAnswer:
+            async with _DECODING:
+                return await self._decoded(reading, kind, wanted)
 
         try:
-            found = await reading.consistently(read)
+            answer = await unless_gone(request.until_gone, decode)
         except DecodeFailed as error:
             raise HttpProblem(
                 422, f"{kind} {wanted} cannot be decoded: {error}; read its entries"
             ) from None
-        if found.answer is None:
+        if answer is None:
+            raise HttpProblem(400, "the client ended its side before it was answered; keep it open")
+        return answer
+
+    async def _decoded(self, reading: Reading, kind: Kind, wanted: int) -> HttpAnswer:
+        """Raises `HttpProblem` and `DecodeFailed`."""
+        broadcast = reading.broadcast
+
+        async def read() -> _Found:
+            first = await reading.bookmark(f"{kind}:{wanted}")
+            return await broadcast.cold.run_verified(
+                partial(_read, reading, kind),
+                first,
+                lambda found: broadcast.pages_of(first, found.last),
+            )
+
+        found = await reading.consistently(read)
+        opening = True
+        try:
+            await trio.to_thread.run_sync(load_tools)
+        except ExtraMissing:
+            opening = False
+        events = await _in_slices(described(each, opening) for each in found.events)
+        if kind == "batch":
+            value = batch_json(events)
+        elif blocks := blocks_json(events):
+            value = blocks[0]
+        else:
             raise HttpProblem(404, f"no block follows the bookmark block:{wanted}")
-        return found.answer
+        parts = await _in_slices(json.JSONEncoder().iterencode({"number": wanted, **value}))
+        return HttpAnswer(200, JSON, f"{''.join(parts)}\n".encode(), NOT_CACHED)
 
 
-def _decoded(reading: Reading, kind: Kind, wanted: int, first: int) -> _Decoded:
-    """The block or batch `wanted`, whose bookmark is entry `first`. In a thread."""
+def _read(reading: Reading, kind: Kind, first: int) -> _Found:
+    """The block or batch whose bookmark is entry `first`. In a thread. Raises `HttpProblem` and
+    `DecodeFailed`."""
     last, size = first, 0
 
     def entries() -> Iterator[Entry]:
@@ -86,17 +129,16 @@ def _decoded(reading: Reading, kind: Kind, wanted: int, first: int) -> _Decoded:
             yield entry
 
     found = list(marked_entries(kind, entries(), reading.stream.header.version))
-    try:
-        value = _json(kind, found, opening=True)
-    except ExtraMissing:
-        value = _json(kind, found, opening=False)
-    if value is None:
-        return _Decoded(None, last)
-    return _Decoded(json_answer({"number": wanted, **value}, NOT_CACHED), last)
+    return _Found(found, last)
 
 
-def _json(kind: Kind, found: list[Any], *, opening: bool) -> dict[str, Any] | None:
-    if kind == "batch":
-        return batch_json(found, opening)
-    blocks = blocks_json(found, opening)
-    return blocks[0] if blocks else None
+async def _in_slices(items: Iterable[T]) -> list[T]:
+    """All items; other tasks run after each millisecond that they take."""
+    found: list[T] = []
+    begun = time.perf_counter()
+    for each in items:
+        found.append(each)
+        if time.perf_counter() - begun > _SLICE_SECONDS:
+            await trio.lowlevel.checkpoint()
+            begun = time.perf_counter()
+    return found

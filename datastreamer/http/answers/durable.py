@@ -1,7 +1,8 @@
 """The read side of the Durable Streams protocol, version 1.0, in its JSON mode.
 
-Owns the offsets of that protocol. An offset is the epoch of the stream and an entry's number, so
-that a client whose entries were truncated meanwhile is not sent others in their place unnoticed.
+Owns the offsets of that protocol. An offset is the beginning of the stream's id, its epoch and an
+entry's number, so that a client whose entries were truncated meanwhile, or whose stream was
+replaced, is not sent others in their place unnoticed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from functools import partial
 from typing import Final
 
 import trio
@@ -26,11 +28,12 @@ from datastreamer.http.port.messages import (
     HttpProblem,
     HttpRequest,
     not_found,
+    unless_gone,
 )
 from datastreamer.printable import json_text
 
 _NAME: Final = "default"
-_OFFSET: Final = re.compile("([0-9a-f]{16})_([0-9]{20})")
+_OFFSET: Final = re.compile("([0-9a-f]{8})_([0-9a-f]{16})_([0-9]{20})")
 _CHUNK_BYTES: Final = 256 * 1024
 _POLL_SECONDS: Final = 20.0
 _SSE_SECONDS: Final = 60.0
@@ -77,7 +80,8 @@ class DurableStreams:
             return await self._chunk(reading, at, offset == "now", ())
         found = [("Stream-Cursor", cursor)]
         if at.number >= reading.total:
-            await self._wait(reading, at)
+            with request.follower():
+                await unless_gone(request.until_gone, partial(self._wait, reading, at))
             _verify(reading, at)
         if at.number >= reading.total:
             return HttpAnswer(204, "", b"", [*_tail(reading, at.number), *found, *_NOT_STORED])
@@ -137,7 +141,7 @@ def _tail(reading: Reading, first: int) -> list[tuple[str, str]]:
 
 def offset_of(at: Received) -> str:
     """The offset of a position; offsets are in the order of the entries."""
-    return f"{at.epoch:016x}_{at.number:020d}"
+    return f"{at.stream.hex()}_{at.epoch:016x}_{at.number:020d}"
 
 
 def _received(reading: Reading, offset: str) -> Received:
@@ -149,12 +153,16 @@ def _received(reading: Reading, offset: str) -> Received:
     found = _OFFSET.fullmatch(offset)
     if found is None:
         raise HttpProblem(400, f"offset is -1, now, or what an answer gave, not {offset!r:.80}")
-    return Received(int(found[1], 16), int(found[2]))
+    return Received(int(found[2], 16), int(found[3]), bytes.fromhex(found[1]))
 
 
 def _verify(reading: Reading, at: Received) -> None:
     """Raises `HttpProblem` if an entry before a client's position was truncated or updated since,
-    or if there is no such position."""
+    if it is of another stream, or if there is no such position."""
+    if at.stream != reading.received(0).stream:
+        raise HttpProblem(
+            410, "this offset is of another stream, which was here before; begin with offset=-1"
+        )
     changes = reading.missed(at.epoch)
     if changes is None or any(change.start < at.number for change in changes):
         raise HttpProblem(

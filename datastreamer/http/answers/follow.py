@@ -7,8 +7,8 @@ that have everything are sent the next event in one pass, as TCP clients are (`l
 
 from __future__ import annotations
 
-import contextlib
 import re
+from functools import partial
 from typing import Final
 
 import trio
@@ -23,6 +23,7 @@ from datastreamer.http.port.messages import (
     HttpAnswer,
     HttpProblem,
     HttpRequest,
+    unless_gone,
 )
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.storage.read.spans import Cursor
@@ -128,23 +129,13 @@ class Follower:
         readers[self] = None
         output.on_finish(self.wake)
         try:
-            # Not in a group: an error of the other task only says that the client has left.
-            failure: Exception | None = None
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_when_gone, output, nursery.cancel_scope)
-                try:
-                    await output.send(_RETRY)
-                    await self._follow(output)
-                except (AnswerCut, trio.BrokenResourceError) as error:
-                    failure = error
-                nursery.cancel_scope.cancel()
-            if failure is not None:
-                raise failure
+            await unless_gone(output.until_gone, partial(self._follow, output))
         finally:
             del readers[self]
 
     async def _follow(self, output: BodyOutput) -> None:
         reading, form = self._reading, self._form
+        await output.send(_RETRY)
         if not self._changes and (
             begin := form.begin(reading.received(self.place.number), reading.total)
         ):
@@ -228,12 +219,6 @@ class Follower:
             await output.send_rest(rest)
         elif silence.cancelled_caught:
             await output.send(_HEARTBEAT)
-
-
-async def _cancel_when_gone(output: BodyOutput, scope: trio.CancelScope) -> None:
-    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        await output.until_gone()
-    scope.cancel()
 
 
 class Events:

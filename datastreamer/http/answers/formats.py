@@ -55,7 +55,7 @@ def chosen_kind(request: HttpRequest, name: str | None) -> str:
     if name is not None:
         return NAMES[name]
     accepted = request.header(b"accept")
-    if accepted is None:
+    if not accepted:
         return NDJSON
     wanted = _qualities(accepted)
 

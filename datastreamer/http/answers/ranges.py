@@ -79,6 +79,13 @@ class EntryRanges:
         encoding = chosen_encoding(request) if kind in (JSON, NDJSON) else None
         reading = self._source.reading()
         wanted = await self._range(reading, parameters, kind)
+        if kind == OCTETS and wanted.types:
+            raise HttpProblem(400, "type is for the other formats; leave it out for raw")
+        answer = None
+        if kind != OCTETS and request.method != "HEAD":
+            answer = FormedRange(reading, wanted, await trio.to_thread.run_sync(form_of, kind))
+            await answer.begin()
+        # Now: the tag is of the epoch of what was read.
         headers = list(NOT_CACHED)
         if wanted.closed:
             kinds = "".join(f".{each}" for each in wanted.types)
@@ -87,13 +94,8 @@ class EntryRanges:
             headers = list(self._cache.headers(reading, named))
         if wanted.rest is not None:
             headers.append(("Link", f'<{wanted.rest}>; rel="next"'))
-        if kind == OCTETS and wanted.types:
-            raise HttpProblem(400, "type is for the other formats; leave it out for raw")
-        if kind == OCTETS or request.method == "HEAD":
+        if answer is None:
             return HttpAnswer(200, kind, RawRange(reading, wanted.entries).send, headers)
-        form = await trio.to_thread.run_sync(form_of, kind)
-        answer = FormedRange(reading, wanted, form)
-        await answer.begin()
         if encoding is not None and (answer.unfinished or answer.size > _COMPRESSED_BYTES):
             headers.append(("Content-Encoding", encoding))
             answer.compressor = compressor_of(encoding)
@@ -179,6 +181,8 @@ class FormedRange:
         """Send the body. Raises `AnswerCut` if an entry of the range was changed meanwhile, or is
         damaged."""
         reading, form, piece = self._reading, self._form, self._first
+        # A change that is under way was announced before this range is among the readers.
+        await reading.broadcast.settled()
         with reading.kept(self._range):
             # Of changes since the first piece it is not known which entries they affect.
             reading.broken = reading.broken or reading.stream.epoch != self._epoch
@@ -202,7 +206,7 @@ class FormedRange:
 
     async def _pass(self, output: BodyOutput, data: bytes, *, last: bool = False) -> None:
         compressor = self.compressor
-        if compressor is not None:
+        if compressor is not None and (data or last):
 
             def compress() -> bytes:
                 packed = compressor.compress(data)
@@ -257,6 +261,7 @@ class RawRange:
         )
         answers = BatchAnswers(broadcast, limits)
         self._output, at = output, self._range.start
+        await broadcast.settled()
         server.other_readers[self] = None
         try:
             if broadcast.stream.epoch != self._epoch:

@@ -39,6 +39,9 @@ EVENT_BYTES: Final = 12 * 1024
 # Conversions that run at a time for all clients: more would only compete for the processor.
 _CONVERSIONS = trio.CapacityLimiter(2)
 
+# Of a stream's id, in a client's position.
+_ID_BYTES: Final = 4
+
 T = TypeVar("T")
 
 Encode = Callable[[EntryBatch], bytes]
@@ -53,10 +56,12 @@ class Piece(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a client has: the entries below `number`, as they were at `epoch`."""
+    """What a client has: the entries below `number`, as they were at `epoch`, of the stream that
+    begins its id with `stream` (empty: it did not say)."""
 
     epoch: int
     number: int
+    stream: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ class Reading:
 
     def received(self, number: int) -> Received:
         """Of a client that has the entries below `number` as they are now."""
-        return Received(self.stream.epoch, number)
+        return Received(self.stream.epoch, number, self.stream.stream_id[:_ID_BYTES])
 
     async def wait(self, news: trio.Event) -> None:
         """Return when `news` is set, which the next commit after `total`, or a change, does."""

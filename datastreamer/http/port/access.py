@@ -14,7 +14,6 @@ from typing import Final
 from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.command_labels import HTTP
-from datastreamer.transport.listeners import is_local
 
 _ALLOWED: Final = "GET, HEAD"
 _READABLE: Final = "ETag, Link, Retry-After, Stream-Cursor, Stream-Next-Offset, Stream-Up-To-Date"
@@ -32,14 +31,9 @@ class HttpAccess:
         self,
         origins: Iterable[str] = (),
         examiner: TokenExaminer | None = None,
-        listeners: Iterable[str] = (),
     ) -> None:
-        """`listeners` are the hosts of the listeners, as `host_of` gives them."""
-        hosts = list(listeners)
         self._origins = frozenset(origins)
         self._examiner = examiner
-        # A page elsewhere could make its own name lead to this machine, and read the answers.
-        self._checks_host = bool(hosts) and all(map(is_local, hosts))
 
     @property
     def private(self) -> bool:
@@ -49,11 +43,12 @@ class HttpAccess:
     def check_request(self, request: HttpRequest) -> None:
         """Raises `HttpProblem` for a method that writes, and for another host's name."""
         host = request.header(b"host")
-        if self._checks_host and host is not None and not _LOCAL_NAME.fullmatch(host):
+        # A page elsewhere could make its own name lead to this machine, and read the answers.
+        if request.on_loopback and host is not None and not _LOCAL_NAME.fullmatch(host):
             raise HttpProblem(
                 421,
-                f"this port serves localhost only, and the request is for {host!r:.80}; a proxy "
-                "in front of it must send its own Host header",
+                "on loopback this port serves localhost only, and the request is for "
+                f"{host!r:.80}; a proxy in front of it must send Host: localhost",
             )
         if request.method not in ("GET", "HEAD", "OPTIONS"):
             raise HttpProblem(
@@ -98,8 +93,6 @@ class HttpAccess:
         if shared or (origin is not None and origin in self._origins):
             headers.append(("Access-Control-Allow-Origin", "*" if shared else str(origin)))
             headers.append(("Access-Control-Expose-Headers", _READABLE))
-        if self._origins:
-            headers.append(("Cross-Origin-Resource-Policy", "cross-origin"))
         vary = "Accept, Accept-Encoding" + ", Origin" * (bool(self._origins) and not shared)
         headers.append(("Vary", vary))
         return dataclasses.replace(answer, headers=headers)

@@ -6,6 +6,7 @@ connection ends. Knows no paths.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
@@ -26,6 +27,9 @@ _LINGER_SECONDS: Final = 1.0
 _RECEIVED_AHEAD: Final = 64 * 1024
 # Copied to be sent with its frame in one call.
 _JOINED_BYTES: Final = 64 * 1024
+
+# What h11 quotes of a request in its errors, as Python writes it.
+_QUOTED: Final = re.compile(r""":? (bytearray\()?b['"].*""", re.DOTALL)
 
 # Headers of every answer; an answer's own ones replace them.
 _SECURITY: Final = (
@@ -50,45 +54,51 @@ class _Piece:
 class HttpConnection:
     """The connection of one client. `host` is its host, as limits count it."""
 
-    def __init__(self, transport: Transport, host: str, counts: HttpCounts) -> None:
+    def __init__(
+        self, transport: Transport, host: str, counts: HttpCounts, *, on_loopback: bool
+    ) -> None:
         self.transport = transport
         self.counts = counts
         self.finishing = False
         self._host = host
+        self._on_loopback = on_loopback
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
         self._after_piece: list[bytes] = []
         # Waits for a request, which may never arrive.
         self._waiting = trio.CancelScope()
         self._on_finish: list[Callable[[], None]] = []
         self._begun = False
+        # Of the request that is answered; empty if none was understood.
+        self._method = b""
 
-    async def run(self, respond: Respond) -> None:
-        """Answer requests until the connection ends. Raises `trio.BrokenResourceError`,
-        and what a body raises: the answer is incomplete then."""
+    async def run(self, respond: Respond, answered: Callable[[], None]) -> None:
+        """Answer requests until the connection ends; `answered` is called after each answer. Raises
+        `trio.BrokenResourceError`, and what a body raises: the answer is incomplete then."""
         while not self.finishing:
             close = False
             try:
                 request = await self._next_request()
                 if request is None:
                     break
-                answer, method = await respond(request), request.method
+                answer = await respond(request)
             except HttpProblem as problem:
                 # The rest of what the client sends is not understood.
-                answer, method, close = problem.answer(), "", True
-            await self._send_answer(answer, method, close=close or self.finishing)
+                answer, close = problem.answer(), True
+            await self._send_answer(answer, close=close or self.finishing)
+            answered()
             if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
                 break
             self._h11.start_next_cycle()
             # Many requests may have arrived at once.
             await trio.lowlevel.checkpoint()
-        await self.transport.end_sending()
-        with trio.move_on_after(_LINGER_SECONDS):
-            while await self.transport.receive():
-                pass
+        await self._end()
 
     async def refuse(self, problem: HttpProblem) -> None:
         """Answer without reading a request, and end the connection."""
-        await self._send_answer(problem.answer(), "", close=True)
+        await self._send_answer(problem.answer(), close=True)
+        await self._end()
+
+    async def _end(self) -> None:
         await self.transport.end_sending()
         with trio.move_on_after(_LINGER_SECONDS):
             while await self.transport.receive():
@@ -108,7 +118,9 @@ class HttpConnection:
 
     async def _next_request(self) -> HttpRequest | None:
         """The next request; None if there is none. Raises `HttpProblem`."""
-        waited = _KEEP_ALIVE_SECONDS if self._begun else _REQUEST_SECONDS
+        self._method = b""
+        idle = self._begun and not self._h11.trailing_data[0]
+        waited = _KEEP_ALIVE_SECONDS if idle else _REQUEST_SECONDS
         self._waiting = trio.CancelScope(deadline=trio.current_time() + waited)
         request: HttpRequest | None = None
         with self._waiting:
@@ -123,7 +135,7 @@ class HttpConnection:
                         self._waiting.deadline = trio.current_time() + _REQUEST_SECONDS
                     self._h11.receive_data(data)
                 elif isinstance(event, h11.Request):
-                    self._begun = True
+                    self._begun, self._method = True, event.method
                     request = self._request(event)
                 elif isinstance(event, h11.EndOfMessage) and request is not None:
                     return request
@@ -136,8 +148,15 @@ class HttpConnection:
         return None
 
     def _request(self, event: h11.Request) -> HttpRequest:
-        """Raises `HttpProblem` for a body, and for a target that is not a path."""
+        """Raises `HttpProblem` for another version, too many headers, a body, and a target that is
+        not a path."""
+        if not event.http_version.startswith(b"1."):
+            raise HttpProblem(505, "this port speaks HTTP/1.1; send the request in that version")
         headers = [(name, value) for name, value in event.headers]
+        # h11 counts only what it cannot parse yet.
+        size = len(event.method) + len(event.target)
+        if size + sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
+            raise _too_long()
         for name, value in headers:
             if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
                 raise HttpProblem(413, "requests have no body here; send the request without one")
@@ -152,6 +171,8 @@ class HttpConnection:
             headers,
             self.transport.peer,
             self._host,
+            self._on_loopback,
+            until_gone=self.until_gone,
         )
 
     async def until_gone(self) -> None:
@@ -166,7 +187,7 @@ class HttpConnection:
 
     # Answers.
 
-    async def _send_answer(self, answer: HttpAnswer, method: str, *, close: bool) -> None:
+    async def _send_answer(self, answer: HttpAnswer, *, close: bool) -> None:
         self.counts.requests[answer.route, str(answer.status)] += 1
         headers = [("Content-Type", answer.kind)] if answer.kind else []
         headers += answer.headers
@@ -183,13 +204,13 @@ class HttpConnection:
         )
         assert head is not None
         if isinstance(body, bytes):
-            if body and method != "HEAD" and answer.status not in (204, 304):
+            if body and self._method != b"HEAD" and answer.status not in (204, 304):
                 head += self._h11.send(h11.Data(data=body)) or b""
             head += self._h11.send(h11.EndOfMessage()) or b""
             await self._send_raw(head)
             return
         await self._send_raw(head)
-        if method != "HEAD":
+        if self._method != b"HEAD":
             self._on_finish = []
             await body(self)
         if self._h11.our_state is h11.SEND_BODY:
@@ -248,7 +269,10 @@ def _path_and_query(target: str) -> tuple[str, str]:
 
 def _problem(error: h11.RemoteProtocolError) -> HttpProblem:
     if error.error_status_hint == 431:
-        return HttpProblem(
-            431, f"the request has more than {MOST_HEADERS} bytes; send fewer headers"
-        )
-    return HttpProblem(error.error_status_hint, f"not a request of HTTP/1.1: {error}")
+        return _too_long()
+    what = _QUOTED.sub("", str(error))
+    return HttpProblem(error.error_status_hint, f"not a request of HTTP/1.1: {what}")
+
+
+def _too_long() -> HttpProblem:
+    return HttpProblem(431, f"the request has more than {MOST_HEADERS} bytes; send fewer headers")

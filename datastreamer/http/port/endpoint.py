@@ -1,7 +1,7 @@
 """One HTTP port: its connections, their limits, and its shutdown.
 
 Owns the connections, shared fairly among addresses: when the port is full, the oldest connection of
-the address that has the most is closed, unless it follows the stream. Knows no paths.
+the address that has the most is closed among those that wait for a request. Knows no paths.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import trio
@@ -25,7 +25,7 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.server.admission.fair_slots import FairSlots
-from datastreamer.transport.listeners import address_of, host_of, peer_of
+from datastreamer.transport.listeners import address_of, host_of, is_local, peer_of
 from datastreamer.transport.refusal_log import RefusalLog
 from datastreamer.transport.server_stream import Transport
 from datastreamer.transport.tcp_info import tcp_info
@@ -66,7 +66,9 @@ class HttpEndpoint:
         self._write_timeout = write_timeout or _WRITE_SECONDS
         self._tls = tls
         self._refusals = RefusalLog(_log)
+        # Connections that wait for a request, and those whose request is answered.
         self._slots: FairSlots[trio.CancelScope] = FairSlots(most)
+        self._answering: set[trio.CancelScope] = set()
         self._connections: dict[HttpConnection, socket.socket] = {}
         self._accepting = trio.CancelScope()
         self._ended = trio.Event()
@@ -137,28 +139,34 @@ class HttpEndpoint:
         affect no other."""
         scope = trio.CancelScope()
         displaced = self._slots.add(scope, host)
-        if displaced is None and len(self._slots) + self.counts.followers > self._most:
+        if displaced is None and len(self._slots) + len(self._answering) > self._most:
             displaced = self._slots.displace()
-        connection = HttpConnection(transport, host, self.counts)
+        on_loopback = is_local(host_of(made.getsockname()))
+        connection = HttpConnection(transport, host, self.counts, on_loopback=on_loopback)
         self._connections[connection] = made
         self.counts.connections += 1
 
         async def respond(request: HttpRequest) -> HttpAnswer:
-            answer = await self._respond(request)
-            if answer.follows:
-                return self._following(answer, scope, host)
-            return answer
+            self._slots.discard(scope, host)
+            self._answering.add(scope)
+            answer = await self._respond(dataclasses.replace(request, follower=self._follower))
+            return self._following(answer) if answer.follows else answer
+
+        def answered() -> None:
+            self._answering.discard(scope)
+            self._slots.discard(scope, host)
+            self._slots.add(scope, host)
 
         try:
             if displaced is scope:
-                # Every other connection follows the stream.
+                # Every other connection is answered.
                 if len(self._connections) <= self._most + _MOST_REFUSED:
                     await connection.refuse(_full("connections"))
                 return
             if displaced is not None:
                 displaced.cancel()
             with scope:
-                await connection.run(respond)
+                await connection.run(respond, answered)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except AnswerCut as error:
@@ -168,28 +176,36 @@ class HttpEndpoint:
         finally:
             del self._connections[connection]
             self.counts.connections -= 1
+            self._answering.discard(scope)
             self._slots.discard(scope, host)
             self._ended.set()
             with trio.CancelScope(shield=True):
                 await transport.close()
 
-    def _following(self, answer: HttpAnswer, scope: trio.CancelScope, host: str) -> HttpAnswer:
-        """`answer`, whose connection is not closed for another while it is sent."""
+    @contextlib.contextmanager
+    def _follower(self) -> Iterator[None]:
+        """Count a follower within the block. Raises `HttpProblem` if there are too many."""
+        if self.counts.followers >= self._most_followers:
+            raise _full("followers")
+        self.counts.followers += 1
+        try:
+            yield
+        finally:
+            self.counts.followers -= 1
+
+    def _following(self, answer: HttpAnswer) -> HttpAnswer:
+        """`answer`, whose client is counted while it is sent."""
         body = answer.body
         assert not isinstance(body, bytes)
         if self.counts.followers >= self._most_followers:
             return dataclasses.replace(_full("followers").answer(), route=answer.route)
 
         async def follow(output: BodyOutput) -> None:
-            self._slots.discard(scope, host)
             self.counts.followers += 1
             try:
                 await body(output)
             finally:
                 self.counts.followers -= 1
-                displaced = self._slots.add(scope, host)
-                if displaced is not None:
-                    displaced.cancel()
 
         return dataclasses.replace(answer, body=follow)
 

@@ -6,12 +6,16 @@ stream.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
+
+import trio
 
 from datastreamer.format import U64_MAX
 from datastreamer.metrics.counters import HttpCounts
@@ -24,6 +28,8 @@ _PROBLEM: Final = "application/problem+json"
 _MOST_PARAMETERS: Final = 64
 
 Headers = Sequence[tuple[str, str]]
+
+T = TypeVar("T")
 
 
 class HttpProblem(Exception):
@@ -48,6 +54,32 @@ class HttpProblem(Exception):
 
 class AnswerCut(Exception):
     """An answer that has begun cannot be completed: its body ends without its end."""
+
+
+async def unless_gone(
+    until_gone: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[T]]
+) -> T | None:
+    """The result of `work()`; it is cancelled when `until_gone()` returns: None then. Raises what
+    `work` raises."""
+    results: list[T] = []
+    # Not in a group: an error of the other task only says that the client has left.
+    failure: Exception | None = None
+
+    async def watch() -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await until_gone()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            results.append(await work())
+        except Exception as error:  # noqa: BLE001 - raised below
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return results[0] if results else None
 
 
 class BodyOutput(Protocol):
@@ -119,8 +151,15 @@ class HttpRequest:
     """The client's address, for the log."""
     host: str = ""
     """The client's host, as limits count it."""
+    on_loopback: bool = False
+    """Whether the connection was accepted on an address of this machine alone."""
     found: dict[str, str] = field(default_factory=dict)
     """The variable parts of the path."""
+    until_gone: Callable[[], Awaitable[None]] = trio.sleep_forever
+    """Returns when the client has ended its side of the connection."""
+    follower: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """Within the block the client counts as a follower. Raises `HttpProblem` if there are too many
+    of them."""
 
     def header(self, name: bytes) -> str | None:
         """The values of a header, joined; None without it. `name` is in lower case."""

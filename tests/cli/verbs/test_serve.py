@@ -356,3 +356,9 @@ def test_a_file_of_options(invoke: Invoke, copy: Path) -> None:
     assert invoke(*words, "--create").code == 0
     path.write_text("max-clients = 3\n")
     assert "Missing argument" in invoke(*words).failed(2)
+
+
+@pytest.mark.parametrize("option", ["host", "token-file", "cors", "max-clients", "max-followers"])
+def test_options_of_a_port_that_there_is_not(invoke: Invoke, copy: Path, option: str) -> None:
+    words = ("serve", copy, f"--http-{option}", "7")
+    assert f"--http-{option} requires --http-port" in invoke(*words).failed(2)

@@ -22,7 +22,13 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.source import named_not_found, open_source
-from datastreamer.zkevm.block_json import FoundEvent, batch_json, blocks_json, marked_entries
+from datastreamer.zkevm.block_json import (
+    DescribedEvent,
+    batch_json,
+    blocks_json,
+    described,
+    marked_entries,
+)
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 
 NumberArgument = Annotated[
@@ -52,8 +58,8 @@ def batch(
     """
     shape = output.chosen()
     mark = BookmarkName("batch", number)
-    entries = list(_marked_entries(source, mark, stream_version, options))
-    _write(shape, "batch", batch_json(entries, not no_open))
+    entries = list(_described_entries(source, mark, stream_version, options, not no_open))
+    _write(shape, "batch", batch_json(entries))
 
 
 def block(
@@ -73,10 +79,10 @@ def block(
     """
     shape = output.chosen()
     mark = BookmarkName("block", number)
-    entries = list(_marked_entries(source, mark, stream_version, options))
-    found = blocks_json(entries, not no_open)
+    entries = list(_described_entries(source, mark, stream_version, options, not no_open))
+    found = blocks_json(entries)
     if not found:
-        first = entries[0][0].number
+        first = entries[0][1]["entry"]
         raise Failure(f"{source}: no block follows the bookmark in entry {first}")
     _write(shape, "block", found[0])
 
@@ -90,12 +96,13 @@ def _write(shape: Format, kind: Kind, found: dict[str, Any]) -> None:
         write_out(printed(batch_tree(found) if kind == "batch" else block_tree(found)))
 
 
-def _marked_entries(
-    source: str, mark: BookmarkName, version: int | None, options: SourceOptions
-) -> Iterator[FoundEvent]:
-    """The entries of a batch or block with their events, beginning with its bookmark."""
+def _described_entries(
+    source: str, mark: BookmarkName, version: int | None, options: SourceOptions, opening: bool
+) -> Iterator[DescribedEvent]:
+    """The events of a batch or block with their values, beginning with its bookmark."""
     with open_source(source, options) as stream, named_not_found(source, str(mark)):
         header = stream.header()
         version = version or header.version
         runs = stream.batches(key_of(version, mark), header.total_entries)
-        yield from marked_entries(mark.kind, chain.from_iterable(runs), version)
+        for found in marked_entries(mark.kind, chain.from_iterable(runs), version):
+            yield described(found, opening)
