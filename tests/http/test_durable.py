@@ -127,7 +127,8 @@ async def test_who_polls_is_a_follower_until_it_leaves(stream: DataStream) -> No
         assert (await ask(web.port, PATH))[0] == 200
 
 
-def client() -> dict[str, str]:
+@pytest.fixture
+def node() -> dict[str, str]:
     """The environment in which node finds the client, or a skipped test."""
     folders = [os.environ.get("NODE_PATH", ""), str(Path(__file__).parents[2] / "node_modules")]
     for folder in folders:
@@ -168,8 +169,9 @@ if (live === "false") {
 
 @needs("node")
 @pytest.mark.parametrize("mode", ["false", "long-poll", "sse"])
-async def test_the_published_client(stream: DataStream, tmp_path: Path, mode: str) -> None:
-    environment = client()
+async def test_the_published_client(
+    stream: DataStream, tmp_path: Path, mode: str, node: dict[str, str]
+) -> None:
     program = tmp_path / "read.mjs"
     program.write_text(PROGRAM)
     append(stream, *[(1, b"x" * 500)] * 3000)
@@ -179,7 +181,7 @@ async def test_the_published_client(stream: DataStream, tmp_path: Path, mode: st
         process = await nursery.start(
             lambda task_status: trio.run_process(
                 words,
-                env=environment,
+                env=node,
                 stdout=subprocess.PIPE,
                 task_status=task_status,
             )
