@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 HOW_TO_GET: Final = {
+    "caddy": "install Caddy (apt-get install caddy)",
     "cc": "install a C compiler (apt-get install gcc)",
     "chromium": "install Chromium (apt-get install chromium)",
     "curl": "install curl (apt-get install curl)",

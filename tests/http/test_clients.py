@@ -114,13 +114,33 @@ def test_behind_nginx(server: StreamServer, tmp_path: Path) -> None:
         f"daemon off; pid {tmp_path}/pid; error_log stderr; events {{}}\n"
         f"http {{ access_log off; {folders} {text.replace('8443', f'127.0.0.1:{port}')} }}\n"
     )
-    append(server.stream, *[(1, b"x" * (PAGE_SIZE // 2))] * 8)
     with running("nginx", "-c", config, "-p", tmp_path, "-e", "stderr"):
-        words = ["curl", "-sSf", "--retry", "20", "--retry-connrefused", "--retry-delay", "1"]
-        url = f"http://127.0.0.1:{port}/v1/entries?format=raw&from=500"
-        done = subprocess.run([*words, url], capture_output=True, check=True, timeout=60)
-        assert len(done.stdout) == 8 * (PAGE_SIZE // 2 + 17)
-        with running("curl", "-sN", f"http://127.0.0.1:{port}/v1/follow") as followed:
-            assert followed.out.until("^retry: ")
-            append(server.stream, (1, b"new"))
-            assert followed.out.until(r"^id: 509$")
+        check_proxy(server, port)
+
+
+@needs("caddy")
+@needs("curl")
+def test_behind_caddy(server: StreamServer, tmp_path: Path) -> None:
+    """The same, without a certificate."""
+    port = free_port()
+    text = (ROOT / "contrib" / "caddy" / "Caddyfile").read_text()
+    text = text.replace("127.0.0.1:8080", f"127.0.0.1:{server.http_port}")
+    text = text.replace("stream.example.org", f"http://127.0.0.1:{port}")
+    config = tmp_path / "Caddyfile"
+    config.write_text("{\n\tadmin off\n}\n" + text)
+    homes = (f"XDG_{name}_HOME={tmp_path}" for name in ("CONFIG", "DATA"))
+    with running("env", *homes, "caddy", "run", "--config", config, "--adapter", "caddyfile"):
+        check_proxy(server, port)
+
+
+def check_proxy(server: StreamServer, port: int) -> None:
+    """A range and events, through a proxy on `port`."""
+    append(server.stream, *[(1, b"x" * (PAGE_SIZE // 2))] * 8)
+    words = ["curl", "-sSf", "--retry", "20", "--retry-connrefused", "--retry-delay", "1"]
+    url = f"http://127.0.0.1:{port}/v1/entries?format=raw&from=500"
+    done = subprocess.run([*words, url], capture_output=True, check=True, timeout=60)
+    assert len(done.stdout) == 8 * (PAGE_SIZE // 2 + 17)
+    with running("curl", "-sN", f"http://127.0.0.1:{port}/v1/follow") as followed:
+        assert followed.out.until("^retry: ")
+        append(server.stream, (1, b"new"))
+        assert followed.out.until(r"^id: 509$")

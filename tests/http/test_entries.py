@@ -150,6 +150,16 @@ async def test_one_batch_is_decoded_at_a_time_beside_other_tasks(
     assert turns > len(seen) > 20
 
 
+@pytest.mark.parametrize("limit", ["_MOST_ENTRIES", "_MOST_BYTES"])
+async def test_a_batch_that_is_too_large(
+    batches: DataStream, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(blocks, limit, 5)
+    async with serving(batches) as web:
+        code, detail = await refused(web, "/v1/batches/2")
+        assert (code, "/v1/entries?from=" in detail) == (413, True)
+
+
 async def test_decoding_ends_when_the_client_leaves(
     batches: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,8 +36,9 @@ from datastreamer.zkevm.block_json import (
 from datastreamer.zkevm.bookmark_keys import Kind
 from datastreamer.zkevm.transactions import load_tools
 
-_MOST_ENTRIES: Final = 10_000
-_MOST_BYTES: Final = 4 << 20
+# What takes one step that others wait for, such as writing the text, is a few milliseconds then.
+_MOST_ENTRIES: Final = 2_000
+_MOST_BYTES: Final = 1 << 20
 _SLICE_SECONDS: Final = 0.001
 # One answer at a time: in between, other tasks run.
 _DECODING = trio.Lock()
