@@ -45,10 +45,7 @@ from datastreamer.protocol.exchanges import Exchange, Lookup, Work
 from datastreamer.protocol.history import LastRead
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Recovery
-from datastreamer.transport.connection_errors import (
-    say_back,
-    say_lost,
-)
+from datastreamer.transport.connection_errors import say_back, say_lost
 
 T = TypeVar("T")
 
@@ -86,8 +83,6 @@ class ClientEngine(ServerLink):
     _rejoining = False
     # Set at the end of the call that is in progress.
     _released: Signal | None = None
-    # With several servers: what a connection to one of them is compared with.
-    _read: LastRead | None = None
 
     def open(self) -> Steps[None]:
         """Make the first connection."""
@@ -145,6 +140,8 @@ class ClientEngine(ServerLink):
                     before = self._connection.received_bytes
                     flow = exchange(self._connection, *arguments)
                     answer = yield from self._drive(flow, seconds)
+                    if self.moves and (yield from self._is_elsewhere(answer)):
+                        continue
                     if self._read is not None:
                         self._read.note(answer)
                     return answer
@@ -485,7 +482,13 @@ class ClientEngine(ServerLink):
 
     def _judge(self, error: BaseException, *, in_step: bool) -> Steps[None]:
         """Close a connection that is out of step, or may be, after `error`."""
-        if self._is_spent(error, in_step=in_step) or self._sending:
+        if not self._is_spent(error, in_step=in_step) and not self._sending:
+            return
+        streams = self._active is not None and isinstance(self._active.work, Resumable)
+        if streams and self.resumes and in_step and not isinstance(error, PeerError):
+            # A cancelled wait ends no streaming: it joins again.
+            yield from self._hang_up()
+        else:
             yield from self._drop()
 
     def _drop(self) -> Steps[None]:

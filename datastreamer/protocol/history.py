@@ -126,12 +126,26 @@ class LastRead:
         elif isinstance(answer, EntryBatch | list) and answer:
             self._entry = answer[-1]
 
+    def ahead(self, connection: ClientConnection, number: int) -> Exchange[Header | None]:
+        """The header of a server that holds entry `number`. Raises `HistoryChanged`."""
+        header = yield from self._compared(connection)
+        return header if header.total_entries > number else None
+
     def compare(self, connection: ClientConnection) -> Exchange[None]:
         """Compare the server of a new connection. One that lacks the entry lags, and differs in
         nothing else.
 
         Raises `DifferentStream`, and `HistoryChanged` if it holds another entry, once.
         """
+        try:
+            yield from self._compared(connection)
+        except DifferentStream:
+            raise
+        except HistoryChanged:
+            self._entry = None
+            raise
+
+    def _compared(self, connection: ClientConnection) -> Exchange[Header]:
         header = yield from exchanges.header(connection)
         known = self._entry
         due = 0 if known is None else known.number + 1
@@ -140,14 +154,13 @@ class LastRead:
         elif Identity.of(header) != self._stream:
             raise different_stream(connection.peer, self._stream, header, due)
         if known is None or due > header.total_entries:
-            return
+            return header
         try:
             found = yield from exchanges.entry(connection, known.number)
         except UnknownEntry:
             # Truncated since the header.
-            return
+            return header
         if found != known:
-            self._entry = None
             raise HistoryChanged(
                 f"{connection.peer} changed its history: entry {known.number} is not the one that "
                 "was received",
@@ -155,6 +168,7 @@ class LastRead:
                 total_entries=header.total_entries,
                 first_differing=known.number,
             )
+        return header
 
 
 def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
