@@ -345,7 +345,7 @@ class ClientEngine(ServerLink):
 
     def _is_asked_again(self, received_before: int, resumes: bool) -> bool:
         """Whether to send a request over another connection: the lost one had worked before and was
-        stale, or the server closed it because of the capabilities query, which is not repeated."""
+        stale, or the server closed it during the capabilities query, repeated once at most."""
         stale = resumes and 0 < received_before == self._connection.received_bytes
         return stale or self._lost_by_asking()
 
@@ -356,7 +356,8 @@ class ClientEngine(ServerLink):
         rewritten = isinstance(error, HistoryChanged) and not isinstance(error, DifferentStream)
         if not self.moves or rewritten or not isinstance(error, DatastreamerError):
             raise error
-        self._servers.failed(error)
+        self._servers.failed(error, supposed=self._seems_without)
+        self._closings.pop(self.peer, None)
         if self._servers.all_failed:
             raise self._servers.error() from error
         yield from self._hang_up()
@@ -462,10 +463,12 @@ class ClientEngine(ServerLink):
 
     def _restore(self) -> Steps[None]:
         """End what is in progress and test a suspect connection; close it if that fails."""
+        work = None if self._active is None else self._active.work
+        if self._read is not None and isinstance(work, Resumable):
+            self._read.note(work.last_read)
         if self.channel is None:
             self._active = None
             return
-        work = None if self._active is None else self._active.work
         limit = exchanges.DRAIN_LIMIT if self._driver.reconnects else None
         flow = exchanges.restore(self._connection, work, self._suspect, limit)
         fit = False
@@ -482,14 +485,11 @@ class ClientEngine(ServerLink):
 
     def _judge(self, error: BaseException, *, in_step: bool) -> Steps[None]:
         """Close a connection that is out of step, or may be, after `error`."""
-        if not self._is_spent(error, in_step=in_step) and not self._sending:
-            return
-        streams = self._active is not None and isinstance(self._active.work, Resumable)
-        if streams and self.resumes and in_step and not isinstance(error, PeerError):
+        if self._is_spent(error, in_step=in_step) or self._sending:
             # A cancelled wait ends no streaming: it joins again.
-            yield from self._hang_up()
-        else:
-            yield from self._drop()
+            streams = self._active is not None and isinstance(self._active.work, Resumable)
+            again = streams and self.resumes and in_step and not isinstance(error, PeerError)
+            yield from (self._hang_up() if again else self._drop())
 
     def _drop(self) -> Steps[None]:
         """Close the connection, and end the iteration on it."""

@@ -28,6 +28,7 @@ from datastreamer.errors import (
     ConnectionLost,
     HistoryChanged,
     NoAnswer,
+    NotFound,
     NotSupported,
     PeerError,
     ServerBehind,
@@ -110,6 +111,9 @@ class ServerLink(ForkGuard):
         # then.
         self._may_ask = batch_reads
         self._without: set[str] = set()
+        # How often in a row each server closed the connection then. Of several, any may be killed
+        # at that moment: once proves nothing.
+        self._closings: dict[str, int] = {}
         self._connection = ClientConnection(stream_type, peer=self.peer, extensions=batch_reads)
         # When to compare the total of each other server, and the wait before; the first of them.
         self._max_lag = max_lag
@@ -158,7 +162,9 @@ class ServerLink(ForkGuard):
         self._ensure_open()
         if self._connection.refused:
             self._without.add(self._connection.peer)
-        extensions = self._may_ask and self.peer not in self._without
+        elif self._connection.capabilities is not None and not self._seems_without:
+            self._closings.pop(self._connection.peer, None)
+        extensions = self._may_ask and self.peer not in self._without and not self._seems_without
         self._connection = ClientConnection(self.stream_type, peer=self.peer, extensions=extensions)
         self.channel = yield Connect(self._timeout, self._servers.current)
         # From here on a call that closes the client finds the connection.
@@ -360,7 +366,7 @@ class ServerLink(ForkGuard):
                 self._others_histories.add(server)
                 _log.warning("%s is not used: %s", self._servers.peers[server], error)
             return True, None
-        except PeerError:
+        except (PeerError, NotFound):
             return False, None
 
     def _ask_aside(
@@ -381,17 +387,27 @@ class ServerLink(ForkGuard):
         """What the server has reported on this connection; None before."""
         return self._connection.capabilities
 
+    @property
+    def _seems_without(self) -> bool:
+        """Whether the server has closed the connection because of the capabilities query."""
+        return self._closings.get(self.peer, 0) > self.moves
+
     def _lost_by_asking(self) -> bool:
-        """Whether the server closed because of the capabilities query; then do not repeat it."""
+        """Whether the server closed during the capabilities query, perhaps because of it."""
         if not self._connection.probing or not self._driver.reconnects:
             return False
         self.closed_on_asking = not self._connection.refused
-        self._without.add(self._connection.peer)
+        self._connection.asked_at = None
+        if self._connection.refused:
+            self._without.add(self._connection.peer)
+        else:
+            self._closings[self.peer] = self._closings.get(self.peer, 0) + 1
         return True
 
     def _is_spent(self, error: BaseException, *, in_step: bool) -> bool:
         if isinstance(error, ConnectFailed):
             self._without.discard(self._connection.peer)
+            self._closings.pop(self._connection.peer, None)
         if self._connection.out_of_step:
             return True
         if isinstance(error, NotSupported):

@@ -110,21 +110,26 @@ class Trail:
 
 
 class LastRead:
-    """The stream that a client's requests were answered from, and the last entry that they gave.
+    """The stream that a client read from, and the highest entry of it that was received.
 
     With these, answers of several servers are of one history.
     """
 
     def __init__(self) -> None:
         self._stream: Identity | None = None
-        self._entry: Entry | None = None
+        # Its number and hash.
+        self._entry: tuple[int, bytes] | None = None
 
     def note(self, answer: object) -> None:
-        """An answer, which may be or hold entries."""
+        """An answer, which may be or hold entries, or a position after some."""
+        if isinstance(answer, EntryBatch | list) and answer:
+            answer = answer[-1]
+        known = -1 if self._entry is None else self._entry[0]
         if isinstance(answer, Entry):
-            self._entry = answer
-        elif isinstance(answer, EntryBatch | list) and answer:
-            self._entry = answer[-1]
+            if answer.number >= known:
+                self._entry = answer.number, xxh3_64_digest(answer.pack())
+        elif isinstance(answer, Position) and answer.trail and answer.last_number >= known:
+            self._entry = answer.last_number, answer.trail[-HASH_SIZE:]
 
     def ahead(self, connection: ClientConnection, number: int) -> Exchange[Header | None]:
         """The header of a server that holds entry `number`. Raises `HistoryChanged`."""
@@ -148,7 +153,7 @@ class LastRead:
     def _compared(self, connection: ClientConnection) -> Exchange[Header]:
         header = yield from exchanges.header(connection)
         known = self._entry
-        due = 0 if known is None else known.number + 1
+        due = 0 if known is None else known[0] + 1
         if self._stream is None:
             self._stream = Identity.of(header)
         elif Identity.of(header) != self._stream:
@@ -156,17 +161,17 @@ class LastRead:
         if known is None or due > header.total_entries:
             return header
         try:
-            found = yield from exchanges.entry(connection, known.number)
+            found = yield from exchanges.entry(connection, known[0])
         except UnknownEntry:
             # Truncated since the header.
             return header
-        if found != known:
+        if xxh3_64_digest(found.pack()) != known[1]:
             raise HistoryChanged(
-                f"{connection.peer} changed its history: entry {known.number} is not the one that "
+                f"{connection.peer} changed its history: entry {known[0]} is not the one that "
                 "was received",
                 next_entry=due,
                 total_entries=header.total_entries,
-                first_differing=known.number,
+                first_differing=known[0],
             )
         return header
 

@@ -276,6 +276,11 @@ class Resumable:
             )
 
     @property
+    def last_read(self) -> EntryBatch | Position | None:
+        """Entries received last, or the position after them."""
+        return self._handed or (None if self._trail is None else self._trail.position(self._stream))
+
+    @property
     def hungry(self) -> bool:
         """Whether `advance` cannot do anything before more bytes arrive."""
         streaming = self._streaming
@@ -437,19 +442,14 @@ class Resumable:
 
     def ahead(self, connection: ClientConnection, bound: int) -> Exchange[Header | None]:
         """The header of another server if this one lags it by more than `bound` entries. Raises
-        `HistoryChanged` if that does not hold the last entry that is remembered. Use it between two
-        items only."""
+        `HistoryChanged` if the last remembered entry differs. Not to be used within an item."""
         header = yield from exchanges.header(connection)
         if not self.lags(header, bound):
             return None
         trail, position = self._trail, self.position()
         if trail is not None and position is not None and position.trail:
-            chosen = position.chosen
-            last = position.next_entry - 1 if chosen is None else chosen.numbers[-1]
-            try:
-                found = yield from exchanges.entry(connection, last)
-            except UnknownEntry:
-                return None
+            last = position.last_number
+            found = yield from exchanges.entry(connection, last)
             if xxh3_64_digest(found.pack()) != position.trail[-HASH_SIZE:]:
                 raise self._changed(connection.peer, trail, header.total_entries, last)
         return header

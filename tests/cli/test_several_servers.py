@@ -27,6 +27,8 @@ def test_what_one_server_lacks_another_is_asked(invoke: Invoke) -> None:
         (["entry", "50"], [50]),
         (["bookmark", "0x00000032"], [51]),
         (["cat", "--from", "50", "--to", "55"], list(range(50, 56))),
+        (["cat", "--from", "25", "--to", "40"], list(range(25, 41))),
+        (["cat", "--from", "90", "--to", "200"], list(range(90, 100))),
         (["cat", "--from-bookmark", "0x0000003c", "--count", "2"], [60, 61]),
     ):
         with serving(30) as short, serving(100) as long:
