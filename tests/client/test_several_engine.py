@@ -234,6 +234,19 @@ def test_a_cancelled_request_of_a_streaming_is_made_again() -> None:
     assert found == list(range(50))
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_an_iteration_that_a_cancellation_ends_says_so(resume: bool) -> None:
+    driver, engine = made(Stub(FIFTY), resume=resume)
+    work = Resumable(0, stop=50, batched=BatchLimits(10)) if not resume else None
+    iteration = Iteration(engine, work or exchanges.Lookup(range(50), 5))
+    driver.run(iteration.begin())
+    driver.fails = lambda effect: Cancelled() if isinstance(effect, Send) else None
+    with pytest.raises(Cancelled):
+        list(iter(lambda: driver.run(iteration.next()), None))
+    with pytest.raises(ConnectionLost, match="cancelled in the middle of a request"):
+        driver.run(iteration.next())
+
+
 def test_an_answer_is_due_as_a_whole() -> None:
     driver, engine = made(Stub(FIFTY), Slow(FIFTY), Stub(FIFTY), timeout=5.0)
     driver.servers[0] = None
