@@ -64,3 +64,12 @@ def test_the_error_names_all_servers(invoke: Invoke) -> None:
 def test_a_file_is_no_server_of_several(invoke: Invoke, made: Path) -> None:
     failed = invoke("cat", f"127.0.0.1:6900,{made}").failed(2)
     assert failed.startswith(f"Invalid value: 127.0.0.1:6900,{made}: name one file, or")
+
+
+def test_a_command_that_reads_a_single_server(invoke: Invoke) -> None:
+    with serving(30) as one, serving(30) as other:
+        several = source(one, other)
+        failed = invoke("verify", several).failed()
+        assert failed == f"{several}: no such file, and this reads a single server"
+        done = invoke("entry", several.replace(",", ", "), "7")
+        assert [each["number"] for each in done.objects] == [7]
