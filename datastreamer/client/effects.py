@@ -206,7 +206,11 @@ class AsyncDriver(Driver):
             except BaseException as error:
                 if getgeneratorstate(steps) == GEN_CLOSED:
                     raise
-                failure = error
+                failure = self.plain(error)
+
+    def plain(self, error: BaseException) -> BaseException:
+        """What an effect raised, as one of `cancelled` if it is no more than a cancellation."""
+        return error
 
     @abstractmethod
     async def perform(self, effect: Effect) -> Any:

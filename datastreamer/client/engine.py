@@ -45,10 +45,7 @@ from datastreamer.protocol.exchanges import Exchange, Lookup, Work
 from datastreamer.protocol.history import LastRead
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Recovery
-from datastreamer.transport.connection_errors import (
-    say_back,
-    say_lost,
-)
+from datastreamer.transport.connection_errors import say_back, say_lost
 
 T = TypeVar("T")
 
@@ -86,8 +83,6 @@ class ClientEngine(ServerLink):
     _rejoining = False
     # Set at the end of the call that is in progress.
     _released: Signal | None = None
-    # With several servers: what a connection to one of them is compared with.
-    _read: LastRead | None = None
 
     def open(self) -> Steps[None]:
         """Make the first connection."""
@@ -145,6 +140,8 @@ class ClientEngine(ServerLink):
                     before = self._connection.received_bytes
                     flow = exchange(self._connection, *arguments)
                     answer = yield from self._drive(flow, seconds)
+                    if self.moves and (yield from self._is_elsewhere(answer)):
+                        continue
                     if self._read is not None:
                         self._read.note(answer)
                     return answer
@@ -348,7 +345,7 @@ class ClientEngine(ServerLink):
 
     def _is_asked_again(self, received_before: int, resumes: bool) -> bool:
         """Whether to send a request over another connection: the lost one had worked before and was
-        stale, or the server closed it because of the capabilities query, which is not repeated."""
+        stale, or the server closed it during the capabilities query, repeated once at most."""
         stale = resumes and 0 < received_before == self._connection.received_bytes
         return stale or self._lost_by_asking()
 
@@ -359,7 +356,8 @@ class ClientEngine(ServerLink):
         rewritten = isinstance(error, HistoryChanged) and not isinstance(error, DifferentStream)
         if not self.moves or rewritten or not isinstance(error, DatastreamerError):
             raise error
-        self._servers.failed(error)
+        self._servers.failed(error, supposed=self._seems_without)
+        self._closings.pop(self.peer, None)
         if self._servers.all_failed:
             raise self._servers.error() from error
         yield from self._hang_up()
@@ -465,10 +463,12 @@ class ClientEngine(ServerLink):
 
     def _restore(self) -> Steps[None]:
         """End what is in progress and test a suspect connection; close it if that fails."""
+        work = None if self._active is None else self._active.work
+        if self._read is not None and isinstance(work, Resumable):
+            self._read.note(work.last_read)
         if self.channel is None:
             self._active = None
             return
-        work = None if self._active is None else self._active.work
         limit = exchanges.DRAIN_LIMIT if self._driver.reconnects else None
         flow = exchanges.restore(self._connection, work, self._suspect, limit)
         fit = False
@@ -486,7 +486,10 @@ class ClientEngine(ServerLink):
     def _judge(self, error: BaseException, *, in_step: bool) -> Steps[None]:
         """Close a connection that is out of step, or may be, after `error`."""
         if self._is_spent(error, in_step=in_step) or self._sending:
-            yield from self._drop()
+            # A cancelled wait ends no streaming: it joins again.
+            streams = self._active is not None and isinstance(self._active.work, Resumable)
+            again = streams and self.resumes and in_step and not isinstance(error, PeerError)
+            yield from (self._hang_up() if again else self._drop())
 
     def _drop(self) -> Steps[None]:
         """Close the connection, and end the iteration on it."""

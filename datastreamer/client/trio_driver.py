@@ -68,6 +68,12 @@ class TrioDriver(AsyncDriver):
     def now(self) -> float:
         return trio.current_time()
 
+    def plain(self, error: BaseException) -> BaseException:
+        # Nurseries, also Trio's own where it connects, raise cancellations in groups.
+        while isinstance(error, BaseExceptionGroup) and error.split(trio.Cancelled)[1] is None:
+            error = error.exceptions[0]
+        return error
+
     async def perform(self, effect: Effect) -> Any:
         match effect:
             case Receive(channel, buffer, seconds):

@@ -110,21 +110,31 @@ class Trail:
 
 
 class LastRead:
-    """The stream that a client's requests were answered from, and the last entry that they gave.
+    """The stream that a client read from, and the highest entry of it that was received.
 
     With these, answers of several servers are of one history.
     """
 
     def __init__(self) -> None:
         self._stream: Identity | None = None
-        self._entry: Entry | None = None
+        # Its number and hash.
+        self._entry: tuple[int, bytes] | None = None
 
     def note(self, answer: object) -> None:
-        """An answer, which may be or hold entries."""
+        """An answer, which may be or hold entries, or a position after some."""
+        if isinstance(answer, EntryBatch | list) and answer:
+            answer = answer[-1]
+        known = -1 if self._entry is None else self._entry[0]
         if isinstance(answer, Entry):
-            self._entry = answer
-        elif isinstance(answer, EntryBatch | list) and answer:
-            self._entry = answer[-1]
+            if answer.number >= known:
+                self._entry = answer.number, xxh3_64_digest(answer.pack())
+        elif isinstance(answer, Position) and answer.trail and answer.last_number >= known:
+            self._entry = answer.last_number, answer.trail[-HASH_SIZE:]
+
+    def ahead(self, connection: ClientConnection, number: int) -> Exchange[Header | None]:
+        """The header of a server that holds entry `number`. Raises `HistoryChanged`."""
+        header = yield from self._compared(connection)
+        return header if header.total_entries > number else None
 
     def compare(self, connection: ClientConnection) -> Exchange[None]:
         """Compare the server of a new connection. One that lacks the entry lags, and differs in
@@ -132,29 +142,38 @@ class LastRead:
 
         Raises `DifferentStream`, and `HistoryChanged` if it holds another entry, once.
         """
+        try:
+            yield from self._compared(connection)
+        except DifferentStream:
+            raise
+        except HistoryChanged:
+            self._entry = None
+            raise
+
+    def _compared(self, connection: ClientConnection) -> Exchange[Header]:
         header = yield from exchanges.header(connection)
         known = self._entry
-        due = 0 if known is None else known.number + 1
+        due = 0 if known is None else known[0] + 1
         if self._stream is None:
             self._stream = Identity.of(header)
         elif Identity.of(header) != self._stream:
             raise different_stream(connection.peer, self._stream, header, due)
         if known is None or due > header.total_entries:
-            return
+            return header
         try:
-            found = yield from exchanges.entry(connection, known.number)
+            found = yield from exchanges.entry(connection, known[0])
         except UnknownEntry:
             # Truncated since the header.
-            return
-        if found != known:
-            self._entry = None
+            return header
+        if xxh3_64_digest(found.pack()) != known[1]:
             raise HistoryChanged(
-                f"{connection.peer} changed its history: entry {known.number} is not the one that "
+                f"{connection.peer} changed its history: entry {known[0]} is not the one that "
                 "was received",
                 next_entry=due,
                 total_entries=header.total_entries,
-                first_differing=known.number,
+                first_differing=known[0],
             )
+        return header
 
 
 def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from operator import index
 from typing import TypeAlias
+
+from xxhash import xxh3_64_digest
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
@@ -25,7 +28,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import Header
-from datastreamer.position import Identity, Position
+from datastreamer.position import HASH_SIZE, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchLimits, BatchReading, checked_types, probe
@@ -121,6 +124,8 @@ class Resumable:
         self._holder: str | None = None
         self.may_lag = False
         """Whether other servers may hold what this one lacks; see `ServerBehind`."""
+        self.starved = False
+        """Whether the server has answered that it does not hold the next entry."""
         self.stopping = False
         self.rollback: Rollback | None = None
         if from_position is not None:
@@ -189,6 +194,7 @@ class Resumable:
         self._connection = connection
         self._settle()
         self._streaming = self._ahead = None
+        self.starved = False
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return
@@ -243,8 +249,12 @@ class Resumable:
         yield from reading.begin(connection)
         self._stop = reading.stop
         self._note_total(connection)
-        reading.on_nothing = lambda total: self._ensure_there(total, connection.peer)
+        reading.on_nothing = partial(self._starve, connection.peer)
         return reading
+
+    def _starve(self, peer: str, total: int) -> None:
+        self.starved = True
+        self._ensure_there(total, peer)
 
     def _note_total(self, connection: ClientConnection) -> None:
         total, stop = connection.total_entries, self._stop
@@ -264,6 +274,11 @@ class Resumable:
                 total_entries=total,
                 first_differing=total,
             )
+
+    @property
+    def last_read(self) -> EntryBatch | Position | None:
+        """Entries received last, or the position after them."""
+        return self._handed or (None if self._trail is None else self._trail.position(self._stream))
 
     @property
     def hungry(self) -> bool:
@@ -292,7 +307,7 @@ class Resumable:
             received = None if streaming is None else (yield from streaming.advance())
             if received is None:
                 return None
-            batch = received
+            batch, self.starved = received, False
         if self._trail is None:
             if isinstance(self._start, bytes) and self._filter is None:
                 exchanges.ensure_marked(self._connection, batch[0], self._start)
@@ -418,6 +433,26 @@ class Resumable:
         due = self.next_number
         same = self._stream is None or Identity.of(header) == self._stream
         return same and (due is None or header.total_entries - due > bound)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether it ends at an entry that has not arrived."""
+        due = self.next_number
+        return self._stop is not None and (due is None or due < self._stop)
+
+    def ahead(self, connection: ClientConnection, bound: int) -> Exchange[Header | None]:
+        """The header of another server if this one lags it by more than `bound` entries. Raises
+        `HistoryChanged` if the last remembered entry differs. Not to be used within an item."""
+        header = yield from exchanges.header(connection)
+        if not self.lags(header, bound):
+            return None
+        trail, position = self._trail, self.position()
+        if trail is not None and position is not None and position.trail:
+            last = position.last_number
+            found = yield from exchanges.entry(connection, last)
+            if xxh3_64_digest(found.pack()) != position.trail[-HASH_SIZE:]:
+                raise self._changed(connection.peer, trail, header.total_entries, last)
+        return header
 
     def silent(self, header: Header, peer: str, seconds: float) -> None:
         """Nothing arrived for `seconds`, but the server answered `header` on another connection.

@@ -127,6 +127,8 @@ class ServerChoice:
         self.peers = peers
         self.current = 0
         self.failures: dict[int, DatastreamerError] = {}
+        # The servers whose failure is an assumption.
+        self._supposed: set[int] = set()
         # Of the failures since the last whole round.
         self._in_round = 0
         self._chosen: int | None = None
@@ -147,11 +149,13 @@ class ServerChoice:
     def begin(self) -> None:
         """Forget what was said."""
         self.failures.clear()
+        self._supposed.clear()
         self._in_round = 0
 
-    def failed(self, error: DatastreamerError) -> None:
-        """Note what the current server said."""
+    def failed(self, error: DatastreamerError, *, supposed: bool = False) -> None:
+        """Note what the current server said, or is `supposed` to support."""
         self.failures[self.current] = error
+        (self._supposed.add if supposed else self._supposed.discard)(self.current)
         self._in_round = self._in_round % len(self.peers) + 1
 
     def choose(self, server: int) -> None:
@@ -202,11 +206,12 @@ class ServerChoice:
     def error(self) -> DatastreamerError:
         """The failure that says most about the stream, with what each server said."""
         # An answer says more about a stream than a lost connection, and most about a long one.
-        found = max(
-            self.failures.values(),
-            key=lambda error: (
-                isinstance(error, NotFound | NotSupported | ServerRefused),
-                getattr(error, "total_entries", 0),
+        _, found = max(
+            self.failures.items(),
+            key=lambda failure: (
+                failure[0] not in self._supposed,
+                isinstance(failure[1], NotFound | NotSupported | ServerRefused),
+                getattr(failure[1], "total_entries", 0),
             ),
         )
         if len(self.failures) == 1:

@@ -27,6 +27,8 @@ def test_what_one_server_lacks_another_is_asked(invoke: Invoke) -> None:
         (["entry", "50"], [50]),
         (["bookmark", "0x00000032"], [51]),
         (["cat", "--from", "50", "--to", "55"], list(range(50, 56))),
+        (["cat", "--from", "25", "--to", "40"], list(range(25, 41))),
+        (["cat", "--from", "90", "--to", "200"], list(range(90, 100))),
         (["cat", "--from-bookmark", "0x0000003c", "--count", "2"], [60, 61]),
     ):
         with serving(30) as short, serving(100) as long:
@@ -62,3 +64,12 @@ def test_the_error_names_all_servers(invoke: Invoke) -> None:
 def test_a_file_is_no_server_of_several(invoke: Invoke, made: Path) -> None:
     failed = invoke("cat", f"127.0.0.1:6900,{made}").failed(2)
     assert failed.startswith(f"Invalid value: 127.0.0.1:6900,{made}: name one file, or")
+
+
+def test_a_command_that_reads_a_single_server(invoke: Invoke) -> None:
+    with serving(30) as one, serving(30) as other:
+        several = source(one, other)
+        failed = invoke("verify", several).failed()
+        assert failed == f"{several}: no such file, and this reads a single server"
+        done = invoke("entry", several.replace(",", ", "), "7")
+        assert [each["number"] for each in done.objects] == [7]

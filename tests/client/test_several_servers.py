@@ -19,7 +19,7 @@ from datastreamer.errors import (
     UnknownEntry,
     UsageError,
 )
-from datastreamer.protocol.messages import BatchQuery, EntryQuery, encode_result
+from datastreamer.protocol.messages import BatchQuery, CapabilitiesQuery, EntryQuery, encode_result
 from datastreamer.protocol.resume import Rollback
 from tests.client.test_resume import THOUSAND, Another, Closing, rewritten
 from tests.client.test_resume_every_client import AT_ONCE, behind, gather
@@ -44,10 +44,22 @@ class Damaged(Stub):
 
 
 class Brief(Stub):
-    """Answers one query for an entry."""
+    """Answers one query for an entry, or `most`."""
+
+    def __init__(self, entries: list[Entry], most: int = 1) -> None:
+        super().__init__(entries)
+        self.most = most
 
     def answer(self, event: Any) -> bytes:
-        self.closed = any(isinstance(each, EntryQuery) for each in self.seen[:-1])
+        self.closed = sum(isinstance(each, EntryQuery) for each in self.seen) > self.most
+        return b"" if self.closed else super().answer(event)
+
+
+class Fatal(Stub):
+    """It is killed when it is asked what it supports."""
+
+    def answer(self, event: Any) -> bytes:
+        self.closed = isinstance(event, CapabilitiesQuery)
         return b"" if self.closed else super().answer(event)
 
 
@@ -167,6 +179,38 @@ def test_answers_are_of_one_history(kind: str) -> None:
         assert client.entry(40) == HUNDRED[40]
         # It lags, which is no other history.
         assert client.entry(3) == HUNDRED[3]
+
+
+def test_the_highest_entry_of_the_history_counts(kind: str) -> None:
+    gone = behind(Brief(HUNDRED, 2), ends=True)
+    with client_of(kind, gone, serving(rewritten(HUNDRED, 40, 100))) as client:
+        assert client.entry(40) == HUNDRED[40]
+        assert client.entry(3) == HUNDRED[3]
+        with pytest.raises(HistoryChanged, match="entry 40 is not the one"):
+            client.entry(41)
+
+
+@pytest.mark.parametrize("types", [None, set(range(7))])
+def test_the_history_includes_what_was_streamed(kind: str, types: Any) -> None:
+    gone = behind(Brief(HUNDRED, 0), ends=True)
+    with client_of(kind, gone, serving(rewritten(HUNDRED, 40, 100))) as client:
+        with client.entries(stop=60, types=types) as entries:
+            assert list(entries)[-1] == HUNDRED[59]
+        with pytest.raises(HistoryChanged, match="entry 59 is not the one"):
+            client.entry(3)
+
+
+def test_servers_that_are_killed_when_they_are_asked_what_they_support(kind: str) -> None:
+    """That proves nothing about what they support."""
+    first = behind(*[Fatal(HUNDRED) for _ in range(2)], *[Stub(HUNDRED) for _ in range(MANY)])
+    second = behind(Fatal(HUNDRED), *[Stub(HUNDRED) for _ in range(MANY)])
+    with client_of(kind, first, second) as client:
+        assert list(client.batch_read(50, 5)) == HUNDRED[50:55]
+    first = behind(*[Fatal(HUNDRED) for _ in range(3)], *[Stub(HUNDRED) for _ in range(MANY)])
+    with client_of(kind, first, failing(HUNDRED, *[Fault(0, End.RESET)] * MANY)) as client:
+        with pytest.raises(ConnectionLost):
+            client.batch_read(50, 5)
+        assert list(client.batch_read(50, 5)) == HUNDRED[50:55]
 
 
 def test_a_server_of_another_stream_is_passed_over(kind: str) -> None:

@@ -27,6 +27,8 @@ def server_address(text: str) -> Address | None:
     if not text.startswith(UNIX) and "://" not in text:
         if "/" in text or text.endswith(".bin"):
             return None
+        if "," in text:
+            raise Failure(f"{text}: no such file, and this reads a single server")
         if not has_syntax(text):
             raise Failure(
                 f"{text}: no such file, and not HOST:PORT; write an IPv6 address as [::1]:6900"
@@ -41,7 +43,7 @@ def server_addresses(text: str) -> list[Address]:
     """
     if os.path.lexists(text):
         return []
-    found = [server_address(part) for part in text.split(",")]
+    found = [server_address(part.strip()) for part in text.split(",")]
     servers = [address for address in found if address is not None]
     if servers and len(servers) < len(found):
         raise typer.BadParameter(f"{text}: name one file, or servers of one stream")

@@ -53,9 +53,10 @@ class FileSource:
         self.stream.refresh()
         return self.stream.header
 
-    def reach(self, start: int | bytes, header: Header) -> Header:
-        """The header, or a newer one, of a stream that the entry or bookmark `start` is in. Raises
-        `UnknownEntry`; of several servers, also `UnknownBookmark`."""
+    def reach(self, start: int | bytes, header: Header, last: int | None = None) -> Header:
+        """The header, or a newer one, of a stream that the entry or bookmark `start` is in, and of
+        several servers of one that holds entry `last`, if there is one. Raises `UnknownEntry`; of
+        several servers, also `UnknownBookmark`."""
         if isinstance(start, int):
             check_start(start, header)
         return header

@@ -132,9 +132,17 @@ class ServerSource:
     def header(self) -> Header:
         return self.client.header()
 
-    def reach(self, start: int | bytes, header: Header) -> Header:
+    def reach(self, start: int | bytes, header: Header, last: int | None = None) -> Header:
         if self._several:
             # These go to a server that holds it.
+            if last is not None:
+                try:
+                    self.client.entry(last)
+                except UnknownEntry as error:
+                    if error.total_entries:
+                        # The longest one.
+                        self.client.entry(error.total_entries - 1)
+                header = self.client.header()
             if isinstance(start, bytes):
                 self.bookmark(start)
             elif start > header.total_entries:

@@ -148,7 +148,7 @@ def cat(
             begin = header.total_entries if start == "latest" else number or 0
             if last is not None:
                 begin = max(0, header.total_entries - last)
-        header = stream.reach(begin, header)
+        header = stream.reach(begin, header, to)
         stop = None if follow else header.total_entries
         if end_key is not None:
             with named_not_found(source, to_bookmark or ""):
