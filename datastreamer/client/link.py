@@ -197,8 +197,9 @@ class ServerLink(ForkGuard):
         watched: Resumable | None = None,
         until: float = math.inf,
     ) -> Steps[T]:
-        """Perform an exchange. The answer must arrive within `seconds`, or until then a part of it
-        that is worth the wait; and before `until`."""
+        """Perform an exchange, each wait within `seconds`. If another server could be asked, the
+        answer must arrive within `seconds`, or until then a part of it that is worth the wait; and
+        before `until`."""
         receives = False
         due, counted = until, 0
         try:
@@ -213,7 +214,7 @@ class ServerLink(ForkGuard):
                     yield from self._receive(channel, watched, seconds)
                 elif data is None:
                     left = seconds
-                    if seconds is not None:
+                    if seconds is not None and (self.moves or until < math.inf):
                         received, now = connection.received_bytes, self._driver.now()
                         if due == math.inf or received - counted >= _PROGRESS:
                             due, counted = min(until, now + seconds), received
@@ -270,7 +271,7 @@ class ServerLink(ForkGuard):
         try:
             header = yield from self._ask_aside(server, seconds, exchanges.header)
         except (ConnectionLost, ServerRefused) as error:
-            if isinstance(error, NoAnswer):
+            if isinstance(error, NoAnswer) or not self.moves:
                 raise silent_server(self.peer, silent_seconds, error) from error
             # It is alive, and has no room for another connection.
             more = True

@@ -159,7 +159,7 @@ class Relay:
 
     @property
     def http_port(self) -> int | None:
-        """The port that answers HTTP; None without one, and before `run` has opened it."""
+        """The port that answers HTTP; None without one. `run` opens it."""
         return self._http_port
 
     @property

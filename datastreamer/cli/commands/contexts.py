@@ -56,12 +56,13 @@ def write_contexts(contexts: Mapping[str, Context]) -> None:
     """Replace the file. Raises `Failure`."""
     lines = []
     for name, context in sorted(contexts.items()):
-        # A string of JSON is one of TOML.
-        lines += [
-            f"[{json.dumps(name, ensure_ascii=False)}]",
-            *(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in context.items()),
-        ]
+        lines += [f"[{_toml(name)}]", *(f"{k} = {_toml(v)}" for k, v in context.items())]
     _replace(contexts_file(), "\n".join([*lines, ""]))
+
+
+def _toml(value: str | int) -> str:
+    """A string of JSON is one of TOML, but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _replace(path: Path, text: str) -> None:

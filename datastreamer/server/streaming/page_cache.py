@@ -55,7 +55,7 @@ class ColdReads:
         self._warm_until = 0.0
         self._quick_lookups = 0
         # Of the event loop's thread, after the last slow look-up.
-        self._loop_waits = -1
+        self._loop_waits: int | None = None
 
     def resident(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start` can be read without waiting for the disk, judged by
@@ -187,9 +187,8 @@ class ColdReads:
 
     def looked_up_slowly(self) -> None:
         """The event loop's thread read a memory map, and may have waited for the disk."""
-        waits = _waits()
-        if waits != self._loop_waits:
-            self._loop_waits = waits
+        before, self._loop_waits = self._loop_waits, _waits()
+        if before is not None and before != self._loop_waits:
             self._quick_lookups = 0
 
     def _read(self, start: int, count: int) -> None:

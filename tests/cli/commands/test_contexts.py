@@ -107,3 +107,9 @@ def test_a_home_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "file"))
     remember_server("h:1")
     assert seen_servers() == []
+
+
+def test_names_of_any_characters(invoke: Invoke, server: str) -> None:
+    for name in ('tab\t"quoted"', "DEL\x7f", "größe", "a.b # c"):
+        invoke("context", "add", name, server)
+        assert invoke("info", "--context", name, "--json").code == 0
