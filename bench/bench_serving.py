@@ -188,18 +188,21 @@ def live(
     rate: float,
     busy: bool = False,
     size: int = SIZE,
+    readers: type[LiveReaders] = LiveReaders,
+    address: tuple[str, int] | None = None,
 ) -> Latencies:
-    """From just before the commit to receipt, over all clients and operations."""
+    """From just before the commit to receipt, over all clients and operations. The readers connect
+    to `address` (None: where the server speaks the stream protocol)."""
     stream = server.stream
     rest = [bytes(size)] * 4
     tail = bytes(size - 8)
-    with LiveReaders(
-        server.addresses[0],
+    with readers(
+        address or server.addresses[0],
         clients=clients,
         operations=operations,
         start=stream.total_entries,
         size=size,
-    ) as readers:
+    ) as reading:
         begin = time.perf_counter()
         for at in range(operations):
             due = begin + at / rate
@@ -211,7 +214,7 @@ def live(
             with stream.atomic_op() as op:
                 op.add_entry(1, time.time_ns().to_bytes(8, "big") + tail)
                 op.add_entries(1, rest)
-        return readers.result()
+        return reading.result()
 
 
 def its_live(reference: Any, clients: int, operations: int, rate: int) -> Latencies | None:

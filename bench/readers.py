@@ -244,6 +244,8 @@ class LiveReaders:
     first entry begins with the u64 (big-endian) of ``time.time_ns()`` at its commit.
     """
 
+    program = __file__
+
     def __init__(
         self,
         address: tuple[str, int],
@@ -259,7 +261,7 @@ class LiveReaders:
         self.timeout = timeout
         words = [address[0], address[1], clients, operations, start, entries * (HEAD + size)]
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *map(str, words), str(stream_type), str(timeout)],
+            [sys.executable, self.program, *map(str, words), str(stream_type), str(timeout)],
             stdout=subprocess.PIPE,
             text=True,
         )

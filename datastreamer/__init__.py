@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datastreamer.consumer.state import SourceRolledBack as SourceRolledBack
     from datastreamer.consumer.trio_reassembly import reassemble as reassemble
     from datastreamer.format import Header as Header
+    from datastreamer.http.options import HttpOptions as HttpOptions
     from datastreamer.position import CursorStore as CursorStore
     from datastreamer.position import Position as Position
     from datastreamer.protocol.following import RangeHash as RangeHash
@@ -45,9 +46,9 @@ if TYPE_CHECKING:
     from datastreamer.relay.relay import Relay as Relay
     from datastreamer.server.limits import Limits as Limits
     from datastreamer.server.publish.policy import Publishing as Publishing
-    from datastreamer.server.server import serve as serve
     from datastreamer.service.blocking_relay import BlockingRelay as BlockingRelay
     from datastreamer.service.embedded import StreamServer as StreamServer
+    from datastreamer.service.serve import serve as serve
     from datastreamer.storage.bookmarks.interface import BookmarkIndex as BookmarkIndex
     from datastreamer.storage.bookmarks.interface import Watermark as Watermark
     from datastreamer.storage.bookmarks.registry import register_index as register_index
@@ -77,6 +78,7 @@ _names, __getattr__, __dir__ = load_on_use(
         "consumer.state": ("SourceBack", "SourceFailed", "SourceLost", "SourceRolledBack"),
         "consumer.trio_reassembly": ("reassemble",),
         "format": ("Header",),
+        "http.options": ("HttpOptions",),
         "position": ("CursorStore", "Position"),
         "protocol.following": ("RangeHash",),
         "protocol.messages": ("Capabilities",),
@@ -88,9 +90,9 @@ _names, __getattr__, __dir__ = load_on_use(
         "relay.relay": ("Relay",),
         "server.limits": ("Limits",),
         "server.publish.policy": ("Publishing",),
-        "server.server": ("serve",),
         "service.blocking_relay": ("BlockingRelay",),
         "service.embedded": ("StreamServer",),
+        "service.serve": ("serve",),
         "storage.bookmarks.interface": ("BookmarkIndex", "Watermark"),
         "storage.bookmarks.registry": ("register_index",),
         "storage.cursors": ("FileCursor", "LmdbCursor"),

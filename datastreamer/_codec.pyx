@@ -187,7 +187,8 @@ cdef object view_of(object owner, const void* memory, Py_ssize_t count, Py_ssize
 @cython.final
 @cython.freelist(256)
 cdef class Entry:
-    """One entry: `number` (u64), `type` (u32) and `data` (bytes). Immutable.
+    """Entry(number, type, data)\n--\n
+    One entry: `number` (u64), `type` (u32) and `data` (bytes). Immutable.
 
     Raises `BadEntryType` if the type is not a u32, `EntryTooLarge` if the data is more than
     1,048,559 bytes, `ValueError` if the number is not a u64.
@@ -261,7 +262,8 @@ cdef class _Columns:
 @cython.final
 @cython.no_gc_clear
 cdef class EntryBatch:
-    """A run of whole entries in a buffer: the buffer, and a column for each of their fields.
+    """EntryBatch()\n--\n
+    A run of whole entries in a buffer: the buffer, and a column for each of their fields.
 
     A sequence of `Entry` objects, each made on access; a slice is a batch on the same buffer
     and columns. The buffer stays exported while the batch, a slice of it or a view from it

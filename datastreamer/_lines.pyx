@@ -75,5 +75,8 @@ def json_lines(batch):
         size += digits_of(number_of(&columns, i)) + digits_of(columns.types[i])
         size += digits_of(columns.lengths[i]) + 2 * <Py_ssize_t>columns.lengths[i]
     lines = PyBytes_FromStringAndSize(NULL, size)
-    put_lines(PyBytes_AS_STRING(lines), &columns)
+    cdef char* to = PyBytes_AS_STRING(lines)
+    # No other thread has the object yet.
+    with nogil:
+        put_lines(to, &columns)
     return lines

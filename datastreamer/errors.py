@@ -322,6 +322,15 @@ class NoAnswer(ConnectionLost):
     """No answer arrived in time."""
 
 
+class ServerBehind(ConnectionLost):
+    """The server of several lacks entries that another holds or has sent: ``total`` is the number
+    of entries that it holds."""
+
+    def __init__(self, what: str, total: int) -> None:
+        super().__init__(what)
+        self.total = total
+
+
 class ProtocolViolation(PeerError):
     """The peer sent what the protocol does not allow."""
 

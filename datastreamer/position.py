@@ -78,6 +78,11 @@ class Position:
         if self.chosen is not None:
             self._check(self.chosen, count)
 
+    @property
+    def last_number(self) -> int:
+        """The entry of the last hash of the trail."""
+        return self.next_entry - 1 if self.chosen is None else self.chosen.numbers[-1]
+
     def _check(self, chosen: Chosen, count: int) -> None:
         places = (chosen.first_entry - 1, *chosen.numbers, self.next_entry)
         rise = all(a < b for a, b in pairwise(places))

@@ -85,14 +85,19 @@ def isolated(words: list[str], folder: Path) -> list[str]:
 def run(page: Path) -> None:
     blocks = [block for block in code_blocks(page.read_text()) if block.language in RUN]
     blocks = [block for block in blocks if not block.mark.startswith("needs: ")]
+    # What blocks connect to before one of them serves.
+    first = next((n for n, block in enumerate(blocks) if SERVES.search(block.text)), len(blocks))
     programs = "".join(block.text for block in blocks)
-    with ExitStack() as background, ExitStack() as current:
-        if ELSEWHERE.search(programs) or (HERE.search(programs) and not SERVES.search(programs)):
+    with ExitStack() as background, ExitStack() as given, ExitStack() as current:
+        if ELSEWHERE.search(programs) or any(HERE.search(block.text) for block in blocks[:first]):
             server = StreamServer("served.bin", host="127.0.0.1", port=6900, in_process=True)
-            background.enter_context(server)
-        for block in blocks:
+            given.enter_context(server)
+        for number, block in enumerate(blocks):
             name = f"{page}:{block.line}"
             print(name, flush=True)
+            if number == first and not ELSEWHERE.search(programs):
+                current.close()
+                given.close()
             if block.mark == "until stopped":
                 current.close()
                 current.enter_context(running(block))
@@ -133,6 +138,8 @@ def running(block: CodeBlock) -> Iterator[None]:
         assert process.stdout
         for line in process.stdout:
             print(line, end="", flush=True)
+            if line.startswith("Traceback"):
+                raise RuntimeError(f"the block raises {process.stdout.read()}")
             if "serving" in line or not re.search(" (serve|relay) ", block.text):
                 break
         try:

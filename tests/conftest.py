@@ -37,7 +37,7 @@ for name in ("CI", "BUILD_NUMBER"):
 
 # Folders whose files take longest. Parallel processes begin with these files, so that no process
 # still works through one of them when the others have ended.
-LONGEST = ("spark", "interop", "storage/lab", "relay", "server", "cli")
+LONGEST = ("spark", "interop", "storage/lab", "relay", "http", "server", "cli", "client")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

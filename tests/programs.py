@@ -8,10 +8,18 @@ from typing import Final
 import pytest
 
 HOW_TO_GET: Final = {
+    "caddy": "install Caddy (apt-get install caddy)",
     "cc": "install a C compiler (apt-get install gcc)",
+    "chromium": "install Chromium (apt-get install chromium)",
+    "curl": "install curl (apt-get install curl)",
+    "fish": "install fish (apt-get install fish)",
     "go": "install Go 1.21 or later (https://go.dev/dl)",
-    "systemd-analyze": "install systemd (apt-get install systemd)",
+    "nginx": "install nginx (apt-get install nginx)",
+    "node": "install Node.js 20 or later (apt-get install nodejs)",
     "promtool": "install Prometheus (apt-get install prometheus)",
+    "setsid": "install util-linux (apt-get install util-linux)",
+    "systemd-analyze": "install systemd (apt-get install systemd)",
+    "zsh": "install zsh (apt-get install zsh)",
 }
 
 

@@ -34,10 +34,11 @@ LAYERS = [
     {"_pages"},
     {"_filtered", "_lines", "_packer"},
     {"protocol", "storage", "reassembly", "zkevm"},
-    {"transport"},
+    {"transport", "arrow"},
     {"client", "server"},
+    {"http"},
     {"publisher", "relay", "consumer"},
-    {"aio", "service", "arrow"},
+    {"aio", "service"},
     {"spark"},
     {"cli"},
     {"__main__"},
@@ -45,10 +46,13 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # External modules that only some parts may import: module -> these parts.
-ASYNCHRONOUS = {"transport", "client", "server", "publisher", "relay", "consumer", "service"}
+ASYNCHRONOUS = {
+    *("transport", "client", "server", "http", "publisher", "relay", "consumer", "service"),
+}
 ONLY_FOR = {
     "trio": ASYNCHRONOUS,
     "asyncio": {"transport", "client", "publisher", "consumer", "aio"},
+    "h11": {"http"},
     "lmdb": {"storage"},
     "plyvel": {"storage"},
     "typer": {"cli"},
@@ -473,7 +477,8 @@ def test_a_clean_package_has_no_violation(tmp_path: Path) -> None:
         ("protocol/a.py", "from toy.storage import f", "1: storage is not below protocol"),
         ("server/a.py", "def f():\n  from toy import cli", "2: cli is not below server"),
         ("server/a.py", "import importlib as i\ni.import_module('toy.cli')", "2: cli is not"),
-        ("server/a.py", "from toy.arrow import x", "1: arrow is not below server"),
+        ("server/a.py", "from toy.http import x", "1: http is not below server"),
+        ("storage/a.py", "from toy.arrow import x", "1: arrow is not below storage"),
         (
             "protocol/a.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from toy.server import S",

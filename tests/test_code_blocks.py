@@ -75,7 +75,12 @@ def runner(streams: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PATH": search, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PATH": search,
+            "PYTHONPATH": str(ROOT),
+            **dict.fromkeys(("XDG_CONFIG_HOME", "XDG_STATE_HOME"), str(streams)),
+        },
     ) as process:
         yield process
         assert process.stdin

@@ -124,8 +124,8 @@ def test_records_of_the_log(style: str) -> None:
 CLI = Path(__file__).resolve().parent.parent / "datastreamer" / "cli"
 # They own standard output and standard error, or run before these are set up.
 OWNERS = {"early_signals.py", "shared/console.py", "shared/exit_codes.py", "shared/logs.py"}
-# `--format raw` writes bytes.
-RAW = {"shared/output.py", "verbs/cat.py", "verbs/info.py"}
+# `--format raw` writes bytes, and shells read scripts and completions with their tabs.
+RAW = {"main.py", "shared/output.py", "verbs/cat.py", "verbs/completion.py", "verbs/info.py"}
 
 
 @pytest.mark.parametrize("path", sorted(CLI.rglob("*.py")), ids=lambda it: str(it.relative_to(CLI)))

@@ -103,6 +103,21 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
     assert members == []
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_a_signature(package: str) -> None:
+    """Also compiled classes: `help` and editors show how to call them."""
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isroutine(value) or (inspect.isclass(value) and not _is_error(value)):
+            inspect.signature(value)
+            assert "--\n" not in (value.__doc__ or "")
+
+
+def _is_error(value: type) -> bool:
+    return issubclass(value, BaseException)
+
+
 @pytest.mark.parametrize(
     "owner",
     [

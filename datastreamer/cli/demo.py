@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from datastreamer.cli.shared.signals import StopRequest
@@ -76,16 +78,23 @@ class DemoSequencer:
 
 
 def write_at_pace(
-    sequencer: DemoSequencer, operations: int, pause: float, stop: StopRequest, *, fixed: bool
+    sequencer: DemoSequencer,
+    operations: int | None,
+    pause: float,
+    stop: StopRequest,
+    *,
+    fixed: bool,
+    enough: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Write `operations` blocks, or fewer if `stop` is set; returns how many.
+    """Write `operations` blocks (None: without a limit), or fewer if `stop` is set or `enough()`
+    after a block; returns how many.
 
     `pause` is in seconds: after each block, or, if the rate is `fixed`, between the starts of
     two blocks.
     """
     began = time.monotonic()
     logged = due = began
-    for written in range(operations):
+    for written in count() if operations is None else range(operations):
         if stop.is_set():
             return written
         if pause:
@@ -93,20 +102,21 @@ def write_at_pace(
             if stop.wait(max(0.0, due - time.monotonic()) if fixed else pause):
                 return written
         sequencer.write()
+        if enough():
+            return written + 1
         now = time.monotonic()
         if now - logged >= _LOG_SECONDS:
             logged = now
             _log.info("%s", progress(sequencer, written + 1, operations, now - began))
-    return operations
+    return operations or 0
 
 
-def progress(sequencer: DemoSequencer, written: int, operations: int, seconds: float) -> str:
+def progress(sequencer: DemoSequencer, written: int, operations: int | None, seconds: float) -> str:
     """The progress, for people."""
     rate = f" ({written / seconds:,.0f} operations/s)" if seconds > 0 else ""
     entries = written * sequencer.entries_per_operation
-    return (
-        f"{written:,} of {operations:,} operations, {entries:,} entries, in {seconds:.1f} s{rate}"
-    )
+    of = "" if operations is None else f" of {operations:,}"
+    return f"{written:,}{of} operations, {entries:,} entries, in {seconds:.1f} s{rate}"
 
 
 def _hash(seed: int, number: int, what: bytes) -> bytes:

@@ -22,11 +22,20 @@ def exit_zero(number: int, frame: FrameType | None) -> None:
 
 
 def exit_failed(number: int, frame: FrameType | None) -> None:
-    """Exit with 1 and an error line: the work was not started."""
-    reason = b"ended by SIGTERM" if number == signal.SIGTERM else b"interrupted"
+    """Exit with an error line and the signal's exit code: the work was not started."""
     with contextlib.suppress(OSError):
-        os.write(2, b"error: " + reason + b"\n")
-    os._exit(1)
+        os.write(2, f"error: {reason(number)}\n".encode())
+    os._exit(code(number))
+
+
+def reason(number: int) -> str:
+    """The error of work that a signal ended."""
+    return "ended by SIGTERM" if number == signal.SIGTERM else "interrupted"
+
+
+def code(number: int) -> int:
+    """The exit code of work that a signal ended, as shells have it: 130 or 143."""
+    return 128 + number
 
 
 def install(*, expected: bool) -> None:

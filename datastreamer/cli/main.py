@@ -5,9 +5,12 @@ Light to import: signals are handled first, then `run` loads the program with it
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from datastreamer._version import __version__
 
 if TYPE_CHECKING:
     import typer
@@ -20,8 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from datastreamer.cli import early_signals
 
         early_signals.install(expected=_runs_until_signal(given))
-    from datastreamer.cli.shared.exit_codes import run
+        if [*given] == ["--version"]:
+            # The one question that needs no command line parser.
+            print("datastreamer", __version__)
+            return 0
+    from datastreamer.cli.shared.exit_codes import guard, run
 
+    if arguments is None and (line := os.environ.get("_DATASTREAMER_COMPLETE")):
+        return guard(lambda: _complete(line))
     return run("datastreamer", _program, given)
 
 
@@ -34,8 +43,18 @@ def _runs_until_signal(arguments: Sequence[str]) -> bool:
         elif not word.startswith("-"):
             if word in ("cat", "reassemble", "spark"):
                 return "--follow" in arguments
-            return word in ("serve", "relay", "demo", "top")
+            return word in ("serve", "relay", "demo", "tail", "top")
     return False
+
+
+def _complete(line: str) -> int:
+    """Print what may follow a command line, for the script of a shell."""
+    from datastreamer.cli.commands.completion import completions
+    from datastreamer.cli.program import commands
+    from datastreamer.cli.shared.exit_codes import write_raw
+
+    write_raw("".join(f"{each}\n" for each in completions(line, commands())).encode())
+    return 0
 
 
 def _program() -> typer.Typer:

@@ -1,4 +1,4 @@
-"""The `datastreamer` program: its commands, each in its own file."""
+"""The `datastreamer` program: its commands, each in its own file, loaded when it is used."""
 
 from __future__ import annotations
 
@@ -7,30 +7,8 @@ from typing import Annotated
 import typer
 
 from datastreamer._version import __version__
-from datastreamer.cli.shared.commands import LOG_OPTIONS, new_program, verb
-from datastreamer.cli.verbs.append import append
-from datastreamer.cli.verbs.bench import bench
-from datastreamer.cli.verbs.bookmark import bookmark
-from datastreamer.cli.verbs.cat import cat
-from datastreamer.cli.verbs.clients import clients
-from datastreamer.cli.verbs.demo import demo
-from datastreamer.cli.verbs.entry import entry
-from datastreamer.cli.verbs.export import export
-from datastreamer.cli.verbs.import_leveldb import import_leveldb
-from datastreamer.cli.verbs.info import info
-from datastreamer.cli.verbs.reassemble import reassemble
-from datastreamer.cli.verbs.reindex import reindex
-from datastreamer.cli.verbs.relay import relay
-from datastreamer.cli.verbs.repair import repair
-from datastreamer.cli.verbs.serve import serve
-from datastreamer.cli.verbs.snapshot import snapshot
-from datastreamer.cli.verbs.spark import spark
-from datastreamer.cli.verbs.split import split
-from datastreamer.cli.verbs.sums import sums
-from datastreamer.cli.verbs.top import top
-from datastreamer.cli.verbs.truncate import truncate
-from datastreamer.cli.verbs.verify import verify
-from datastreamer.cli.verbs.zkevm import zkevm
+from datastreamer.cli.commands.building import LOG_OPTIONS, new_program
+from datastreamer.cli.commands.groups import Commands, group_class
 
 
 def _show_version(wanted: bool) -> None:
@@ -46,17 +24,57 @@ _VERSION_OPTION = Annotated[
     ),
 ]
 
+SECTIONS = {
+    "Serve": {
+        "serve": "Serve a stream to clients over TCP or a Unix socket.",
+        "relay": "Download a stream, keep it in a file, and serve it.",
+        "top": "Watch a server's head and its clients.",
+        "clients": "List the clients of a server.",
+    },
+    "Read": {
+        "info": "Show the header of a stream, and what a file holds.",
+        "cat": "Print entries.",
+        "tail": "Print the last entries, and later ones as they are committed.",
+        "entry": "Print one entry by its number.",
+        "bookmark": "Print the first event at or after a bookmark.",
+        "export": "Export entries to Parquet, JSON lines or CSV.",
+        "reassemble": "Print payloads that several producers publish in messages.",
+    },
+    "Write": {
+        "append": "Append atomic operations, read as JSON lines.",
+        "split": "Split payloads, read as JSON lines, into messages.",
+        "truncate": "Truncate a stream to its first N entries, permanently.",
+        "snapshot": "Copy a stream consistently, also while it is written.",
+        "demo": "Write the blocks of a demo sequencer to a stream.",
+    },
+    "Check": {
+        "verify": "Check a stream file, or the stream of a server.",
+        "repair": "Repair a damaged stream file.",
+        "reindex": "Delete the bookmark index and rebuild it.",
+        "sums": "Make the checksums that are missing beside a file.",
+        "import-leveldb": "Index a stream and compare it with the Go program's index.",
+        "bench": "Measure writing, reading and serving on this machine.",
+    },
+    "zkEVM": {"zkevm": "Check, show and compare batches and blocks."},
+    "Spark": {"spark": "Ingest a sequencer's stream into Parquet tables; needs Java."},
+    "Set up": {
+        "context": "Name servers, with their TLS options.",
+        "completion": "Print the completion script of a shell.",
+    },
+}
+
+_FOLDER = "datastreamer.cli.verbs"
+
+
+def commands() -> Commands:
+    """The commands, for completion."""
+    return Commands(_FOLDER, SECTIONS)
+
+
 program = new_program(
     "Serve and read streams: append-only files of numbered entries with bookmarks.\n\n"
-    "SOURCE is a stream file, or HOST:PORT of a server. Exit codes: 0 success, 1 failure, 2 wrong "
-    "usage.",
+    "SOURCE is a stream file, or the HOST:PORT of a server. Exit codes: 0 success, 1 failure, "
+    "2 wrong usage, 3 damage found, 130 interrupted.",
     {"version": _VERSION_OPTION, **LOG_OPTIONS},
+    group_class(_FOLDER, SECTIONS),
 )
-for command in (
-    *(serve, relay, info, cat, entry, bookmark),
-    *(append, truncate, snapshot, reindex, import_leveldb, verify, repair, sums),
-    *(reassemble, split, export, top, clients, demo, bench),
-):
-    program.command()(verb(command))
-program.add_typer(zkevm, name="zkevm")
-program.add_typer(spark, name="spark")

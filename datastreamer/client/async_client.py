@@ -9,28 +9,32 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
 from datastreamer.client.effects import AsyncDriver
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
+from datastreamer.client.link import MAX_LAG
+from datastreamer.client.upstream import ServerAddress, upstreams_of
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.transport.endpoint import Endpoint, endpoint_of
+from datastreamer.transport.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import ssl
 
 AnyClient = TypeVar("AnyClient", bound="Client")
 
-DriverTo = Callable[[Endpoint | None], AsyncDriver]
-"""Makes a driver that connects to an endpoint (None: that makes no connections)."""
+
+class DriverTo(Protocol):
+    """Makes a driver that connects to these servers."""
+
+    def __call__(self, *endpoints: Endpoint) -> AsyncDriver: ...
 
 
 class _AsyncIterator(IterationBase):
@@ -195,9 +199,18 @@ class Client(ClientBase[Batches, Entries]):
 class ClientConnector(Generic[AnyClient]):
     """A client of the server at `host` and `port`, closed at the end of the block.
 
-    A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
-    other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
+    `host` may be a whole address: ``HOST:PORT``, ``[::1]:6900``, ``tcp://HOST:PORT``,
+    ``tcps://HOST:PORT``, which is with TLS, or ``unix:PATH``. `tls` is what `client_tls` makes, or
+    any other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
     for `tls_server_name` (default: `host`).
+
+    `host` may also be a list of servers of one stream: addresses, (host, port), or `Upstream`s with
+    options of their own. What a server refuses, does not hold, or does not answer within `timeout`,
+    the next one is asked; the error names all that were asked, and what each said. A streaming
+    continues on the next server if one is lost, or if another holds more than `max_lag` entries
+    more (None: it never compares them), which it looks at every `heartbeat` seconds, 10 by default.
+    Raises `HistoryChanged` if a server holds another entry than the one that was received last.
+    Without `resume`, the client uses the first server only.
 
     `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for other
     answers the caller sets a limit (`trio.fail_after`, `asyncio.timeout`). Raises `ConnectFailed`
@@ -225,7 +238,7 @@ class ClientConnector(Generic[AnyClient]):
     @asynccontextmanager
     async def __call__(
         self,
-        host: str,
+        host: ServerAddress,
         port: int = DEFAULT_PORT,
         *,
         stream_type: int = STREAM_TYPE_SEQUENCER,
@@ -237,14 +250,16 @@ class ClientConnector(Generic[AnyClient]):
         backoff: Backoff = BACKOFF,
         heartbeat: float | None = None,
         batch_reads: bool = True,
+        max_lag: int | None = MAX_LAG,
         token: bytes | str | None = None,
     ) -> AsyncIterator[AnyClient]:
         """Connect to the server, and close the connection at the end of the block."""
-        endpoint = endpoint_of(host, port, tls, tls_server_name, token_request(stream_type, token))
-        driver = self._driver_to(endpoint)
+        servers = upstreams_of(host, port, tls, tls_server_name, token)
+        endpoints = [server.endpoint(stream_type) for server in servers]
+        driver = self._driver_to(*endpoints)
         engine = ClientEngine(
             driver,
-            endpoint.peer,
+            *[endpoint.peer for endpoint in endpoints],
             stream_type=stream_type,
             timeout=timeout,
             resume=resume,
@@ -252,6 +267,7 @@ class ClientConnector(Generic[AnyClient]):
             backoff=backoff,
             heartbeat=heartbeat,
             batch_reads=batch_reads,
+            max_lag=max_lag,
         )
         await driver.run(engine.open())
         client = self._client(driver, engine)

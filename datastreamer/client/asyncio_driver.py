@@ -35,18 +35,18 @@ from datastreamer.transport.endpoint import Endpoint
 
 
 class AsyncioDriver(AsyncDriver):
-    """Makes connections to one server (None: it cannot)."""
+    """Makes connections to these servers."""
 
     cancelled = (asyncio.CancelledError,)
 
-    def __init__(self, endpoint: Endpoint | None) -> None:
+    def __init__(self, *endpoints: Endpoint) -> None:
         self.turn = threading.Lock()
-        self._endpoint = endpoint
+        self._endpoints = endpoints
         self._interruptible: asyncio.Task[Any] | None = None
 
     @property
     def reconnects(self) -> bool:
-        return self._endpoint is not None
+        return bool(self._endpoints)
 
     def signal(self) -> Signal:
         return asyncio.Event()
@@ -60,11 +60,10 @@ class AsyncioDriver(AsyncDriver):
                 return await channel.receive_into(buffer, seconds)
             case Send(channel, data, seconds):
                 await channel.send(data, seconds)
-            case Connect(seconds):
-                return await self._connect(seconds)
-            case Open():
-                assert self._endpoint is not None
-                return await dial_asyncio(self._endpoint)
+            case Connect(seconds, server):
+                return await self._connect(seconds, server)
+            case Open(_, server):
+                return await dial_asyncio(self._endpoints[server])
             case Close(channel, farewell):
                 channel.close(farewell=farewell)
             case Now():
@@ -105,13 +104,12 @@ class AsyncioDriver(AsyncDriver):
         yield
         await _end(tasks)
 
-    async def _connect(self, seconds: float) -> AsyncioChannel:
-        endpoint = self._endpoint
-        assert endpoint is not None
+    async def _connect(self, seconds: float, server: int) -> AsyncioChannel:
+        endpoint = self._endpoints[server]
         made: list[AsyncioChannel] = []
 
         async def connect() -> None:
-            steps = connecting(endpoint.token_request, endpoint.peer, seconds)
+            steps = connecting(endpoint.token_request, endpoint.peer, seconds, server)
             made.append(await self.run(steps))
 
         try:

@@ -39,6 +39,10 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
     def _entries(self, iteration: Iteration[Any]) -> EntriesT:
         """An iterator over the entries of these items."""
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<{name} of {self.peer}, stream type {self.stream_type}: {self._engine.state}>"
+
     @property
     def stream_type(self) -> int:
         """The stream type that every request names."""

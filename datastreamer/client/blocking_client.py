@@ -14,14 +14,14 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
+from datastreamer.client.link import MAX_LAG
 from datastreamer.client.thread_driver import ThreadDriver
+from datastreamer.client.upstream import ServerAddress, upstreams_of
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.transport.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     import ssl
@@ -94,7 +94,7 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
 
     def __init__(
         self,
-        host: str,
+        host: ServerAddress,
         port: int = DEFAULT_PORT,
         *,
         stream_type: int = STREAM_TYPE_SEQUENCER,
@@ -106,14 +106,15 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
         backoff: Backoff = BACKOFF,
         heartbeat: float | None = None,
         batch_reads: bool = True,
+        max_lag: int | None = MAX_LAG,
         token: bytes | str | None = None,
     ) -> None:
-        request = token_request(stream_type, token)
-        endpoint = endpoint_of(host, port, tls, tls_server_name, request)
-        self._driver = ThreadDriver(endpoint)
+        servers = upstreams_of(host, port, tls, tls_server_name, token)
+        endpoints = [server.endpoint(stream_type) for server in servers]
+        self._driver = ThreadDriver(*endpoints)
         self._engine = ClientEngine(
             self._driver,
-            endpoint.peer,
+            *[endpoint.peer for endpoint in endpoints],
             stream_type=stream_type,
             timeout=timeout,
             answer_timeout=timeout,
@@ -122,6 +123,7 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
             backoff=backoff,
             heartbeat=heartbeat,
             batch_reads=batch_reads,
+            max_lag=max_lag,
         )
         self._driver.run(self._engine.open())
 

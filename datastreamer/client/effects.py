@@ -34,9 +34,11 @@ class Signal(Protocol):
 
 @dataclass(slots=True)
 class Connect:
-    """Make another connection: gives a `Channel`. Raises `ConnectFailed` after `seconds`."""
+    """Make another connection, to this one of the driver's servers: gives a `Channel`. Raises
+    `ConnectFailed` after `seconds`."""
 
     seconds: float
+    server: int = 0
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class Open:
     `ConnectFailed`, and `TLSFailed` if the handshake fails."""
 
     seconds: float
+    server: int = 0
 
 
 @dataclass(slots=True)
@@ -203,7 +206,11 @@ class AsyncDriver(Driver):
             except BaseException as error:
                 if getgeneratorstate(steps) == GEN_CLOSED:
                     raise
-                failure = error
+                failure = self.plain(error)
+
+    def plain(self, error: BaseException) -> BaseException:
+        """What an effect raised, as one of `cancelled` if it is no more than a cancellation."""
+        return error
 
     @abstractmethod
     async def perform(self, effect: Effect) -> Any:

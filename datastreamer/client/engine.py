@@ -1,9 +1,9 @@
-"""A client's connections to one server, written once for every driver.
+"""A client's connections to its servers, written once for every driver.
 
-Owns whose turn it is, when a connection is given up and another made, and when a lost one is
-retried. `link` has a single connection, `datastreamer.protocol.exchanges` the bytes, and
-`datastreamer.protocol.resume` what a lost connection means for a streaming. Must not know sockets,
-tasks or clocks: `effects` has the steps that its driver performs.
+Owns whose turn it is, when a connection is given up and another made, when a lost one is retried,
+and when another server is asked. `link` has a single connection, `datastreamer.protocol.exchanges`
+the bytes, and `datastreamer.protocol.resume` what a lost connection means for a streaming. Must not
+know sockets, tasks or clocks: `effects` has the steps that its driver performs.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ from datastreamer.client.link import ServerLink
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
+    DatastreamerError,
+    DifferentStream,
+    HistoryChanged,
+    NoAnswer,
+    NotFound,
     PeerError,
     StreamClosed,
     UsageError,
 )
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.exchanges import Exchange, Work
+from datastreamer.protocol.exchanges import Exchange, Lookup, Work
+from datastreamer.protocol.history import LastRead
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Recovery
-from datastreamer.transport.connection_errors import (
-    say_back,
-    say_lost,
-)
+from datastreamer.transport.connection_errors import say_back, say_lost
 
 T = TypeVar("T")
 
@@ -83,7 +86,15 @@ class ClientEngine(ServerLink):
 
     def open(self) -> Steps[None]:
         """Make the first connection."""
-        yield from self._connect()
+        if not self.moves:
+            yield from self._connect()
+            return
+        self._read = LastRead()
+        while self.channel is None:
+            try:
+                yield from self._enter()
+            except PeerError as error:
+                yield from self._move(error)
 
     def close(self) -> Steps[None]:
         """Close the connection. A second call does nothing.
@@ -115,21 +126,33 @@ class ClientEngine(ServerLink):
         seconds: float | None,
     ) -> Steps[T]:
         self._claim()
+        if self._read is not None:
+            self._servers.begin()
+        asked_again = False
         try:
-            if self.channel is None or self._suspect or self._active is not None:
-                yield from self._prepare()
-            asked_again = False
             while True:
-                before = self._connection.received_bytes
+                before = 0
                 try:
+                    if self.channel is None or self._suspect or self._active is not None:
+                        yield from self._prepare()
+                        # With several servers, the connection has just answered: it is not stale.
+                        asked_again = asked_again or self._read is not None
+                    before = self._connection.received_bytes
                     flow = exchange(self._connection, *arguments)
-                    return (yield from self._drive(flow, seconds))
-                except ConnectionLost:
-                    if not self._is_asked_again(before, self.resumes and not asked_again):
-                        raise
-                    asked_again = True
-                yield from self._drop()
-                yield from self._prepare()
+                    answer = yield from self._drive(flow, seconds)
+                    if self.moves and (yield from self._is_elsewhere(answer)):
+                        continue
+                    if self._read is not None:
+                        self._read.note(answer)
+                    return answer
+                except (PeerError, NotFound) as error:
+                    lost = isinstance(error, ConnectionLost)
+                    lost = lost and not (self.moves and isinstance(error, NoAnswer))
+                    if lost and self._is_asked_again(before, self.resumes and not asked_again):
+                        asked_again = True
+                        yield from self._drop()
+                    else:
+                        yield from self._move(error)
         except BaseException as error:
             self._ensure_not_closed(error)
             yield from self._judge(error, in_step=not self._connection.outstanding)
@@ -141,10 +164,13 @@ class ClientEngine(ServerLink):
 
     def begin(self, iteration: OpenIteration) -> Steps[None]:
         """The first part of an exchange of many parts."""
+        work = iteration.work
+        if isinstance(work, Resumable):
+            work.may_lag = self.moves
         try:
-            yield from self._call(iteration.work.begin, (), self._timeout)
+            yield from self._call(work.begin, (), self._timeout)
         except (ConnectFailed, ConnectionLost) as error:
-            if not (yield from self._survives(iteration, error)):
+            if not (yield from self._survives(iteration, error, noted=True)):
                 raise
         self._active = iteration
 
@@ -207,11 +233,18 @@ class ClientEngine(ServerLink):
                 if lost:
                     yield from self._hang_up()
                     return LOST
+            answered = isinstance(error, PeerError | NotFound)
+            if answered and self.moves and isinstance(work, Lookup):
+                yield from self._look_up_elsewhere(work, error)
+                return LOST
             in_step = isinstance(error, (Exception, *self._driver.cancelled))
             yield from self._judge(error, in_step=in_step)
             raise
         else:
             iteration.recovery = None
+            if self._read is not None and isinstance(work, Lookup):
+                self._servers.begin()
+                self._read.note(item)
             return item
         finally:
             self._release()
@@ -312,14 +345,46 @@ class ClientEngine(ServerLink):
 
     def _is_asked_again(self, received_before: int, resumes: bool) -> bool:
         """Whether to send a request over another connection: the lost one had worked before and was
-        stale, or the server closed it because of the capabilities query, which is not repeated."""
+        stale, or the server closed it during the capabilities query, repeated once at most."""
         stale = resumes and 0 < received_before == self._connection.received_bytes
         return stale or self._lost_by_asking()
 
-    def _survives(self, iteration: OpenIteration, error: PeerError) -> Steps[bool]:
+    def _move(self, error: BaseException) -> Steps[None]:
+        """Go to the next server after what this one said. Raises what all said if all were asked
+        since the request began; `error` if there is no other, or if the history was rewritten."""
+        self._ensure_not_closed(error)
+        rewritten = isinstance(error, HistoryChanged) and not isinstance(error, DifferentStream)
+        if not self.moves or rewritten or not isinstance(error, DatastreamerError):
+            raise error
+        self._servers.failed(error, supposed=self._seems_without)
+        self._closings.pop(self.peer, None)
+        if self._servers.all_failed:
+            raise self._servers.error() from error
+        yield from self._hang_up()
+        self._servers.go_on()
+
+    def _look_up_elsewhere(self, work: Lookup, error: BaseException) -> Steps[None]:
+        """Have another server continue after `error`. Raises what `_move` does."""
+        try:
+            while True:
+                yield from self._move(error)
+                try:
+                    yield from self._enter()
+                    yield from self._drive(work.begin(self._connection), self._timeout)
+                    return
+                except PeerError as another:
+                    error = another
+        except BaseException as final:
+            yield from self._judge(final, in_step=not self._connection.outstanding)
+            raise
+
+    def _survives(
+        self, iteration: OpenIteration, error: PeerError, *, noted: bool = False
+    ) -> Steps[bool]:
         """Whether to join again after `error`; the iteration's recovery has the time.
 
-        Raises `error` if it is not the loss of a connection, or if the retries have ended.
+        `noted`: all servers have been asked. Raises `error` if it is not the loss of a connection,
+        or if the retries have ended.
         """
         answered = self._connection.received_bytes > 0
         self._answered = self._answered or answered
@@ -328,12 +393,20 @@ class ClientEngine(ServerLink):
         if not (self._answered and self.resumes and isinstance(iteration.work, Resumable)):
             return False
         now = yield Now()
+        servers = self._servers if self.moves else None
         if iteration.recovery is None:
             iteration.recovery = Recovery(self._retry_policy, now)
+            if not noted:
+                self._servers.begin()
+        if not noted:
+            self._servers.failed(error)
         luck = random.random()  # noqa: S311
-        news = iteration.recovery.lost(error, answered=answered, now=now, luck=luck)
+        news = iteration.recovery.lost(
+            error, answered=answered, now=now, luck=luck, servers=servers
+        )
         if news and not iteration.reports_outages:
             say_lost(_log, self.peer, error)
+        self._servers.go_on()
         return True
 
     def _rejoin(self, iteration: OpenIteration, work: Resumable) -> Steps[bool]:
@@ -344,6 +417,7 @@ class ClientEngine(ServerLink):
             if iteration.recovery is not None:
                 yield Sleep(iteration.recovery.due)
             yield from self._connect()
+            work.may_lag = self.moves and self._servers.may_lag
             yield from self._drive(work.begin(self._connection), self._timeout)
             joined = True
         except (Interrupted, PeerError) as error:
@@ -358,7 +432,7 @@ class ClientEngine(ServerLink):
         if iteration.recovery is not None:
             iteration.recovery.down = False
         if not iteration.reports_outages:
-            say_back(_log, self.peer, work.next_number)
+            say_back(_log, self.peer, work.next_number, again=not self.moves)
         return True
 
     # The state of the connection
@@ -373,14 +447,28 @@ class ClientEngine(ServerLink):
         if self.channel is None:
             if not self._driver.reconnects:
                 raise ConnectionLost(f"the connection to {self.peer} is lost; make a new client")
-            yield from self._connect()
+            yield from self._enter()
+
+    def _enter(self) -> Steps[None]:
+        """Make a connection, to a server that holds what was read from others."""
+        yield from self._connect()
+        if self._read is not None:
+            entered = False
+            try:
+                yield from self._drive(self._read.compare(self._connection), self._timeout)
+                entered = True
+            finally:
+                if not entered:
+                    yield from self._hang_up()
 
     def _restore(self) -> Steps[None]:
         """End what is in progress and test a suspect connection; close it if that fails."""
+        work = None if self._active is None else self._active.work
+        if self._read is not None and isinstance(work, Resumable):
+            self._read.note(work.last_read)
         if self.channel is None:
             self._active = None
             return
-        work = None if self._active is None else self._active.work
         limit = exchanges.DRAIN_LIMIT if self._driver.reconnects else None
         flow = exchanges.restore(self._connection, work, self._suspect, limit)
         fit = False
@@ -398,7 +486,10 @@ class ClientEngine(ServerLink):
     def _judge(self, error: BaseException, *, in_step: bool) -> Steps[None]:
         """Close a connection that is out of step, or may be, after `error`."""
         if self._is_spent(error, in_step=in_step) or self._sending:
-            yield from self._drop()
+            # A cancelled wait ends no streaming: it joins again.
+            streams = self._active is not None and isinstance(self._active.work, Resumable)
+            again = streams and self.resumes and in_step and not isinstance(error, PeerError)
+            yield from (self._hang_up() if again else self._drop())
 
     def _drop(self) -> Steps[None]:
         """Close the connection, and end the iteration on it."""

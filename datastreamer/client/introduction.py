@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 _RECEIVE_SIZE: Final = 4096
 
 
-def connecting(token_request: bytes, peer: str, seconds: float) -> Steps[Channel]:
-    """Make a connection, and send the request with the token on it (empty: no token), each step
-    within `seconds`.
+def connecting(token_request: bytes, peer: str, seconds: float, server: int = 0) -> Steps[Channel]:
+    """Make a connection to this one of the driver's servers, and send the request with the token on
+    it (empty: no token), each step within `seconds`.
 
     Raises what `Open` raises, and `NotAllowed` if the server does not accept the token.
     """
-    channel = yield Open(seconds)
+    channel = yield Open(seconds, server)
     if token_request:
         accepted = False
         try:
@@ -34,7 +34,7 @@ def connecting(token_request: bytes, peer: str, seconds: float) -> Steps[Channel
                 yield Close(channel)
         if not accepted:
             _log.warning("%s accepts no tokens; connected to it without one", peer)
-            channel = yield Open(seconds)
+            channel = yield Open(seconds, server)
     return channel
 
 

@@ -6,6 +6,7 @@ connections are `engine`'s. Must not know sockets, tasks or clocks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +14,7 @@ from datastreamer._codec import Entry
 from datastreamer.client.bulk_receive import Settle, Take
 from datastreamer.client.effects import Call, InThread, Steps
 from datastreamer.client.engine import LOST, ClientEngine
-from datastreamer.errors import PeerError, UsageError
+from datastreamer.errors import ConnectionLost, PeerError, UsageError
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol.exchanges import Work
 from datastreamer.protocol.resume import Resumable, Rollback
@@ -36,6 +37,8 @@ class Iteration(Generic[Item]):
         cursor: CursorStore | None = None,
         on_rollback: Callable[[Rollback], object] | None = None,
     ) -> None:
+        if isinstance(cursor, str | os.PathLike):
+            raise UsageError(f"a cursor stores a position: FileCursor({str(cursor)!r})")
         self.work = work
         self.recovery: Recovery | None = None
         self.over = False
@@ -54,6 +57,8 @@ class Iteration(Generic[Item]):
         self._saved: Position | None = None
         self._begun = False
         self._taken_over = False
+        # Whether a cancellation has ended it, in the middle of a request.
+        self._broken = False
 
     @property
     def position(self) -> Position | None:
@@ -86,9 +91,11 @@ class Iteration(Generic[Item]):
             self._saved = self.position
 
     def next(self) -> Steps[Item | None]:
-        """The next item; None at the end."""
+        """The next item; None at the end. After a cancellation it can be called again."""
         if self._taken_over:
             raise UsageError("this iteration was ended by a later call on its client")
+        if self._broken:
+            raise ConnectionLost("a wait was cancelled in the middle of a request; iterate again")
         if not self._begun:
             yield from self.begin()
         engine, streaming = self._engine, self.streaming
@@ -107,7 +114,14 @@ class Iteration(Generic[Item]):
                 yield from self.report_rollback(streaming.rollback)
                 streaming.rollback = None
                 yield from self._save()
-            item: Any = yield from engine.advance(self, self._seconds)
+            item: Any
+            try:
+                item = yield from engine.advance(self, self._seconds)
+            except Exception:
+                raise
+            except BaseException:
+                self._broken = self.over and not self.settled
+                raise
             if item is None:
                 break
             # A run may hold no entry of the requested types.

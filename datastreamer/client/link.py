@@ -1,14 +1,19 @@
-"""The connection of a client to its server, written once for every driver.
+"""The connection of a client to one of its servers, written once for every driver.
 
 Owns the channel, an exchange on it, the timeouts of its waits, and what the client knows of the
-server. Whose turn it is, and what follows from a loss, is `engine`'s. Must not know sockets, tasks
+servers. Whose turn it is, and what follows from a loss, is `engine`'s. Must not know sockets, tasks
 or clocks: `effects` has the steps that its driver performs.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
 
+from datastreamer._codec import EntryBatch
 from datastreamer.client.effects import (
     Channel,
     Close,
@@ -21,8 +26,12 @@ from datastreamer.client.effects import (
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
+    HistoryChanged,
+    NoAnswer,
+    NotFound,
     NotSupported,
     PeerError,
+    ServerBehind,
     ServerRefused,
     StreamClosed,
 )
@@ -31,28 +40,46 @@ from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange, Work
+from datastreamer.protocol.history import LastRead
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable
-from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, check_waits
+from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, ServerChoice, check_waits
 from datastreamer.transport.connection_errors import answer_timeout, silent_server
 from datastreamer.transport.fork_guard import ForkGuard
 
 T = TypeVar("T")
 
+MAX_LAG: Final = 1000
+"""Default of the entries that a server may lag another one."""
+
+# With several servers, what a client cannot do without: the default `heartbeat`.
+_HEARTBEAT: Final = 10.0
+# A streaming waits while another server is asked how many entries it holds. One that does not
+# answer is asked more rarely: after up to this many times the heartbeat.
+_COMPARE_SECONDS: Final = 1.0
+_RARER: Final = 8
+# An answer is in time as long as this many bytes of it arrive in the time for an answer.
+_PROGRESS: Final = 1 << 16
+
+_log = logging.getLogger(__name__)
+
 
 class ServerLink(ForkGuard):
-    """One connection at a time to one server.
+    """One connection at a time, to one of the driver's servers: `peers` are their names.
 
     `timeout` bounds, in seconds, each step of connecting, of beginning a streaming and of
-    restoring a connection; `answer_timeout` each wait for another answer (None: no limit). The
-    other options are those of `connect`. Raises `UsageError` for an invalid one.
+    restoring a connection; `answer_timeout` another answer (None: no limit, with several servers
+    `timeout`). The other options are those of `connect`. Raises `UsageError` for an
+    invalid one.
     """
+
+    # With several servers: what a connection to one of them is compared with.
+    _read: LastRead | None = None
 
     def __init__(
         self,
         driver: Driver,
-        peer: str,
-        *,
+        *peers: str,
         stream_type: int,
         timeout: float,
         answer_timeout: float | None = None,
@@ -61,12 +88,17 @@ class ServerLink(ForkGuard):
         backoff: Backoff = BACKOFF,
         heartbeat: float | None = None,
         batch_reads: bool = True,
+        max_lag: int | None = MAX_LAG,
     ) -> None:
         check_number("stream_type", stream_type)
         check_waits(timeout, retry_for, heartbeat)
+        if max_lag is not None:
+            check_number("max_lag", max_lag)
         super().__init__()
         self.stream_type = stream_type
-        self.peer = peer
+        if len(peers) > 1:
+            answer_timeout = timeout if answer_timeout is None else answer_timeout
+            heartbeat = _HEARTBEAT if heartbeat is None else heartbeat
         self.answer_timeout = answer_timeout
         self.closed_on_asking = False
         self.channel: Channel | None = None
@@ -74,16 +106,35 @@ class ServerLink(ForkGuard):
         self._turn = driver.turn
         self._timeout = timeout
         self._retry_policy = RetryPolicy(resume, retry_for, backoff, heartbeat)
-        # Whether to query the server's capabilities: some servers close the connection then.
-        self._may_ask = self._extensions = batch_reads
-        self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
-        # Whether this server has ever sent anything, on an earlier connection.
+        self._servers = ServerChoice(peers)
+        # Whether to query the capabilities of servers, except of those that close the connection
+        # then.
+        self._may_ask = batch_reads
+        self._without: set[str] = set()
+        # How often in a row each server closed the connection then. Of several, any may be killed
+        # at that moment: once proves nothing.
+        self._closings: dict[str, int] = {}
+        self._connection = ClientConnection(stream_type, peer=self.peer, extensions=batch_reads)
+        # When to compare the total of each other server, and the wait before; the first of them.
+        self._max_lag = max_lag
+        self._compared: dict[int, tuple[float, float]] = {}
+        self._compare_at = math.inf
+        # The servers that were found to hold another history.
+        self._others_histories: set[int] = set()
+        # Before which time not to look again for entries that this server lacks.
+        self._elsewhere_at = -math.inf
+        # Whether a server has ever sent anything, on an earlier connection.
         self._answered = False
         # After a refusal: whether the connection must be tested before the next request.
         self._suspect = False
-        # Whether a part of a request may have been sent.
+        # Whether a part of a request may have been sent, on the channel.
         self._sending = False
         self._closed = False
+
+    @property
+    def peer(self) -> str:
+        """The server of this connection, as messages name it."""
+        return self._servers.peer
 
     @property
     def total_entries(self) -> int | None:
@@ -91,20 +142,37 @@ class ServerLink(ForkGuard):
         return self._connection.total_entries
 
     @property
+    def state(self) -> str:
+        """Whether it is connected, for people."""
+        if self._closed:
+            return "closed"
+        return "not connected" if self.channel is None else "connected"
+
+    @property
     def resumes(self) -> bool:
         """Whether a lost connection is replaced without an error."""
         return self._retry_policy.resume and self._driver.reconnects and not self._closed
 
+    @property
+    def moves(self) -> bool:
+        """Whether another server is asked if this one fails."""
+        return len(self._servers) > 1 and self.resumes
+
     def _connect(self) -> Steps[None]:
         self._ensure_open()
         if self._connection.refused:
-            self._extensions = False
-        self._connection = ClientConnection(
-            self.stream_type, peer=self.peer, extensions=self._extensions
-        )
-        self.channel = yield Connect(self._timeout)
+            self._without.add(self._connection.peer)
+        elif self._connection.capabilities is not None and not self._seems_without:
+            self._closings.pop(self._connection.peer, None)
+        extensions = self._may_ask and self.peer not in self._without and not self._seems_without
+        self._connection = ClientConnection(self.stream_type, peer=self.peer, extensions=extensions)
+        self.channel = yield Connect(self._timeout, self._servers.current)
         # From here on a call that closes the client finds the connection.
         self._ensure_open()
+        if self.moves and self._max_lag is not None:
+            self._compared.clear()
+            for server in self._servers.others():
+                self._compare_after(server, self._retry_policy.heartbeat or 0.0)
 
     def _ensure_open(self) -> None:
         if self._closed:
@@ -113,7 +181,7 @@ class ServerLink(ForkGuard):
     def _drive(
         self, flow: Exchange[T], seconds: float | None, work: Work[Any] | None = None
     ) -> Steps[T]:
-        """Perform an exchange on this connection, each wait within `seconds`."""
+        """Perform an exchange on this connection, within `seconds`; see `_exchange`."""
         if self.channel is None:
             self._ensure_open()
             raise ConnectionLost(f"the connection to {self.peer} is lost")
@@ -127,29 +195,42 @@ class ServerLink(ForkGuard):
         connection: ClientConnection,
         seconds: float | None,
         watched: Resumable | None = None,
+        until: float = math.inf,
     ) -> Steps[T]:
+        """Perform an exchange, each wait within `seconds`. If another server could be asked, the
+        answer must arrive within `seconds`, or until then a part of it that is worth the wait; and
+        before `until`."""
         receives = False
+        due, counted = until, 0
         try:
             # Without a generator for each step: queries are many, and short.
             while True:
                 data = next(flow)
                 if data:
-                    self._sending = True
+                    self._sending = channel is self.channel
                     yield Send(channel, data, seconds)
                     self._sending = False
                 elif data is None and watched is not None:
                     yield from self._receive(channel, watched, seconds)
                 elif data is None:
+                    left = seconds
+                    if seconds is not None and (self.moves or until < math.inf):
+                        received, now = connection.received_bytes, self._driver.now()
+                        if due == math.inf or received - counted >= _PROGRESS:
+                            due, counted = min(until, now + seconds), received
+                        left = min(seconds, due - now)
+                        if left <= 0:
+                            raise TimeoutError
                     with connection.receive_buffer() as room:
                         receives = True
-                        count = yield Receive(channel, room, seconds)
+                        count = yield Receive(channel, room, left)
                         receives = False
                     connection.received(count)
         except StopIteration as done:
             outcome: T = done.value
             return outcome
         except TimeoutError:
-            raise answer_timeout(self.peer, seconds or 0.0) from None
+            raise answer_timeout(connection.peer, seconds or 0.0) from None
         except ConnectionLost as error:
             if receives:
                 raise self._explained(error, connection) from None
@@ -159,6 +240,10 @@ class ServerLink(ForkGuard):
         """Wait for bytes of a streaming; query a silent server on a second connection."""
         heartbeat = self._retry_policy.heartbeat if self._driver.reconnects else None
         while True:
+            if self._compare_at < math.inf and self._driver.now() >= self._compare_at:
+                yield from self._compare_servers(work)
+            if work.starved and self.moves:
+                yield from self._look_for_more(work)
             try:
                 with self._connection.receive_buffer() as room:
                     count = yield Receive(channel, room, heartbeat or seconds)
@@ -178,20 +263,123 @@ class ServerLink(ForkGuard):
             return error
         return exchanges.unanswered(connection, f"{str(error).partition(';')[0]},")
 
+    # Other connections: what fails there, is cancelled or is slow, leaves this one as it is.
+
     def _look_after(self, work: Resumable, silent_seconds: float) -> Steps[None]:
         """Nothing was received for `silent_seconds`: query the server on another connection."""
+        server, seconds = self._servers.current, self._timeout
         try:
-            header = yield from self._ask_header()
+            header = yield from self._ask_aside(server, seconds, exchanges.header)
+        except (ConnectionLost, ServerRefused) as error:
+            if isinstance(error, NoAnswer) or not self.moves:
+                raise silent_server(self.peer, silent_seconds, error) from error
+            # It is alive, and has no room for another connection.
+            more = True
         except PeerError as error:
             raise silent_server(self.peer, silent_seconds, error) from error
-        work.silent(header, self.peer, silent_seconds)
+        else:
+            work.silent(header, self.peer, silent_seconds)
+            more = work.incomplete
+        if more and self.moves:
+            yield from self._look_for_more(work)
 
-    def _ask_header(self) -> Steps[Header]:
-        connection = ClientConnection(self.stream_type, peer=self.peer)
-        channel = yield Connect(self._timeout)
+    def _compare_after(self, server: int, wait: float) -> None:
+        self._compared[server] = self._driver.now() + wait, wait
+        self._compare_at = min(self._compared.values())[0]
+
+    def _compare_servers(self, work: Resumable) -> Steps[None]:
+        """Raise `ServerBehind` if the other server that is due holds at least `max_lag` + 1 entries
+        more than this one, of the same history; that server is the next then."""
+        assert self._max_lag is not None
+        heartbeat = self._retry_policy.heartbeat or 0.0
+        server = min(self._compared, key=self._compared.__getitem__)
+        # Also if it is cancelled: what arrives must not wait for the same server again.
+        self._compare_after(server, min(2 * self._compared[server][1], _RARER * heartbeat))
+        asked, ahead = yield from self._ahead(server, partial(work.ahead, bound=self._max_lag))
+        if asked:
+            self._compare_after(server, heartbeat)
+        if ahead is None:
+            return
         try:
-            flow = exchanges.header(connection)
-            return (yield from self._exchange(flow, channel, connection, self._timeout))
+            # Asked later, so that commits in the meantime do not count.
+            seconds = min(_COMPARE_SECONDS, self._timeout)
+            own = yield from self._ask_aside(self._servers.current, seconds, exchanges.header)
+            total = own.total_entries
+        except PeerError:
+            # It has no room for another connection, perhaps.
+            total = max(work.next_number or 0, self.total_entries or 0)
+        if ahead.total_entries - total > self._max_lag:
+            raise self._leave_for(server, ahead, total)
+
+    def _look_for_more(self, work: Resumable) -> Steps[None]:
+        """Raise `ServerBehind` if another server holds the next entry."""
+        found = yield from self._look_elsewhere(partial(work.ahead, bound=0))
+        if found is not None:
+            raise self._leave_for(*found, work.next_number or 0)
+
+    def _is_elsewhere(self, answer: object) -> Steps[bool]:
+        """Whether another server, the current one then, holds what this one answered with an empty
+        batch."""
+        if self._read is None or not isinstance(answer, EntryBatch):
+            return False
+        if answer.next_number > answer.first_number:
+            return False
+        ask = partial(self._read.ahead, number=answer.next_number)
+        found = yield from self._look_elsewhere(ask)
+        if found is None:
+            return False
+        yield from self._hang_up()
+        self._servers.choose(found[0])
+        self._servers.go_on()
+        return True
+
+    def _look_elsewhere(
+        self, ask: Callable[[ClientConnection], Exchange[Header | None]]
+    ) -> Steps[tuple[int, Header] | None]:
+        """The other server that holds most, of those with an answer to `ask`. They are asked once
+        in a heartbeat at most."""
+        now = self._driver.now()
+        if now < self._elsewhere_at:
+            return None
+        self._elsewhere_at = now + (self._retry_policy.heartbeat or 0.0)
+        found: tuple[int, Header] | None = None
+        for server in self._servers.others():
+            _, ahead = yield from self._ahead(server, ask)
+            if ahead and (found is None or ahead.total_entries > found[1].total_entries):
+                found = server, ahead
+        return found
+
+    def _leave_for(self, server: int, ahead: Header, total: int) -> ServerBehind:
+        self._servers.choose(server)
+        name = self._servers.peers[server]
+        holds = f"{self.peer} holds {total} entries, and {name} holds {ahead.total_entries}"
+        return ServerBehind(holds, total)
+
+    def _ahead(
+        self, server: int, ask: Callable[[ClientConnection], Exchange[Header | None]]
+    ) -> Steps[tuple[bool, Header | None]]:
+        """Whether another server answered, and its answer."""
+        try:
+            seconds = min(_COMPARE_SECONDS, self._timeout)
+            return True, (yield from self._ask_aside(server, seconds, ask))
+        except HistoryChanged as error:
+            if server not in self._others_histories:
+                self._others_histories.add(server)
+                _log.warning("%s is not used: %s", self._servers.peers[server], error)
+            return True, None
+        except (PeerError, NotFound):
+            return False, None
+
+    def _ask_aside(
+        self, server: int, seconds: float, ask: Callable[[ClientConnection], Exchange[T]]
+    ) -> Steps[T]:
+        """One exchange with a server on a connection of its own, all within `seconds`."""
+        until = self._driver.now() + seconds
+        connection = ClientConnection(self.stream_type, peer=self._servers.peers[server])
+        channel = yield Connect(seconds, server)
+        try:
+            flow = ask(connection)
+            return (yield from self._exchange(flow, channel, connection, seconds, until=until))
         finally:
             yield Close(channel)
 
@@ -200,17 +388,27 @@ class ServerLink(ForkGuard):
         """What the server has reported on this connection; None before."""
         return self._connection.capabilities
 
+    @property
+    def _seems_without(self) -> bool:
+        """Whether the server has closed the connection because of the capabilities query."""
+        return self._closings.get(self.peer, 0) > self.moves
+
     def _lost_by_asking(self) -> bool:
-        """Whether the server closed because of the capabilities query; then do not repeat it."""
+        """Whether the server closed during the capabilities query, perhaps because of it."""
         if not self._connection.probing or not self._driver.reconnects:
             return False
         self.closed_on_asking = not self._connection.refused
-        self._extensions = False
+        self._connection.asked_at = None
+        if self._connection.refused:
+            self._without.add(self._connection.peer)
+        else:
+            self._closings[self.peer] = self._closings.get(self.peer, 0) + 1
         return True
 
     def _is_spent(self, error: BaseException, *, in_step: bool) -> bool:
         if isinstance(error, ConnectFailed):
-            self._extensions = self._may_ask
+            self._without.discard(self._connection.peer)
+            self._closings.pop(self._connection.peer, None)
         if self._connection.out_of_step:
             return True
         if isinstance(error, NotSupported):

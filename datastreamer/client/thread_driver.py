@@ -42,19 +42,20 @@ _LOOK_SECONDS: Final = 0.1
 
 
 class ThreadDriver(Driver):
-    """Makes connections to one server (None: it cannot). Its channels are sockets."""
+    """Makes connections to these servers. Its channels are sockets."""
 
     threaded = True
 
-    def __init__(self, endpoint: Endpoint | None) -> None:
+    def __init__(self, *endpoints: Endpoint) -> None:
         self.turn = threading.Lock()
-        self._endpoint = endpoint
-        self._peer = "" if endpoint is None else endpoint.peer
+        self._endpoints = endpoints
+        # The servers of its channels, as messages name them.
+        self._peers: dict[socket.socket, str] = {}
         self._interrupted = False
 
     @property
     def reconnects(self) -> bool:
-        return self._endpoint is not None
+        return bool(self._endpoints)
 
     def now(self) -> float:
         return time.monotonic()
@@ -88,15 +89,17 @@ class ThreadDriver(Driver):
 
     def _perform(self, effect: Effect) -> Any:
         match effect:
-            case Connect(seconds):
-                assert self._endpoint is not None
-                return self.run(connecting(self._endpoint.token_request, self._peer, seconds))
-            case Open(seconds):
-                assert self._endpoint is not None
-                made = connect_blocking(self._endpoint, seconds)
+            case Connect(seconds, server):
+                endpoint = self._endpoints[server]
+                return self.run(connecting(endpoint.token_request, endpoint.peer, seconds, server))
+            case Open(seconds, server):
+                endpoint = self._endpoints[server]
+                made = connect_blocking(endpoint, seconds)
+                self._peers[made] = endpoint.peer
                 keep_alive(made.setsockopt, CLIENT_KEEPALIVE)
                 return made
             case Close(channel, farewell):
+                self._peers.pop(channel, None)
                 if farewell:
                     close_blocking(channel)
                 else:
@@ -121,7 +124,7 @@ class ThreadDriver(Driver):
         except TimeoutError:
             raise
         except OSError as error:
-            raise connection_lost(self._peer, error) from None
+            raise connection_lost(self._peers.get(channel, ""), error) from None
 
     def _send(self, channel: socket.socket, data: bytes, seconds: float | None) -> None:
         # Setting it calls the system, also where nothing changes.
@@ -132,7 +135,7 @@ class ThreadDriver(Driver):
         except TimeoutError:
             raise
         except OSError as error:
-            raise connection_lost(self._peer, error) from None
+            raise connection_lost(self._peers.get(channel, ""), error) from None
 
     def _sleep(self, until: float) -> None:
         left = _LOOK_SECONDS

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -40,22 +40,27 @@ from datastreamer.transport.trio_channel import Channel, channel_over, dial
 Dial = Callable[[], Awaitable[trio.abc.Stream]]
 
 
+class Dialled(NamedTuple):
+    """A server, how it is connected to, and the request with a token (empty: none)."""
+
+    peer: str
+    dial: Dial
+    token_request: bytes = b""
+
+
 class TrioDriver(AsyncDriver):
-    """Makes connections to one server by `redial` (None: it cannot), and sends each the request
-    with a token (empty: none)."""
+    """Makes connections to these servers."""
 
     cancelled = (trio.Cancelled,)
 
-    def __init__(self, redial: Dial | None, peer: str, token_request: bytes = b"") -> None:
+    def __init__(self, *servers: Dialled) -> None:
         self.turn = threading.Lock()
-        self.redial = redial
-        self._peer = peer
-        self._token_request = token_request
+        self.servers = servers
         self._interruptible: trio.CancelScope | None = None
 
     @property
     def reconnects(self) -> bool:
-        return self.redial is not None
+        return bool(self.servers)
 
     def signal(self) -> Signal:
         return trio.Event()
@@ -63,17 +68,23 @@ class TrioDriver(AsyncDriver):
     def now(self) -> float:
         return trio.current_time()
 
+    def plain(self, error: BaseException) -> BaseException:
+        # Nurseries, also Trio's own where it connects, raise cancellations in groups.
+        while isinstance(error, BaseExceptionGroup) and error.split(trio.Cancelled)[1] is None:
+            error = error.exceptions[0]
+        return error
+
     async def perform(self, effect: Effect) -> Any:
         match effect:
             case Receive(channel, buffer, seconds):
                 return await _within(seconds, partial(channel.receive_into, buffer))
-            case Open():
-                assert self.redial is not None
-                return channel_over(await self.redial(), self._peer)
+            case Open(_, server):
+                peer, dial_server, _ = self.servers[server]
+                return channel_over(await dial_server(), peer)
             case Send(channel, data, seconds):
                 await _within(seconds, partial(channel.send, data))
-            case Connect(seconds):
-                return await self._interruptibly(partial(self._connect, seconds))
+            case Connect(seconds, server):
+                return await self._interruptibly(partial(self._connect, seconds, server))
             case Close(channel):
                 with trio.CancelScope(shield=True):
                     await channel.aclose()
@@ -127,11 +138,12 @@ class TrioDriver(AsyncDriver):
     async def checkpoint_if_cancelled(self) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
 
-    async def _connect(self, seconds: float) -> Channel:
+    async def _connect(self, seconds: float, server: int) -> Channel:
+        peer, _, token_request = self.servers[server]
         with trio.move_on_after(seconds):
-            steps: Steps[Channel] = connecting(self._token_request, self._peer, seconds)
+            steps: Steps[Channel] = connecting(token_request, peer, seconds, server)
             return await self.run(steps)
-        raise connect_timeout(self._peer, seconds)
+        raise connect_timeout(peer, seconds)
 
     async def _interruptibly(self, wait: Callable[[], Awaitable[Any]]) -> Any:
         with trio.CancelScope() as scope:
@@ -149,11 +161,11 @@ async def _within(seconds: float | None, wait: Callable[[], Awaitable[Any]]) -> 
     raise TimeoutError
 
 
-def trio_driver_to(endpoint: Endpoint | None) -> TrioDriver:
-    """A driver that connects to `endpoint` (None: that makes no connections)."""
-    if endpoint is None:
-        return TrioDriver(None, "")
-    return TrioDriver(partial(dial, endpoint), endpoint.peer, endpoint.token_request)
+def trio_driver_to(*endpoints: Endpoint) -> TrioDriver:
+    """A driver that connects to these servers."""
+    return TrioDriver(
+        *[Dialled(each.peer, partial(dial, each), each.token_request) for each in endpoints]
+    )
 
 
 connect = ClientConnector(trio_driver_to, Client)

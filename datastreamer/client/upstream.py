@@ -1,15 +1,16 @@
-"""The address of a server to read from, with what a client needs to connect to it."""
+"""The addresses of servers to read from, with what a client needs to connect to them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from datastreamer.errors import UsageError
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.protocol.authentication import token_request
-from datastreamer.transport.endpoint import check_endpoint
-from datastreamer.transport.listeners import UNIX, address_of
+from datastreamer.transport.address import Address, parse_address
+from datastreamer.transport.endpoint import Endpoint, check_endpoint, endpoint_of
 
 if TYPE_CHECKING:
     import ssl
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server to read from: arguments of `connect`. Raises `UsageError` for an invalid one."""
+    """A server to read from: arguments of `connect`; `host` may be a whole address. Raises
+    `UsageError` for an invalid one."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -26,19 +28,56 @@ class Upstream:
     token: bytes | str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_endpoint(self.host, self.port, self.tls, self.tls_server_name)
+        address = check_endpoint(self.host, self.port, self.tls, self.tls_server_name)
+        object.__setattr__(self, "host", address.host)
+        object.__setattr__(self, "port", address.port)
+        object.__setattr__(self, "tls", self.tls or address.tls)
         token_request(0, self.token)
 
     @property
     def name(self) -> str:
         """Its name in messages."""
-        return self.host if self.host.startswith(UNIX) else address_of((self.host, self.port))
+        return str(Address(self.host, self.port))
+
+    def endpoint(self, stream_type: int) -> Endpoint:
+        """Where to connect to, with the request that its token makes."""
+        request = token_request(stream_type, self.token)
+        return endpoint_of(self.host, self.port, self.tls, self.tls_server_name, request)
 
 
-def upstream_of(address: Upstream | tuple[str, int]) -> Upstream:
+ServerAddress: TypeAlias = str | Sequence[Upstream | tuple[str, int] | str]
+"""A server's host; or the servers of one stream, each an `Upstream`, (host, port) or a host."""
+
+
+def upstreams_of(
+    host: ServerAddress,
+    port: int,
+    tls: bool | ssl.SSLContext,
+    tls_server_name: str | None,
+    token: bytes | str | None,
+) -> list[Upstream]:
+    """The servers that arguments of `connect` name. Raises `UsageError`."""
+    options = tls, tls_server_name, token
+    places: Sequence[Any] = host if isinstance(host, list | tuple) else [host]
+    found = []
+    for place in places:
+        if isinstance(place, Upstream):
+            found.append(place)
+        elif isinstance(place, tuple) and len(place) == 2:
+            found.append(Upstream(place[0], place[1], *options))
+        else:
+            found.append(Upstream(place, port, *options))
+    if not found:
+        raise UsageError("name a server to connect to, or several servers of one stream")
+    return found
+
+
+def upstream_of(address: Upstream | tuple[str, int] | str) -> Upstream:
     """The upstream that a caller named. Raises `UsageError`."""
     if isinstance(address, Upstream):
         return address
+    if isinstance(address, str):
+        return Upstream(*parse_address(address))
     if not isinstance(address, tuple | list) or len(address) != 2:
-        raise UsageError(f"an upstream is an Upstream or (host, port), not {address!r}")
+        raise UsageError(f"an upstream is an Upstream, (host, port) or an address, not {address!r}")
     return Upstream(*address)

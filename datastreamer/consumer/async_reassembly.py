@@ -60,10 +60,11 @@ class ReassemblyOpener:
             async for payload in payloads:
                 ...
 
-    An upstream is (host, port), an `Upstream`, or the path of a stream file; a mapping gives them
-    names under which their positions are saved. All are read at the same time, and no upstream
-    waits for another: one that is lost is retried for `retry_for` seconds, one that fails is
-    reported and retried at long intervals, and what the others send is delivered. With `follow` the
+    An upstream is (host, port), ``tcp://HOST:PORT``, ``tcps://HOST:PORT``, ``unix:PATH``, an
+    `Upstream`, or the path of a stream file; a mapping gives them names under which their positions
+    are saved. All are read at the same time, and no upstream waits for another: one that is lost is
+    retried for `retry_for` seconds, one that fails is reported and retried at long intervals, and
+    what the others send is delivered. With `follow` the
     iteration continues with later commits; without it, it ends where the last upstream ends.
     Upstreams without a saved position begin at `start`: an entry's number, a bookmark's key, or
     "latest". A slow consumer makes the servers wait: the `budget` and at most three batches per
@@ -133,7 +134,7 @@ class ReassemblyOpener:
             backoff=backoff,
             retry_for=retry_for,
         )
-        driver = self._driver_to(None)
+        driver = self._driver_to()
         resume = None if store is None else await driver.run(_load(store))
         engine = ConsumerEngine(driver, options, resume)
         arrivals = Arrivals(driver, len(engine.sources))

@@ -78,10 +78,10 @@ class BlockingReassembly(ReassemblyBase):
             backoff=backoff,
             retry_for=retry_for,
         )
-        self._driver = ThreadDriver(None)
+        self._driver = ThreadDriver()
         resume = None if store is None else store.load()
         self._engine = engine = ConsumerEngine(self._driver, options, resume)
-        self._reader = AsyncioDriver(None)
+        self._reader = AsyncioDriver()
         self._arrivals = arrivals = Arrivals(self._reader, len(engine.sources))
         engine.receive_from(self._receiving)
         readers = readers_of(engine.sources, engine.merge, options, arrivals, AsyncioDriver)

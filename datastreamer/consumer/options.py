@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.consumer.state import Notice
@@ -15,9 +15,13 @@ from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.retry import Backoff, check_waits
 from datastreamer.reassembly.merge import Order
 from datastreamer.reassembly.progress import ReassemblyStore
+from datastreamer.transport.address import UNIX
 
-Address: TypeAlias = Upstream | tuple[str, int] | os.PathLike[str]
-Addresses: TypeAlias = Iterable[Address] | Mapping[str, Address]
+SourceAddress: TypeAlias = Upstream | tuple[str, int] | str | os.PathLike[str]
+Addresses: TypeAlias = Iterable[SourceAddress] | Mapping[str, SourceAddress]
+
+# What a text that names a server begins with; others are paths.
+_SERVERS: Final = ("tcp://", "tcps://", UNIX)
 
 Start: TypeAlias = int | bytes | Literal["latest"]
 """Where a source without a saved position begins: an entry, a bookmark, or its end."""
@@ -65,9 +69,9 @@ class ReassemblyOptions:
 
 def named(addresses: Addresses) -> dict[str, Upstream | str]:
     """Sources by name; a file is its path. Raises `UsageError`."""
-    pairs: list[tuple[str | None, Address]]
+    pairs: list[tuple[str | None, SourceAddress]]
     if isinstance(addresses, str | bytes):
-        raise UsageError(f'upstreams is a list such as [("host", 6900)], not {addresses!r}')
+        raise UsageError(f'upstreams is a list such as ["tcp://host:6900"], not {addresses!r}')
     if isinstance(addresses, Mapping):
         pairs = list(addresses.items())
     else:
@@ -75,8 +79,10 @@ def named(addresses: Addresses) -> dict[str, Upstream | str]:
     found: dict[str, Upstream | str] = {}
     for name, address in pairs:
         place: Upstream | str
-        if isinstance(address, str | os.PathLike):
+        if isinstance(address, os.PathLike):
             place = os.fspath(address)
+        elif isinstance(address, str) and not address.startswith(_SERVERS):
+            place = address
         else:
             place = upstream_of(address)
         own = name or (place if isinstance(place, str) else place.name)

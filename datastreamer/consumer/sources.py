@@ -44,14 +44,12 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.authentication import token_request
-from datastreamer.protocol.history import Trail
-from datastreamer.protocol.resume import Resumable, Rollback, different_stream
+from datastreamer.protocol.history import Trail, different_stream
+from datastreamer.protocol.resume import Resumable, Rollback
 from datastreamer.protocol.retry import Backoff, Recovery, RetryPolicy
 from datastreamer.reassembly.merge import Merge
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.connection_errors import answer_timeout
-from datastreamer.transport.endpoint import endpoint_of
 
 # Interval between checks of a file that another process writes.
 _POLL_SECONDS: Final = 0.05
@@ -76,14 +74,11 @@ def readers_of(
         place = merge.source_progress(name)
         source: _Server | _File
         if isinstance(address, str):
-            driver = driver_to(None)
+            driver = driver_to()
             memory = Memory(name, place, always=True)
             source = _File(name, memory, options, arrivals.put, address)
         else:
-            request = token_request(options.asked_type, address.token)
-            endpoint = endpoint_of(
-                address.host, address.port, address.tls, address.tls_server_name, request
-            )
+            endpoint = address.endpoint(options.asked_type)
             driver = driver_to(endpoint)
             memory = Memory(name, place)
             source = _Server(name, memory, options, arrivals.put, driver, endpoint.peer)

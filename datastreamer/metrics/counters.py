@@ -20,6 +20,23 @@ def kind_of(number: int) -> str:
 
 
 @dataclass(slots=True)
+class HttpCounts:
+    """Counters of an HTTP port, and what is connected to it."""
+
+    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests by path and status."""
+
+    not_allowed: Counter[str] = field(default_factory=Counter)
+    """As `Counts.not_allowed`."""
+
+    bytes_sent: int = 0
+    """Bytes handed to the sockets of clients, without those of TLS."""
+
+    connections: int = 0
+    followers: int = 0
+
+
+@dataclass(slots=True)
 class Counts:
     """Counters since the start of the server, updated in the thread of its event loop."""
 
@@ -84,6 +101,9 @@ class Counts:
 
     healed_pages: int = 0
     """Damaged pages that were restored from other servers."""
+
+    http: HttpCounts | None = None
+    """Those of the server's HTTP port; None without one."""
 
     scrub_bytes: int = 0
     """Bytes that the scrub read."""

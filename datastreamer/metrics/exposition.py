@@ -123,12 +123,12 @@ def _together(metric: Metric, one: Value, other: Value) -> Value:
 
 
 def process_samples() -> Samples:
-    """The process's use of memory, CPU and descriptors: on Linux only, elsewhere no samples.
-
-    Raises `ImportError` if prometheus-client is not installed.
-    """
-    from prometheus_client import ProcessCollector
-
+    """The process's use of memory, CPU and descriptors: no samples on other systems than Linux,
+    and without prometheus-client."""
+    try:
+        from prometheus_client import ProcessCollector
+    except ImportError:
+        return {}
     return {
         sample.name: [([], sample.value)]
         for family in ProcessCollector(registry=None).collect()

@@ -54,6 +54,11 @@ METRICS: Final[dict[str, Metric]] = {
         "1 while the stream's path names no file or a file other than the open one, else 0.",
         "max",
     ),
+    "datastreamer_tls_certificate_expiry_seconds": Metric(
+        "gauge",
+        "Unix time when the first of the server's TLS certificates expires; absent without TLS.",
+        "min",
+    ),
     "datastreamer_index_lag_bytes": Metric(
         "gauge", "Bytes of entries whose bookmarks are not indexed yet.", "max"
     ),
@@ -153,6 +158,16 @@ METRICS: Final[dict[str, Metric]] = {
         "Bytes of entries in the answers to batch reads (BookKeeper: "
         "BATCH_READ_ENTRY_RESPONSE_SIZE).",
         bounds=(128.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0, 131072.0, 1048576.0),
+    ),
+    "datastreamer_http_requests_total": Metric(
+        "counter", "HTTP requests, by path and status.", labels=("path", "status")
+    ),
+    "datastreamer_http_sent_bytes_total": Metric(
+        "counter", "Bytes handed to the sockets of HTTP clients, without those of TLS."
+    ),
+    "datastreamer_http_connections": Metric("gauge", "Connected HTTP clients."),
+    "datastreamer_http_followers": Metric(
+        "gauge", "Those of them that follow the stream by Server-Sent Events."
     ),
     "datastreamer_filter_scanned_bytes_total": Metric(
         "counter", "Bytes of the file scanned for clients that ask for some entry types only."

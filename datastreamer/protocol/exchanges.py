@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, scan
@@ -101,7 +101,7 @@ def unanswered(connection: ClientConnection, closed: str) -> ConnectionLost:
     """The exception for a connection that ended before anything was received on it."""
     return ConnectionLost(
         f"{closed} without an answer: servers of another stream type than "
-        f"{connection.stream_type} do that, and servers that accept no more clients"
+        f"{connection.stream_type} do that, servers that accept no more clients, and metrics ports"
     )
 
 
@@ -350,18 +350,25 @@ class Streaming:
 
 
 class Lookup:
-    """Looks up entries by number, with up to `window` queries in flight; returns lists."""
+    """Looks up entries by number, with up to `window` queries in flight; returns lists.
+
+    `begin` on another connection requests there what was not returned.
+    """
 
     def __init__(self, numbers: Iterable[int], window: int) -> None:
         if not 1 <= window <= MAX_WINDOW:
             raise UsageError(f"the window must be 1 to {MAX_WINDOW} queries, not {window}")
         self._numbers = iter(numbers)
         self._window = window
+        # Requested and not returned.
+        self._due: list[int] = []
         self._missing: EntryQuery | BookmarkQuery | None = None
         self._connection: ClientConnection
 
     def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
+        self._numbers = chain(self._due, self._numbers)
+        self._due, self._missing = [], None
         yield b""
 
     def advance(self) -> Exchange[list[Entry] | None]:
@@ -383,6 +390,7 @@ class Lookup:
                 found.append(event.entry)
                 event = connection.next_event()
         if found:
+            del self._due[: len(found)]
             return found
         assert isinstance(self._missing, EntryQuery)
         yield from self.end(None)
@@ -395,6 +403,7 @@ class Lookup:
             # The common case without a call.
             if type(number) is not int or not 0 <= number <= U64_MAX:
                 check_number("an entry's number", number)
+        self._due += numbers
         return b"".join([self._connection.request(EntryQuery(number)) for number in numbers])
 
     def request_stop(self) -> bytes:

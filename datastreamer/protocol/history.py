@@ -1,7 +1,7 @@
-"""Hashes of the last entries received, which distinguish one history of a stream from another.
+"""The last entries received, which distinguish one history of a stream from another.
 
 Owns the hashing of entries and their comparison. One entry proves little (the end of a replaced
-block has the same bytes), so the last 256 are remembered.
+block has the same bytes), so the last 256 of a streaming are remembered.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from typing import Final
 
 from xxhash import xxh3_64_digest
 
-from datastreamer._codec import EntryBatch
-from datastreamer.format import ENTRY_HEAD_SIZE
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.errors import DifferentStream, HistoryChanged, UnknownEntry
+from datastreamer.format import ENTRY_HEAD_SIZE, Header
 from datastreamer.position import HASH_SIZE, KEPT, Identity, Position
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.exchanges import Exchange
 
 HELD: Final = 8
 """Batches that are held unhashed, at most; each holds a buffer of up to some MiB."""
@@ -103,6 +107,83 @@ class Trail:
             if found[place : place + HASH_SIZE] != known[place : place + HASH_SIZE]
         )
         return batch.first_number + differing // HASH_SIZE
+
+
+class LastRead:
+    """The stream that a client read from, and the highest entry of it that was received.
+
+    With these, answers of several servers are of one history.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Identity | None = None
+        # Its number and hash.
+        self._entry: tuple[int, bytes] | None = None
+
+    def note(self, answer: object) -> None:
+        """An answer, which may be or hold entries, or a position after some."""
+        if isinstance(answer, EntryBatch | list) and answer:
+            answer = answer[-1]
+        known = -1 if self._entry is None else self._entry[0]
+        if isinstance(answer, Entry):
+            if answer.number >= known:
+                self._entry = answer.number, xxh3_64_digest(answer.pack())
+        elif isinstance(answer, Position) and answer.trail and answer.last_number >= known:
+            self._entry = answer.last_number, answer.trail[-HASH_SIZE:]
+
+    def ahead(self, connection: ClientConnection, number: int) -> Exchange[Header | None]:
+        """The header of a server that holds entry `number`. Raises `HistoryChanged`."""
+        header = yield from self._compared(connection)
+        return header if header.total_entries > number else None
+
+    def compare(self, connection: ClientConnection) -> Exchange[None]:
+        """Compare the server of a new connection. One that lacks the entry lags, and differs in
+        nothing else.
+
+        Raises `DifferentStream`, and `HistoryChanged` if it holds another entry, once.
+        """
+        try:
+            yield from self._compared(connection)
+        except DifferentStream:
+            raise
+        except HistoryChanged:
+            self._entry = None
+            raise
+
+    def _compared(self, connection: ClientConnection) -> Exchange[Header]:
+        header = yield from exchanges.header(connection)
+        known = self._entry
+        due = 0 if known is None else known[0] + 1
+        if self._stream is None:
+            self._stream = Identity.of(header)
+        elif Identity.of(header) != self._stream:
+            raise different_stream(connection.peer, self._stream, header, due)
+        if known is None or due > header.total_entries:
+            return header
+        try:
+            found = yield from exchanges.entry(connection, known[0])
+        except UnknownEntry:
+            # Truncated since the header.
+            return header
+        if xxh3_64_digest(found.pack()) != known[1]:
+            raise HistoryChanged(
+                f"{connection.peer} changed its history: entry {known[0]} is not the one that "
+                "was received",
+                next_entry=due,
+                total_entries=header.total_entries,
+                first_differing=known[0],
+            )
+        return header
+
+
+def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
+    """The exception for a header of a stream other than `read`."""
+    return DifferentStream(
+        f"{peer} serves another stream: {Identity.of(header)}, not {read}",
+        next_entry=due,
+        total_entries=header.total_entries,
+        first_differing=None,
+    )
 
 
 def hashes_of(batch: EntryBatch) -> bytes:

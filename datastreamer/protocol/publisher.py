@@ -281,7 +281,7 @@ class SourceConnection:
         self._awaited.append(_Awaited(Lease))
 
     def _not_supported(self) -> NotSupported:
-        return NotSupported(f"{self._peer} accepts no publishers")
+        return NotSupported(f"{self._peer} accepts no publishers (serve --publish-token-file)")
 
     def _granted(self, lease: Lease) -> None:
         before = self.lease

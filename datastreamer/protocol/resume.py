@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from operator import index
 from typing import TypeAlias
+
+from xxhash import xxh3_64_digest
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
     BadFromEntry,
     BadRange,
     ConnectionLost,
-    DifferentStream,
     EntriesDamaged,
     HistoryChanged,
+    ServerBehind,
     ServerRefused,
     UnknownEntry,
     UsageError,
 )
 from datastreamer.format import Header
-from datastreamer.position import Identity, Position
+from datastreamer.position import HASH_SIZE, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchLimits, BatchReading, checked_types, probe
@@ -35,7 +38,7 @@ from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.messages import servable
 from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
-from datastreamer.protocol.history import Trail
+from datastreamer.protocol.history import Trail, different_stream
 
 Reading: TypeAlias = Streaming | BatchReading | FilteredReading
 Remembered: TypeAlias = Trail | FilteredTrail
@@ -115,8 +118,14 @@ class Resumable:
         self._missed: int | None = None
         # The next entry when the last connection was begun.
         self._begun_at: int | None = None
-        # Whether everything up to `stop` existed once: then it is not waited for again.
-        self._there = False
+        # The servers that held everything up to `stop`: then it is not waited for again.
+        self._there: set[str] = set()
+        # The server that holds, or sent, all that was returned.
+        self._holder: str | None = None
+        self.may_lag = False
+        """Whether other servers may hold what this one lacks; see `ServerBehind`."""
+        self.starved = False
+        """Whether the server has answered that it does not hold the next entry."""
         self.stopping = False
         self.rollback: Rollback | None = None
         if from_position is not None:
@@ -178,9 +187,14 @@ class Resumable:
         return streaming.changes if isinstance(streaming, Streaming) else deque()
 
     def begin(self, connection: ClientConnection) -> Exchange[None]:
+        yield from self._join(connection)
+        self._holder = connection.peer
+
+    def _join(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
         self._settle()
         self._streaming = self._ahead = None
+        self.starved = False
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return
@@ -235,18 +249,24 @@ class Resumable:
         yield from reading.begin(connection)
         self._stop = reading.stop
         self._note_total(connection)
-        reading.on_nothing = lambda total: self._ensure_there(total, connection.peer)
+        reading.on_nothing = partial(self._starve, connection.peer)
         return reading
+
+    def _starve(self, peer: str, total: int) -> None:
+        self.starved = True
+        self._ensure_there(total, peer)
 
     def _note_total(self, connection: ClientConnection) -> None:
         total, stop = connection.total_entries, self._stop
-        if total is not None and stop is not None and stop <= total:
-            self._there = not self._follow_rollbacks
+        if total is not None and stop is not None and stop <= total and not self._follow_rollbacks:
+            self._there.add(connection.peer)
 
     def _ensure_there(self, total: int, peer: str) -> None:
         """Raise `HistoryChanged` if a stream with `total` entries lacks entries that existed when
-        they were requested."""
+        they were requested; `ServerBehind` if they existed on another server."""
         if self._there and self._stop is not None and total < self._stop:
+            if self.may_lag and peer not in self._there:
+                raise behind(peer, total, self._stop - 1)
             raise HistoryChanged(
                 f"{peer} changed its history: it holds {total} entries, but entries up to "
                 f"{self._stop - 1} existed when they were requested",
@@ -254,6 +274,11 @@ class Resumable:
                 total_entries=total,
                 first_differing=total,
             )
+
+    @property
+    def last_read(self) -> EntryBatch | Position | None:
+        """Entries received last, or the position after them."""
+        return self._handed or (None if self._trail is None else self._trail.position(self._stream))
 
     @property
     def hungry(self) -> bool:
@@ -282,7 +307,7 @@ class Resumable:
             received = None if streaming is None else (yield from streaming.advance())
             if received is None:
                 return None
-            batch = received
+            batch, self.starved = received, False
         if self._trail is None:
             if isinstance(self._start, bytes) and self._filter is None:
                 exchanges.ensure_marked(self._connection, batch[0], self._start)
@@ -312,6 +337,8 @@ class Resumable:
     ) -> Exchange[None]:
         """Request the remembered entries again, compare them, and continue after them."""
         first, due, total = trail.first_number, trail.next_number, header.total_entries
+        if total < due and self.may_lag and connection.peer != self._holder:
+            raise behind(connection.peer, total, due - 1)
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
         common = min(due, total)
@@ -400,6 +427,33 @@ class Resumable:
             first_differing=differing,
         )
 
+    def lags(self, header: Header, bound: int) -> bool:
+        """Whether a server with this header has the same stream, and from the next entry on more
+        than `bound` entries."""
+        due = self.next_number
+        same = self._stream is None or Identity.of(header) == self._stream
+        return same and (due is None or header.total_entries - due > bound)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether it ends at an entry that has not arrived."""
+        due = self.next_number
+        return self._stop is not None and (due is None or due < self._stop)
+
+    def ahead(self, connection: ClientConnection, bound: int) -> Exchange[Header | None]:
+        """The header of another server if this one lags it by more than `bound` entries. Raises
+        `HistoryChanged` if the last remembered entry differs. Not to be used within an item."""
+        header = yield from exchanges.header(connection)
+        if not self.lags(header, bound):
+            return None
+        trail, position = self._trail, self.position()
+        if trail is not None and position is not None and position.trail:
+            last = position.last_number
+            found = yield from exchanges.entry(connection, last)
+            if xxh3_64_digest(found.pack()) != position.trail[-HASH_SIZE:]:
+                raise self._changed(connection.peer, trail, header.total_entries, last)
+        return header
+
     def silent(self, header: Header, peer: str, seconds: float) -> None:
         """Nothing arrived for `seconds`, but the server answered `header` on another connection.
 
@@ -440,11 +494,6 @@ def _filter_of(
     return servable_types if (yield from probe(connection)).filters else None
 
 
-def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
-    """The exception for a header of a stream other than `read`."""
-    return DifferentStream(
-        f"{peer} serves another stream: {Identity.of(header)}, not {read}",
-        next_entry=due,
-        total_entries=header.total_entries,
-        first_differing=None,
-    )
+def behind(peer: str, total: int, last: int) -> ServerBehind:
+    """The exception for a server that holds `total` entries, and not yet entry `last`."""
+    return ServerBehind(f"{peer} holds {total} entries, and not entry {last} yet", total)

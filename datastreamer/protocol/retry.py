@@ -1,12 +1,13 @@
-"""When a client retries after it has lost its server.
+"""When a client retries after it has lost its server, and which of several servers it asks.
 
-Owns which errors are worth another attempt, and the waits between attempts. Must not know sockets,
-clocks or randomness: the caller passes times and random numbers.
+Owns which errors are worth another attempt, the waits between attempts, and the next server. Must
+not know sockets, clocks or randomness: the caller passes times and random numbers.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,11 +15,17 @@ from datastreamer.errors import (
     BadFromBookmark,
     ConnectFailed,
     ConnectionLost,
+    DatastreamerError,
+    DifferentStream,
     EntriesDamaged,
     HistoryChanged,
     NoAnswer,
+    NotFound,
+    NotSupported,
     PeerError,
     ProtocolViolation,
+    ServerBehind,
+    ServerRefused,
     TLSFailed,
     UsageError,
 )
@@ -106,6 +113,125 @@ class RetryPolicy:
     heartbeat: float | None = None
 
 
+# What the same server would raise again.
+_FINAL: Final = (BadFromBookmark, DifferentStream, TLSFailed, ProtocolViolation)
+
+
+class ServerChoice:
+    """The servers of one stream, of which a client asks one at a time: after a failure the next.
+
+    `failures` is what each said last, since `begin`.
+    """
+
+    def __init__(self, peers: Sequence[str]) -> None:
+        self.peers = peers
+        self.current = 0
+        self.failures: dict[int, DatastreamerError] = {}
+        # The servers whose failure is an assumption.
+        self._supposed: set[int] = set()
+        # Of the failures since the last whole round.
+        self._in_round = 0
+        self._chosen: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.peers)
+
+    @property
+    def peer(self) -> str:
+        """The current server as messages name it."""
+        return self.peers[self.current]
+
+    def others(self) -> Iterator[int]:
+        """The other servers, the next one first."""
+        for distance in range(1, len(self.peers)):
+            yield (self.current + distance) % len(self.peers)
+
+    def begin(self) -> None:
+        """Forget what was said."""
+        self.failures.clear()
+        self._supposed.clear()
+        self._in_round = 0
+
+    def failed(self, error: DatastreamerError, *, supposed: bool = False) -> None:
+        """Note what the current server said, or is `supposed` to support."""
+        self.failures[self.current] = error
+        (self._supposed.add if supposed else self._supposed.discard)(self.current)
+        self._in_round = self._in_round % len(self.peers) + 1
+
+    def choose(self, server: int) -> None:
+        """Make this one the next server."""
+        self._chosen = server
+
+    def go_on(self) -> None:
+        """Make the next server the current one; or, if all hold fewer entries than were received,
+        the one that holds most."""
+        following, self._chosen = self._chosen, None
+        if behind := self._all_behind():
+            following = max(behind, key=behind.__getitem__)
+        if following is None:
+            following = (self.current + 1) % len(self.peers)
+        self.current = following
+
+    @property
+    def may_lag(self) -> bool:
+        """Whether entries that the current server lacks are expected to come: another one has not
+        said yet that it lacks them too."""
+        return len(self.peers) > 1 and not self._all_behind()
+
+    def _all_behind(self) -> dict[int, int]:
+        """The totals of all servers if all are behind; else nothing."""
+        totals = {
+            server: error.total
+            for server, error in self.failures.items()
+            if isinstance(error, ServerBehind)
+        }
+        return totals if len(totals) == len(self.peers) else {}
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether each server has said something since `begin`."""
+        return len(self.failures) == len(self.peers)
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether the last failure was the last of a round."""
+        return self._in_round == len(self.peers)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether each server would say the same again."""
+        final = (isinstance(error, _FINAL) for error in self.failures.values())
+        return self.all_failed and all(final)
+
+    def error(self) -> DatastreamerError:
+        """The failure that says most about the stream, with what each server said."""
+        # An answer says more about a stream than a lost connection, and most about a long one.
+        _, found = max(
+            self.failures.items(),
+            key=lambda failure: (
+                failure[0] not in self._supposed,
+                isinstance(failure[1], NotFound | NotSupported | ServerRefused),
+                getattr(failure[1], "total_entries", 0),
+            ),
+        )
+        if len(self.failures) == 1:
+            return found
+        # The same attributes; their constructors differ.
+        combined = type(found).__new__(type(found))
+        combined.__dict__.update(found.__dict__)
+        combined.args = (self._said(),)
+        return combined
+
+    def _said(self) -> str:
+        parts = []
+        for server, error in self.failures.items():
+            # Without the advice.
+            text = str(error).partition(";")[0]
+            peer = self.peers[server]
+            parts.append(text if peer in text else f"{peer}: {text}")
+        return f"asked {len(parts)} servers: {'; '.join(parts)}"
+
+
 class Recovery:
     """The attempts to reconnect, from the loss of the server to the next entry.
 
@@ -116,7 +242,7 @@ class Recovery:
         self._backoff = retry_policy.backoff
         self._retry_for = retry_policy.retry_for
         self._since = now
-        self._attempts = 0
+        self._rounds = 0
         self._unanswered = 0
         self._violated = False
         self._last = False
@@ -124,33 +250,48 @@ class Recovery:
         self.error: PeerError | None = None
         self.due = now
 
-    def lost(self, error: PeerError, *, answered: bool, now: float, luck: float) -> bool:
+    def lost(
+        self,
+        error: PeerError,
+        *,
+        answered: bool,
+        now: float,
+        luck: float,
+        servers: ServerChoice | None = None,
+    ) -> bool:
         """An attempt failed with `error`: `due` is the time of the next one. Or raises it.
 
-        `answered`: whether anything was received on the connection. Returns whether to report the
-        loss: it is new (`down`), the server says now why, or it looks like the wrong one.
+        `answered`: whether anything was received on the connection. Of several `servers`, which
+        know the error, the next is asked at once, and the first again after a wait. Returns whether
+        to report the loss: it is new (`down`), the server says now why, or it looks like the wrong
+        one.
         """
-        if isinstance(error, HistoryChanged | BadFromBookmark | TLSFailed):
+        if isinstance(error, HistoryChanged) and not isinstance(error, DifferentStream):
             raise error
-        if isinstance(error, ProtocolViolation):
-            # A stream that was rewritten under its readers can cause this once, and a new
-            # connection shows it. Twice in the same place it is the server.
-            if self._violated:
-                raise error
-            self._violated = True
+        # A stream that was rewritten under its readers can cause a violation once, and a new
+        # connection shows it. Twice in the same place it is the server.
+        first = isinstance(error, ProtocolViolation) and not self._violated
+        self._violated = self._violated or first
+        if servers is None and isinstance(error, _FINAL) and not first:
+            raise error
+        if servers is not None and servers.is_final:
+            raise servers.error()
         heard = answered or isinstance(error, ConnectFailed | NoAnswer)
         self._unanswered = 0 if heard else self._unanswered + 1
-        wait = self._backoff.wait(self._attempts, luck)
-        if self._retry_for is not None:
-            left = self._since + self._retry_for - now
-            if self._last or left <= 0:
-                raise ConnectionLost(
-                    f"given up after {max(0.0, now - self._since):.1f} s: {error}"
-                ) from error
-            # The last attempt is at the end of the time.
-            self._last = wait >= left
-            wait = min(wait, left)
-        self._attempts += 1
+        wait = 0.0
+        if servers is None or servers.is_round_over:
+            wait = self._backoff.wait(self._rounds, luck)
+            if self._retry_for is not None:
+                left = self._since + self._retry_for - now
+                if self._last or left <= 0:
+                    final = error if servers is None else servers.error()
+                    raise ConnectionLost(
+                        f"given up after {max(0.0, now - self._since):.1f} s: {final}"
+                    ) from error
+                # The last attempt is at the end of the time.
+                self._last = wait >= left
+                wait = min(wait, left)
+            self._rounds += 1
         # An earlier attempt may have been lost without a reason.
         explained = isinstance(error, EntriesDamaged) and not isinstance(self.error, EntriesDamaged)
         self.error = error

@@ -50,8 +50,8 @@ cdef int by_key(const void* one, const void* other) noexcept nogil:
 
 @cython.final
 cdef class Reassembler(Ledger):
-    """Reassembler(subscribe=None, *, reorg_threshold=1000, budget=1 << 30, max_age=600.0,
-    resume=None): receives messages of many payloads from many sources, returns complete payloads.
+    """Reassembler(subscribe=None, *, reorg_threshold=1000, budget=1073741824, max_age=600.0, resume=None)\n--\n
+    Receives messages of many payloads from many sources, returns complete payloads.
 
     `subscribe` are prefixes of keys, as bytes of any length; None: everything. Messages outside of
     them are discarded at once, and a payload is complete when the rest has arrived. Headers (0x00)

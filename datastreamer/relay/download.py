@@ -429,7 +429,7 @@ class Download:
     def _set_aside(self, state: UpstreamState, error: DatastreamerError) -> None:
         state.set_aside = error
         self._notify()
-        _log.error("%s is set aside and not used any more: %s", state.upstream.name, error)
+        state.log_failure(logging.ERROR, "is set aside and not used any more", error)
 
     def _avoid(self, state: UpstreamState, error: UpstreamDamaged) -> None:
         """Do not use for a while what sends damaged entries."""
@@ -439,14 +439,12 @@ class Download:
         state.unused_until = trio.current_time() + _AVOIDED_FACTOR * wait
         state.lost = str(error)
         self._notify()
-        _log.error(
-            "%s is not used for %.1f s: %s", state.upstream.name, _AVOIDED_FACTOR * wait, error
-        )
+        state.log_failure(logging.ERROR, f"is not used for {_AVOIDED_FACTOR * wait:.1f} s", error)
 
     def _lost(self, state: UpstreamState, error: DatastreamerError) -> None:
         """Log the failure of an upstream or of the disk once, not at each attempt."""
         if not state.lost:
-            _log.warning("%s: %s", state.upstream.name, str(error).partition(";")[0])
+            state.log_failure(logging.WARNING, "", error)
         state.lost = str(error)
         self._notify()
 
@@ -475,17 +473,12 @@ class Download:
             if not self.caught_up:
                 self.caught_up = True
                 state.damaged_in_a_row = 0
-                _log.info("caught up with %s at entry %d", state.upstream.name, next_number)
+                state.log_progress("caught up with %s at entry %d", next_number)
             return
         now = trio.current_time()
-        if now - self._logged_at >= _SAY_SECONDS:
+        if not self.caught_up and now - self._logged_at >= _SAY_SECONDS:
             self._logged_at = now
-            _log.info(
-                "catching up with %s: entry %d of %d",
-                state.upstream.name,
-                next_number,
-                state.entries,
-            )
+            state.log_progress("catching up with %s: entry %d of %d", next_number, state.entries)
 
     async def _pause(self, attempt: int, what: str) -> None:
         now = trio.current_time()

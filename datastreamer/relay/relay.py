@@ -17,6 +17,9 @@ import trio
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
+from datastreamer.http.answers.reading import HttpSource
+from datastreamer.http.options import HttpOptions, http_listeners
+from datastreamer.http.serving import HttpPort, serve_metrics
 from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.protocol import exchanges
@@ -25,7 +28,6 @@ from datastreamer.protocol.retry import BACKOFF, Backoff, check_seconds, check_w
 from datastreamer.relay.download import Download
 from datastreamer.relay.status import READY_LAG, gather, unready
 from datastreamer.server.limits import Limits
-from datastreamer.server.metrics_http import serve_metrics
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.server.server import Server
 from datastreamer.storage.disk.file_ops import Disk
@@ -48,10 +50,10 @@ class Relay:
 
     Run it with ``await nursery.start(relay.run)``; shut it down with ``await relay.finish()``.
 
-    `upstreams` are tried in this order, each an `Upstream` or (host, port). When an earlier one is
-    reachable again and holds as many entries, the relay returns to it. A new file becomes a copy
-    of the upstream's stream, which must have `stream_type`; an existing file is compared with each
-    upstream before entries are appended.
+    `upstreams` are tried in this order, each an `Upstream`, an address such as
+    ``tcps://HOST:PORT``, or (host, port). When an earlier one is reachable again and holds as many
+    entries, the relay returns to it. A new file becomes a copy of the upstream's stream, which must
+    have `stream_type`; an existing file is compared with each upstream before entries are appended.
 
     `on_rewrite` decides what happens if an upstream holds other entries than the file, or has
     truncated some: with "stop" it is set aside, and when all are, `failure` is the reason why the
@@ -65,13 +67,13 @@ class Relay:
     `timeout`, `heartbeat` and `backoff` those of `connect`. The upstreams' heads are queried every
     `look_seconds` seconds.
 
-    `metrics_port` and `metrics_host` are those of `StreamServer`; /readyz answers 503 while the
-    relay lacks more than `ready_lag` entries.
+    `metrics_port`, `metrics_host` and `http` are those of `StreamServer`; /readyz answers 503 while
+    the relay lacks more than `ready_lag` entries.
     """
 
     def __init__(
         self,
-        upstreams: Sequence[Upstream | tuple[str, int]],
+        upstreams: Sequence[Upstream | tuple[str, int] | str],
         path: PathLike,
         *,
         host: Hosts = None,
@@ -91,9 +93,10 @@ class Relay:
         metrics_port: int | None = None,
         metrics_host: Hosts = None,
         ready_lag: int = READY_LAG,
+        http: HttpOptions | None = None,
     ) -> None:
         if isinstance(upstreams, str):
-            raise UsageError(f'upstreams is a list such as [("host", 6900)], not {upstreams!r}')
+            raise UsageError(f'upstreams is a list such as ["host:6900"], not {upstreams!r}')
         if not upstreams:
             raise UsageError("a relay needs a server to download from")
         if on_rewrite not in ("stop", "follow"):
@@ -128,6 +131,8 @@ class Relay:
         self._addresses: list[tuple[str, int]] = []
         self._metrics = None if metrics_port is None else (metrics_host, metrics_port)
         self._metrics_port: int | None = None
+        self._http = http
+        self._http_port: int | None = None
         self._numbers: WriterNumbers | None = None
         self._ready_lag = ready_lag
         self._limits = limits
@@ -151,6 +156,11 @@ class Relay:
     def metrics_port(self) -> int | None:
         """The port of its metrics endpoint; None without one."""
         return self._metrics_port
+
+    @property
+    def http_port(self) -> int | None:
+        """The port that answers HTTP; None without one. `run` opens it."""
+        return self._http_port
 
     @property
     def total_entries(self) -> int:
@@ -199,38 +209,62 @@ class Relay:
         listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
         self.download.own = listeners
         asked: list[socket.socket] = []
+        web: list[socket.socket] = []
         try:
             self._ensure_not_finished()
             if self._metrics is not None:
                 asked = metrics_listeners(*self._metrics)
                 self._metrics_port = name_of(asked[0])[1]
+            if self._http is not None:
+                web = http_listeners(self._http)
+                self._http_port = name_of(web[0])[1]
             failure: DatastreamerError | None = None
             async with trio.open_nursery() as nursery:
                 if asked:
                     await nursery.start(serve_metrics, asked, self._snapshot, self._unready)
+                port = None
+                if self._http is not None:
+                    port = HttpPort(
+                        HttpSource(lambda: self.server, self._snapshot, self._unready),
+                        web,
+                        self._http,
+                        tls=self.tls,
+                        write_timeout=None if self._limits is None else self._limits.write_timeout,
+                    )
+                    await nursery.start(port.run)
                 try:
-                    await self._run(listeners, task_status)
+                    await self._run(listeners, port, task_status)
                 except DatastreamerError as error:
                     failure = error
                 nursery.cancel_scope.cancel()
             if failure is not None:
                 raise failure
         finally:
-            for listener in (*listeners, *asked):
+            for listener in (*listeners, *asked, *web):
                 listener.close()
 
     async def _run(
         self,
         listeners: list[socket.socket],
+        port: HttpPort | None,
         task_status: trio.TaskStatus[list[tuple[str, int]]],
     ) -> None:
         stream = self.stream = await self._open()
         try:
             self._ensure_not_finished()
-            self._numbers = None if self._metrics is None else stream._internals.share_numbers()
+            if self._metrics is not None or self._http is not None:
+                self._numbers = stream._internals.share_numbers()
             kind = stream.header.stream_type
             peers = [ServerPeer(each, stream_type=kind) for each in self._upstreams]
-            self.server = Server(stream, limits=self._limits, tls=self.tls, heal_from=peers)
+            self.server = Server(
+                stream,
+                limits=self._limits,
+                tls=self.tls,
+                heal_from=peers,
+                other_connections=0 if self._http is None else self._http.max_clients,
+            )
+            if port is not None:
+                port.attach(self.server)
             self.download.counts = self.server.counts
             async with trio.open_nursery() as nursery:
                 self._addresses = await nursery.start(self.server.run, listeners)

@@ -66,10 +66,19 @@ class UpstreamState:
 
     def log_relaying(self, next_number: int) -> None:
         """Log that the relay has joined it."""
-        _log.info(
-            "relaying from %s: next entry %d, the upstream holds %d",
-            *(self.upstream.name, next_number, self.entries),
-        )
+        text = "relaying from %s: next entry %d, the upstream holds %d"
+        self.log_progress(text, next_number, self.entries)
+
+    def log_progress(self, text: str, next_number: int, *more: object) -> None:
+        """Log that the relay has entries up to, not including, `next_number`."""
+        fields = {"upstream": self.upstream.name, "entry": next_number}
+        _log.info(text, *(self.upstream.name, next_number, *more), extra=fields)
+
+    def log_failure(self, level: int, what: str, error: DatastreamerError) -> None:
+        """Log why it is not used; `what` says for how long, or nothing."""
+        text = f"{what}: {error}" if what else str(error).partition(";")[0]
+        fields = {"upstream": self.upstream.name, "error": type(error).__name__}
+        _log.log(level, "%s%s%s", self.upstream.name, " " if what else ": ", text, extra=fields)
 
     def log_shorter(self, total: int, ours: int) -> None:
         """Log once that it is reachable again and holds `total` entries, fewer than the relay's."""

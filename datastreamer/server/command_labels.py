@@ -21,10 +21,11 @@ from datastreamer.protocol.messages import (
 
 ENTRY: Final = "entry"
 BOOKMARK: Final = "bookmark"
+HEADER: Final = "header"
 KINDS: Final = {
     EntryQuery: ENTRY,
     BookmarkQuery: BOOKMARK,
-    HeaderQuery: "header",
+    HeaderQuery: HEADER,
     CapabilitiesQuery: "capabilities",
     BatchQuery: "batch_read",
     FilteredRead: "filtered_read",
@@ -41,6 +42,8 @@ KINDS: Final = {
 }
 PUBLISH: Final = "publish"
 AUTHENTICATE: Final = "authenticate"
+HTTP: Final = "http"
+"""Label under which rejected tokens of HTTP requests are counted."""
 COMMANDS: Final = tuple(KINDS.values())
 """Labels under which commands are counted; also `PUBLISH` and `AUTHENTICATE` if the server accepts
 them."""

@@ -19,7 +19,7 @@ import trio
 from datastreamer._version import __version__
 from datastreamer.errors import DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED, RESULT_OK, RESULT_TEXTS
-from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
+from datastreamer.metrics.counters import DROPPED, FAULT, HttpCounts, kind_of
 from datastreamer.metrics.exposition import (
     LISTED_CLIENTS,
     ConnectedClient,
@@ -32,7 +32,7 @@ from datastreamer.metrics.exposition import (
 )
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.gate import EVICTED, NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
-from datastreamer.server.command_labels import AUTHENTICATE, COMMANDS, PUBLISH
+from datastreamer.server.command_labels import AUTHENTICATE, COMMANDS, HTTP, PUBLISH
 from datastreamer.server.scrub import RESULTS
 from datastreamer.server.session import CHANGED, FAILED, GONE, LEFT, REFUSED, SERVER_ENDED
 from datastreamer.server.streaming.sender import State
@@ -87,11 +87,15 @@ async def collect(
     counts = server.counts
     publishes = server.publish_lease is not None
     proofs = [PUBLISH] * publishes + [AUTHENTICATE] * server.takes_tokens
+    http = counts.http
+    not_allowed = counts.not_allowed if http is None else counts.not_allowed + http.not_allowed
+    refusing = proofs if http is None else [*proofs, HTTP]
     samples: Samples = {
         **_build(),
         "datastreamer_head_entries": [([], head.entries)],
         "datastreamer_head_bytes": [([], head.length)],
         "datastreamer_file_replaced": [([], int(bool(server.watch.lost)))],
+        **_tls(server),
         **_index(server),
         **({} if numbers is None else numbers.samples()),
         "datastreamer_clients": [([state.value], states[state.value]) for state in State],
@@ -100,7 +104,7 @@ async def collect(
         "datastreamer_connections_accepted_total": [([], counts.accepted)],
         "datastreamer_connections_refused_total": _by_label(counts.refused, _REFUSALS),
         "datastreamer_connections_ended_total": _by_label(counts.ended, REASONS),
-        "datastreamer_authentication_failures_total": _by_label(counts.not_allowed, proofs),
+        "datastreamer_authentication_failures_total": _by_label(not_allowed, refusing),
         "datastreamer_commands_total": _by_label(counts.commands, (*COMMANDS, *proofs)),
         "datastreamer_errors_total": _by_label(
             counts.errors, (*_ERRORS, *_OF_PUBLISHING * publishes)
@@ -109,6 +113,7 @@ async def collect(
         "datastreamer_sent_entries_total": [([], counts.entries_sent)],
         "datastreamer_batch_read_request_seconds": [([], counts.batch_seconds.histogram())],
         "datastreamer_batch_read_response_bytes": [([], counts.batch_bytes.histogram())],
+        **({} if http is None else _http(http)),
         "datastreamer_filter_scanned_bytes_total": [([], counts.filter_scanned)],
         "datastreamer_range_hash_seconds_total": [([], counts.hash_seconds)],
         **_publishing(server),
@@ -126,6 +131,13 @@ async def collect(
 def of_process() -> MetricsSnapshot:
     """The snapshot of a process that serves no stream yet."""
     return {"time": time.time(), "samples": {**_build(), **process_samples()}, "clients": []}
+
+
+def _tls(server: Server) -> Samples:
+    expires = server.certificate_expires_at
+    if expires is None:
+        return {}
+    return {"datastreamer_tls_certificate_expiry_seconds": [([], expires)]}
 
 
 def _client(session: Session, head: Head, now: float) -> ConnectedClient:
@@ -190,6 +202,17 @@ def _publishing(server: Server) -> Samples:
         ],
         "datastreamer_publish_entries_total": [([], counts.published_entries)],
         "datastreamer_publish_bytes_total": [([], counts.published_bytes)],
+    }
+
+
+def _http(counts: HttpCounts) -> Samples:
+    return {
+        "datastreamer_http_requests_total": [
+            (list(labels), count) for labels, count in sorted(counts.requests.items())
+        ],
+        "datastreamer_http_sent_bytes_total": [([], counts.bytes_sent)],
+        "datastreamer_http_connections": [([], counts.connections)],
+        "datastreamer_http_followers": [([], counts.followers)],
     }
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.errors import DamagedFile, NotFound, UnknownBookmark, UnknownEntry
+from datastreamer.errors import DamagedFile, NotFound, UnknownEntry
 from datastreamer.format import (
     PACKET_ANSWER,
     RESULT_BAD_FROM_BOOKMARK,
@@ -40,11 +40,13 @@ from datastreamer.protocol.publishing import encode_refusal
 from datastreamer.protocol.server import Event, Refuse
 from datastreamer.server import damage
 from datastreamer.server.batch_reads import BatchAnswers
+from datastreamer.server.bookmark_queries import BookmarkQueries
+from datastreamer.server.command_labels import BOOKMARK, ENTRY, HEADER
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.server.streaming.output import ClientOutput
-from datastreamer.storage.bookmarks.keeper import NotAtHandError
+from datastreamer.storage.bookmarks.at_hand import NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.spans import Cursor
 
@@ -60,8 +62,7 @@ T = TypeVar("T")
 
 # Answers to queries that arrived together are sent together, up to about this many bytes.
 _ANSWERS_BYTES = 64 * 1024
-# A look-up that has to scan more than this many bytes of the stream runs in a thread.
-_INLINE_SCAN = 1 << 20
+_NO_BOOKMARK = messages.OK + messages.NOT_FOUND
 
 
 class QueryAnswers:
@@ -70,6 +71,7 @@ class QueryAnswers:
     def __init__(self, broadcast: Broadcast, output: ClientOutput, limits: Limits) -> None:
         self.batches = BatchAnswers(broadcast, limits)
         self.filters = FilteredReads(broadcast, limits)
+        self._bookmarks = BookmarkQueries(broadcast)
         self._broadcast = broadcast
         self._stream = broadcast.stream
         self._output = output
@@ -103,56 +105,66 @@ class QueryAnswers:
 
     def answer_at_hand(
         self, question: Event, next_event: Callable[[], Event | None], most: int
-    ) -> tuple[int, int, Event | None]:
+    ) -> tuple[int, Event | None]:
         """As `answer` for this query and those that follow it, up to `most` and until answers are
-        `full`, as long as they are entry and bookmark queries whose entries are known to be
-        resident. Returns how many of each were answered, and the next event if it is not answered
-        yet."""
+        `full`, as long as they are queries of the header, or of entries and bookmarks whose entries
+        are known to be resident. Returns how many were answered, and the next event if it is not
+        answered yet."""
         packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
         answers, questions = self._answers, self._questions
         if not answers:
             self._epoch = self._stream.epoch
-        size, before, bookmarks = self.size, len(answers), 0
+        size, before, entries, bookmarks = self.size, len(answers), 0, 0
         most += before
         left: Event | None = question
-        while True:
-            if type(left) is EntryQuery:
-                found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
-            elif type(left) is BookmarkQuery:
-                # All were asked before the first look at what is committed.
-                found = self._first_event_at_hand(left.key, look=not bookmarks)
-                bookmarks += found is not None
-            else:
-                break
-            if found is None:
-                break
-            answers.append(found)
-            questions.append(left)
-            size += len(found)
-            left = next_event()
-            if size >= _ANSWERS_BYTES or len(answers) >= most:
-                break
-        self.size = size
-        return len(answers) - before - bookmarks, bookmarks, left
-
-    def _first_event_at_hand(self, key: bytes, *, look: bool) -> bytes | None:
-        """The answer to a bookmark query; None if it needs the disk, a repair, or a search for the
-        event. `look` for what is committed first."""
-        stream, broadcast = self._stream, self._broadcast
-        if look:
-            stream.refresh_open_file()
-            if broadcast.changing:
-                return None
-        cold, bookmarks = broadcast.cold, stream.bookmarks
-        if bookmarks.unread() > _INLINE_SCAN or not cold.index_at_hand:
-            return None
+        # All were asked before the first look at what is committed.
+        look_ups, header = None, b""
+        found: bytes | None
         try:
-            number = cold.look_up(bookmarks.newest_at_hand, key)
+            while True:
+                if type(left) is EntryQuery:
+                    found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
+                    entries += found is not None
+                elif type(left) is BookmarkQuery:
+                    if look_ups is None:
+                        look_ups = self._bookmarks.begin_at_hand()
+                    number = look_ups.newest(left.key)
+                    if number is None:
+                        found = _NO_BOOKMARK
+                    else:
+                        found = packed_from(warm, number, messages.OK, PACKET_ANSWER, left.key)
+                    bookmarks += found is not None
+                elif type(left) is HeaderQuery:
+                    found = header = header or self._header_at_hand()
+                else:
+                    break
+                if not found:
+                    break
+                answers.append(found)
+                questions.append(left)
+                size += len(found)
+                left = next_event()
+                if size >= _ANSWERS_BYTES or len(answers) >= most:
+                    break
         except NotAtHandError:
-            return None
-        if number is None:
-            return messages.OK + messages.NOT_FOUND
-        return stream.reader.packed_from(cold.warm, number, messages.OK, PACKET_ANSWER, key)
+            pass
+        finally:
+            if look_ups is not None:
+                self._bookmarks.end_at_hand(look_ups)
+        self.size = size
+        count, commands = len(answers) - before, self._broadcast.counts.commands
+        if entries:
+            commands[ENTRY] += entries
+        if bookmarks:
+            commands[BOOKMARK] += bookmarks
+        if header:
+            commands[HEADER] += count - entries - bookmarks
+        return count, left
+
+    def _header_at_hand(self) -> bytes:
+        """The answer to a header query; empty while the stream is being changed."""
+        self._stream.refresh_open_file()
+        return b"" if self._broadcast.changing else messages.OK + self._stream.header.pack()
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)
@@ -188,7 +200,7 @@ class QueryAnswers:
                 return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
         else:
             try:
-                found = await self._bookmark(command.key)
+                found = await self._bookmarks.find(command.key)
             except DamagedFile as error:
                 return await damage.refusal(self._broadcast, error, command)
             if found is None:
@@ -215,10 +227,10 @@ class QueryAnswers:
         cursor = self._stream.reader.cursor
         while True:
             with contextlib.suppress(Changed), self._broadcast.unchanged():
-                first = await self._bookmark(query.first)
+                first = await self._bookmarks.find(query.first)
                 if first is None:
                     return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
-                last = await self._bookmark(query.last)
+                last = await self._bookmarks.find(query.last)
                 if last is None or last < first:
                     return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
                 return await self._read(cursor, first), await self._read(cursor, last + 1)
@@ -283,50 +295,13 @@ class QueryAnswers:
         await self._broadcast.settled()
         return found
 
-    async def _bookmark(self, key: bytes) -> int | None:
-        """The newest entry with this key. A look-up that is long or may read the disk runs in a
-        thread, and is repeated if the stream was changed meanwhile."""
-        stream, broadcast = self._stream, self._broadcast
-        while True:
-            epoch = stream.epoch
-            number: int | None = None
-            try:
-                with contextlib.suppress(UnknownBookmark):
-                    if stream.bookmarks.unread() > _INLINE_SCAN:
-                        number = await trio.to_thread.run_sync(self._scan, key)
-                    elif not broadcast.cold.index_at_hand:
-                        number = await broadcast.cold.run(self._look_up, key)
-                    else:
-                        with contextlib.suppress(NotAtHandError):
-                            return broadcast.cold.look_up(self._bookmark_at_hand, key)
-                        # It needs the disk, or the index has to be repaired first.
-                        number = await broadcast.cold.run(stream.bookmark, key)
-            except DamagedFile:
-                if not broadcast.outdated() and stream.epoch == epoch:
-                    raise
-                epoch = -1
-            await broadcast.settled()
-            if stream.epoch == epoch:
-                return number
-
-    def _scan(self, key: bytes) -> int:
-        """A look-up that reads entries which are not indexed yet."""
-        self._broadcast.cold.checks.compare(self._broadcast.doubt_unindexed())
-        return self._stream.bookmark(key)
-
-    def _look_up(self, key: bytes) -> int:
-        return self._broadcast.cold.look_up(self._stream.bookmark, key)
-
-    def _bookmark_at_hand(self, key: bytes) -> int | None:
-        return self._stream.find_bookmark(key, is_resident=self._broadcast.is_resident)
-
     async def _read_event(self, number: int) -> Entry | None:
         first_event = self._stream.reader.first_event
         return await self._read(first_event, number, lambda it: it.number if it else number)
 
     async def _first_event(self, key: bytes) -> bytes:
         event: Entry | None = None
-        while (number := await self._bookmark(key)) is not None:
+        while (number := await self._bookmarks.find(key)) is not None:
             try:
                 event = await self._read_event(number)
             except UnknownEntry:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import trio
@@ -27,16 +26,17 @@ from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.healer import Healer
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
 from datastreamer.server.publish.lease import PublishLease
-from datastreamer.server.publish.policy import Publishing, check_client_tokens
+from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.scrub import Scrub
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.server.streaming.broadcast import Broadcast, wakeup
+from datastreamer.server.streaming.other_readers import EntryChange, OtherReader
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.internals import ChangeCallback
 from datastreamer.storage.maintain.heal import Peer
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.listeners import Hosts, name_of, open_listeners
+from datastreamer.transport.listeners import name_of
 from datastreamer.transport.server_stream import Transport
 from datastreamer.transport.tcp_info import SERVER_KEEPALIVE, keep_alive
 from datastreamer.transport.tls import ServerTLS
@@ -73,10 +73,12 @@ class Server:
         changes_streams: bool = True,
         logs_file: bool = True,
         heal_from: Sequence[Peer] = (),
+        other_connections: int = 0,
     ) -> None:
         """`changes_streams`: if another process writes `stream` and its file is replaced, serve the
         stream that is at the path then. `logs_file`: log if the file is replaced. `heal_from`
-        are servers that damaged pages are restored from, if this process writes the stream."""
+        are servers that damaged pages are restored from, if this process writes the stream.
+        `other_connections`: descriptors that this process needs for other ports."""
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
@@ -84,6 +86,10 @@ class Server:
         self._healer = Healer(heal_from, self.counts)
         self.sessions: dict[Session, None] = {}
         """The clients' sessions, in the order in which they were accepted."""
+        self.other_readers: dict[OtherReader, None] = {}
+        """Readers of the stream that are no clients of this protocol."""
+        self.finish_with: dict[Callable[[float], Awaitable[None]], None] = {}
+        """What `finish` calls with its grace period, and waits for."""
         self.publish_lease = (
             None if publishing is None else PublishLease(publishing, stream, tls, self.counts)
         )
@@ -94,13 +100,15 @@ class Server:
         # The stream that was opened here in place of one that was replaced.
         self._opened: DataStream | None = None
         self._waker = waker
-        self._tls = tls
+        self._other_connections = other_connections
+        self.tls = tls
+        """Its certificates; None without TLS."""
         # Set if other processes accept from the same listeners.
         self._balance = balance
         self.gate = self._make_gate()
         """The slots of its clients."""
         tokens = self.limits.client_token_file
-        self._token_examiner = TokenExaminer(tokens, self.counts, self.gate.refusals)
+        self._token_examiner = TokenExaminer(tokens, self.counts.not_allowed, self.gate.refusals)
         self.broadcast = self._broadcast_of(stream)
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
@@ -150,6 +158,8 @@ class Server:
                 self.watch.say_lost()
                 for session in list(self.sessions):
                     session.end(CHANGED, self.watch.lost)
+                for reader in list(self.other_readers):
+                    reader.lost()
                 await self._until_no_clients()
                 nursery.cancel_scope.cancel()
             successor = await self.watch.successor()
@@ -189,6 +199,11 @@ class Server:
         return self.broadcast.trouble or self.stream._internals.misplaced
 
     @property
+    def stream_missing(self) -> bool:
+        """Whether there is no stream to serve now, because its file was removed or replaced."""
+        return self._stream_missing
+
+    @property
     def takes_tokens(self) -> bool:
         """Whether clients may present a token."""
         return self._token_examiner.takes_tokens
@@ -199,9 +214,14 @@ class Server:
         publishing = FEATURE_PUBLISH * (self.publish_lease is not None)
         return publishing | FEATURE_AUTHENTICATE * self.takes_tokens
 
+    @property
+    def certificate_expires_at(self) -> int | None:
+        """When the first of its certificates expires, in seconds since 1970; None without TLS."""
+        return None if self.tls is None else self.tls.expires_at
+
     def _make_gate(self) -> Gate:
         publishing = self.publish_lease is not None
-        certificates = self._tls is not None and self._tls.asks_clients
+        certificates = self.tls is not None and self.tls.asks_clients
         authenticates = certificates or publishing or self.limits.client_token_file is not None
         reserved = self.limits.reserved if authenticates else 0
         return Gate(self.limits, self.counts, self._balance, reserved, publishing)
@@ -209,6 +229,7 @@ class Server:
     def _fit_into_descriptors(self) -> None:
         wanted, reserved = self.limits.max_clients, self.gate.reserved
         beyond = reserved + PROVISIONAL_CLIENTS if reserved else 0
+        beyond += self._other_connections
         room, descriptors = room_for_clients(wanted + beyond)
         room = max(1, room - beyond)
         if room < wanted:
@@ -241,7 +262,7 @@ class Server:
                 connection.close()
                 return
             keep_alive(connection.setsockopt, SERVER_KEEPALIVE)
-            transport = transport_over(connection, place.peer, self._tls, self.gate.refusals)
+            transport = transport_over(connection, place.peer, self.tls, self.gate.refusals)
             await self.handle(transport, connection, place)
         finally:
             self.gate.leave(place, trio.current_time())
@@ -300,13 +321,16 @@ class Server:
         self._finishing = True
         self.stream.refresh_open_file()
         entries = self.stream.total_entries
-        late = not await self._leave_within(grace * _UNHURRIED, entries)
-        if late:
-            unfinished = self._owes(entries)
-            await self._leave_within(grace * (1 - _UNHURRIED), 0)
-            if unfinished:
-                words = "%d clients did not receive all committed entries within %g s"
-                _log.warning(words, unfinished, grace, extra={"clients": unfinished})
+        async with trio.open_nursery() as nursery:
+            for finish in self.finish_with:
+                nursery.start_soon(finish, grace)
+            late = not await self._leave_within(grace * _UNHURRIED, entries)
+            if late:
+                unfinished = self._owes(entries)
+                await self._leave_within(grace * (1 - _UNHURRIED), 0)
+                if unfinished:
+                    words = "%d clients did not receive all committed entries within %g s"
+                    _log.warning(words, unfinished, grace, extra={"clients": unfinished})
         self._scope.cancel()
         return not late
 
@@ -328,28 +352,28 @@ class Server:
         if done:
             self.broadcast.release()
             return
-        offset, affected = self._affected(start, stop)
+        change, affected = self._affected(start, stop)
         # Nothing fails from here on, so that each begin is followed by its end.
-        self.broadcast.hold(Head(offset, start) if stop is None else None)
-        self._apply_change(start, stop, offset, affected)
+        self.broadcast.hold(Head(change.offset, start) if stop is None else None)
+        self._apply_change(change, affected)
 
     def _affected(
         self, start: int, stop: int | None, *, late: bool = False
-    ) -> tuple[int, list[Session]]:
-        """The file offset of entry `start`, and the sessions that a change of the entries from it
-        up to `stop` affects."""
+    ) -> tuple[EntryChange, list[Session]]:
+        """The change of the entries from `start` up to `stop`, and the sessions that it affects."""
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
         found = [s for s in self.sessions if s.affected(start, offset, stop, end, late)]
-        return offset, found
+        return EntryChange(start, offset, stop, end, late), found
 
-    def _apply_change(
-        self, start: int, stop: int | None, offset: int, affected: list[Session], by: str = ""
-    ) -> None:
+    def _apply_change(self, change: EntryChange, affected: list[Session], by: str = "") -> None:
+        start, offset, stop, _, _ = change
         what = "truncated" if stop is None else "changed"
         for session in affected:
             self._end(session, what + by, start)
+        for reader in list(self.other_readers):
+            reader.changed(change)
         if stop is None:
             ended = set(affected)
             for session in self.sessions:
@@ -377,12 +401,11 @@ class Server:
         cut = min((change.start for change in changes if change.stop is None), default=entries)
         for _, start, stop in changes:
             if stop is not None and stop <= cut:
-                offset, affected = self._affected(start, stop, late=True)
-                self._apply_change(start, stop, offset, affected, _ELSEWHERE)
+                self._apply_change(*self._affected(start, stop, late=True), _ELSEWHERE)
         if any(change.stop is None for change in changes):
-            offset, affected = self._affected(cut, None, late=True)
-            self.broadcast.cut_short(Head(offset, cut))
-            self._apply_change(cut, None, offset, affected, _ELSEWHERE)
+            change, affected = self._affected(cut, None, late=True)
+            self.broadcast.cut_short(Head(change.offset, cut))
+            self._apply_change(change, affected, _ELSEWHERE)
 
     def _end_all_senders(self) -> None:
         """The changes are not recorded: end every session that is being sent entries."""
@@ -390,6 +413,8 @@ class Server:
         for session in list(self.sessions):
             if session.sending:
                 self._end(session, "changed" + _ELSEWHERE, head.entries)
+        for reader in list(self.other_readers):
+            reader.lost()
 
     def _end(self, session: Session, what: str, number: int) -> None:
         at = session.sender.cursor.number
@@ -414,57 +439,6 @@ class Server:
         """The number of streaming clients that were not sent the first `entries` entries."""
         self.broadcast.locate()
         return sum(session.sender.owes(entries) for session in self.sessions)
-
-
-async def serve(
-    stream: DataStream,
-    *,
-    host: Hosts = None,
-    port: int | None = 6900,
-    unix: str | os.PathLike[str] | None = None,
-    listeners: Iterable[socket.socket] | None = None,
-    tls: ServerTLS | None = None,
-    limits: Limits | None = None,
-    waker: int | None = None,
-    publishing: Publishing | None = None,
-    stop: trio.Event | None = None,
-    task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve `stream` until `stop` is set or the task is cancelled:
-    ``await nursery.start(partial(serve, stream, port=0))``.
-
-    `nursery.start` returns the addresses, [(host, port), ...]. The server listens on every
-    interface, IPv4 and IPv6, unless `host` names one or several; also on a Unix socket at the path
-    `unix`, ("unix:PATH", 0), alone if `port` is None; or on `listeners` that are bound already.
-    With `tls`, TCP connections use TLS only; `tls.reload()` reads its files again.
-
-    The stream is open for writing (commits of this process, from any thread, are served at once)
-    or with `follow=True`; the caller closes it. If the file of a stream with `follow=True` is
-    replaced, that stream is closed and the one at its path is served. `limits` default to
-    `Limits()`. `waker` is a non-blocking descriptor that becomes readable when another process
-    has committed. `publishing` accepts publishers into the stream, which must be open for writing
-    (``docs/PUBLISHING.md``).
-
-    When `stop` is set, the server accepts no more connections, answers the commands that it has
-    received, sends streaming clients the entries that are committed, and closes each connection
-    when that is done, at the latest after the limits' `grace`; then `serve` returns. Cancelling
-    `serve`, also meanwhile, closes the listeners and every connection at once.
-
-    Raises `ListenFailed`, and `UsageError` if the limits' client token file has no tokens.
-    """
-    check_client_tokens(None if limits is None else limits.client_token_file)
-    server = Server(stream, limits=limits, waker=waker, tls=tls, publishing=publishing)
-    sockets = open_listeners(host, port, unix) if listeners is None else listeners
-    async with trio.open_nursery() as nursery:
-        if stop is not None:
-            nursery.start_soon(_finish_after, stop, server)
-        await server.run(sockets, task_status=task_status)
-        nursery.cancel_scope.cancel()
-
-
-async def _finish_after(stop: trio.Event, server: Server) -> None:
-    await stop.wait()
-    await server.finish()
 
 
 def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> ChangeCallback:

@@ -39,7 +39,7 @@ from datastreamer.server import damage
 from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
-from datastreamer.server.command_labels import AUTHENTICATE, BOOKMARK, ENTRY, KINDS, PUBLISH
+from datastreamer.server.command_labels import AUTHENTICATE, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
 from datastreamer.server.long_answers import LongAnswers
 from datastreamer.server.publish.lease import PublishLease
@@ -68,7 +68,7 @@ FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
-_FREQUENT: Final = (EntryQuery, BookmarkQuery)
+_FREQUENT: Final = (EntryQuery, BookmarkQuery, HeaderQuery)
 _LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery, SumsQuery)
 
 
@@ -296,13 +296,9 @@ class Session:
             # The most frequent queries have the shortest path.
             if type(event) in _FREQUENT and self._pace is None and not broadcast.changing:
                 most = _QUESTIONS_A_TURN - asked
-                entries, bookmarks, event = answers.answer_at_hand(event, protocol.next_event, most)
-                asked += entries + bookmarks
-                self.taken += entries + bookmarks
-                if entries:
-                    self._counts.commands[ENTRY] += entries
-                if bookmarks:
-                    self._counts.commands[BOOKMARK] += bookmarks
+                answered, event = answers.answer_at_hand(event, protocol.next_event, most)
+                asked += answered
+                self.taken += answered
                 if event is None:
                     continue
             if asked < _QUESTIONS_A_TURN and not answers.full:

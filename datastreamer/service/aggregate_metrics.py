@@ -1,6 +1,6 @@
 """Metrics of several serving processes, collected and exposed by their parent.
 
-Owns a thread with an event loop for the endpoint (`metrics_http.py`), since the parent may have
+Owns a thread with an event loop for the endpoint (`http/serving.py`), since the parent may have
 none.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 import trio
 
+from datastreamer.http.serving import serve_metrics
 from datastreamer.metrics.exposition import MetricsSnapshot
-from datastreamer.server.metrics_http import serve_metrics
 from datastreamer.transport.trio_thread import TrioThread
 
 _log = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
@@ -10,6 +11,7 @@ import trio
 
 from datastreamer.errors import DatastreamerError, ServerFailed
 from datastreamer.relay.relay import Relay
+from datastreamer.transport.listeners import address_of
 from datastreamer.transport.trio_thread import TrioThread
 
 P = ParamSpec("P")
@@ -50,6 +52,11 @@ class BlockingRelay:
         if self._thread.failure is not None:
             raise self._thread.failure
 
+    def __repr__(self) -> str:
+        served = ", ".join(map(address_of, self.addresses))
+        state = "closed" if self._closed else f"on {served}"
+        return f"<{type(self).__name__} in {os.fspath(self._relay.path)!r}: {state}>"
+
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """The addresses it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
@@ -64,6 +71,11 @@ class BlockingRelay:
     def metrics_port(self) -> int | None:
         """The port of its metrics endpoint; None without one."""
         return self._relay.metrics_port
+
+    @property
+    def http_port(self) -> int | None:
+        """The port that answers HTTP; None without one."""
+        return self._relay.http_port
 
     @property
     def total_entries(self) -> int:

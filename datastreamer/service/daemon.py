@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,14 +18,15 @@ import trio
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ServerFailed, UsageError
+from datastreamer.http.options import HttpOptions, http_listeners
+from datastreamer.http.serving import serve_http, serve_metrics_of, source_of
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import Limits
-from datastreamer.server.metrics_http import serve_metrics_of
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
 from datastreamer.service import systemd
 from datastreamer.service.worker_pool import Workers
-from datastreamer.service.worker_process import StartAbandoned
+from datastreamer.service.worker_process import HttpShare, StartAbandoned
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
@@ -49,6 +51,7 @@ def serve_until_signal(
     tls: ServerTLS | None = None,
     limits: Limits,
     metrics: tuple[Hosts, int] | None = None,
+    http: HttpOptions | None = None,
     workers: int = 1,
     publishing: Publishing | None = None,
     heal_from: Sequence[Upstream] = (),
@@ -59,7 +62,7 @@ def serve_until_signal(
     On the first signal the server stops accepting connections and gives clients the limits' grace
     period to receive committed entries; a second signal ends that at once; more are ignored while
     the stream is closed. On SIGHUP the files of `tls` are read again. `metrics` is host and port
-    of the metrics endpoint (`metrics_http.py`).
+    of the metrics endpoint, `http` the options of the HTTP port (`http/serving.py`).
 
     The addresses are bound before the stream is opened, so that a port in use leaves no trace on
     disk; listeners passed by systemd are used instead. systemd is notified when clients can
@@ -79,7 +82,14 @@ def serve_until_signal(
     async def serve(stream: DataStream) -> None:
         kind = stream.header.stream_type
         peers = [ServerPeer(each, stream_type=kind) for each in heal_from]
-        server = Server(stream, limits=limits, tls=tls, publishing=publishing, heal_from=peers)
+        server = Server(
+            stream,
+            limits=limits,
+            tls=tls,
+            publishing=publishing,
+            heal_from=peers,
+            other_connections=0 if http is None else http.max_clients,
+        )
         async with shutdown.event_loop() as nursery:
             if shutdown.begun.is_set():
                 return
@@ -90,6 +100,9 @@ def serve_until_signal(
                 await nursery.start(
                     serve_metrics_of, server, metrics_sockets, stream._internals.share_numbers()
                 )
+            if http is not None:
+                source = source_of(server, stream._internals.share_numbers())
+                await nursery.start(serve_http, server, web, http, source)
             listening(stream, addresses)
             systemd.notify(systemd.READY)
             await shutdown.begun.wait()
@@ -111,7 +124,7 @@ def serve_until_signal(
                     await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
             # The system refuses new connections from now on, instead of queueing them.
-            for listener in listeners:
+            for listener in (*listeners, *web):
                 listener.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(many.close)
@@ -120,10 +133,12 @@ def serve_until_signal(
     if publishing is not None and workers != 1:
         raise UsageError("publishing needs a single worker: the process that writes has to serve")
     metrics_sockets = [] if metrics is None else metrics_listeners(*metrics)
+    web: list[socket.socket] = []
     try:
+        web = [] if http is None else http_listeners(http)
         listeners = systemd.take_listeners() or open_listeners(host, port, unix)
     except BaseException:
-        for listener in metrics_sockets:
+        for listener in (*metrics_sockets, *web):
             listener.close()
         raise
     try:
@@ -140,6 +155,7 @@ def serve_until_signal(
                         workers,
                         metrics_sockets,
                         lambda: bool(shutdown.caught),
+                        None if http is None else HttpShare(http, web),
                     )
                     try:
                         trio.run(supervise, many, stream)
@@ -148,7 +164,7 @@ def serve_until_signal(
                     finally:
                         many.close()
     finally:
-        for listener in (*listeners, *metrics_sockets):
+        for listener in (*listeners, *metrics_sockets, *web):
             listener.close()
     return shutdown.name
 

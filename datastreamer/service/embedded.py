@@ -15,15 +15,23 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from datastreamer.errors import ServerFailed, StreamClosed, UsageError
+from datastreamer.http.options import HttpOptions, http_listeners
 from datastreamer.protocol.retry import check_seconds
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import Publishing, check_client_tokens
 from datastreamer.service.worker_pool import Workers
+from datastreamer.service.worker_process import HttpShare
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.atomic_op import raised_after
 from datastreamer.storage.write.durability import SyncPolicy
-from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.transport.listeners import (
+    Hosts,
+    address_of,
+    metrics_listeners,
+    name_of,
+    open_listeners,
+)
 from datastreamer.transport.tls import ServerTLS
 
 _log = logging.getLogger(__name__)
@@ -49,7 +57,8 @@ class StreamServer:
     `in_process`; while a publisher has the lease, this process cannot start an operation.
 
     `metrics_port` is the port of the Prometheus endpoint (0: a free port, see `metrics_port`), on
-    `metrics_host` (None: 127.0.0.1); needs the extra ``metrics``.
+    `metrics_host` (None: 127.0.0.1); needs the extra ``metrics``. `http` answers HTTP on one more
+    port (``docs/HTTP.md``).
 
     Raises `ListenFailed`, `UsageError` and what `DataStream.open` raises. If a serving process
     dies, its clients are disconnected and it is restarted; if all processes die repeatedly, the
@@ -76,6 +85,7 @@ class StreamServer:
         metrics_port: int | None = None,
         metrics_host: Hosts = None,
         publishing: Publishing | None = None,
+        http: HttpOptions | None = None,
     ) -> None:
         self._closed = False
         if publishing is not None and not in_process:
@@ -91,11 +101,16 @@ class StreamServer:
         listeners = open_listeners(host, port, unix)
         self._addresses = [name_of(listener) for listener in listeners]
         metrics: list[socket.socket] = []
+        web: list[socket.socket] = []
         self._tls = tls
         try:
             if metrics_port is not None:
                 metrics = metrics_listeners(metrics_host, metrics_port)
+            if http is not None:
+                web = http_listeners(http)
             self._metrics_port = name_of(metrics[0])[1] if metrics else None
+            self._http_port = name_of(web[0])[1] if web else None
+            share = None if http is None else HttpShare(http, web)
             if create:
                 self.stream = DataStream.open_or_create(
                     path,
@@ -109,20 +124,25 @@ class StreamServer:
                 self.stream = DataStream.open(path, stream_type=stream_type, sync=sync, index=index)
             try:
                 self._serving: _ServerThread | Workers = (
-                    _ServerThread(self.stream, listeners, limits, tls, metrics, publishing)
+                    _ServerThread(self.stream, listeners, limits, tls, metrics, publishing, share)
                     if in_process
-                    else Workers(self.stream, listeners, limits, tls, workers, metrics)
+                    else Workers(self.stream, listeners, limits, tls, workers, metrics, http=share)
                 )
             except BaseException:
                 self.stream.close()
                 raise
         except BaseException:
-            for listener in (*listeners, *metrics):
+            for listener in (*listeners, *metrics, *web):
                 listener.close()
             raise
         self.stream.commit_guard = self._serving.check
-        self._listeners = [*listeners, *metrics]
+        self._listeners = [*listeners, *metrics, *web]
         _open_servers.add(self)
+
+    def __repr__(self) -> str:
+        served = ", ".join(map(address_of, self._addresses))
+        state = "closed" if self._closed else f"on {served}"
+        return f"<{type(self).__name__} of {os.fspath(self.stream.path)!r}: {state}>"
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -138,6 +158,11 @@ class StreamServer:
     def metrics_port(self) -> int | None:
         """The port of its metrics endpoint; None without one."""
         return self._metrics_port
+
+    @property
+    def http_port(self) -> int | None:
+        """The port that answers HTTP; None without one."""
+        return self._http_port
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until every streaming client was sent all committed entries.
@@ -207,27 +232,38 @@ class _ServerThread:
         tls: ServerTLS | None,
         metrics: list[socket.socket],
         publishing: Publishing | None,
+        http: HttpShare | None,
     ) -> None:
         import trio
 
-        from datastreamer.server.metrics_http import serve_metrics_of
+        from datastreamer.http.serving import serve_http, serve_metrics_of, source_of
         from datastreamer.server.server import Server
         from datastreamer.transport.trio_thread import TrioThread
 
         self._grace = limits.grace
-        self._server = server = Server(stream, limits=limits, tls=tls, publishing=publishing)
+        self._server = server = Server(
+            stream,
+            limits=limits,
+            tls=tls,
+            publishing=publishing,
+            other_connections=0 if http is None else http.options.max_clients,
+        )
         # The event loop closes its listeners: it gets copies.
         served = [listener.dup() for listener in listeners]
         exposed = [listener.dup() for listener in metrics]
-        self._copies = [*served, *exposed]
+        web = [] if http is None else [listener.dup() for listener in http.listeners]
+        self._copies = [*served, *exposed, *web]
 
         async def main(started: Callable[[], None]) -> None:
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(server.run, served)
+                    numbers = stream._internals.share_numbers() if exposed or web else None
                     if exposed:
-                        numbers = stream._internals.share_numbers()
                         await nursery.start(serve_metrics_of, server, exposed, numbers)
+                    if http is not None:
+                        source = source_of(server, numbers)
+                        await nursery.start(serve_http, server, web, http.options, source)
                     started()
             except Exception:
                 _log.exception("the server has failed")

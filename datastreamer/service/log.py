@@ -1,7 +1,8 @@
 """The log on stderr: text lines, or JSON lines with the fields of each event.
 
-Owns the format of a line, which a serving process shares with its parent. A caller passes the event
-as a message and as fields (``extra``) with the names in docs/OPERATING.md.
+Owns the format of a line, with its time as RFC 3339 has it, which a serving process shares with its
+parent. A caller passes the event as a message and as fields (``extra``) with the names in
+docs/OPERATING.md.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import time
+from datetime import datetime
 from typing import Any, Literal
 
 from datastreamer.printable import PrintableStream, cut, json_text, one_line, printable
@@ -39,12 +40,11 @@ class StderrLog(logging.Handler):
         message, trace = record.getMessage(), ""
         if record.exc_info:
             trace = logging.Formatter().formatException(record.exc_info)
-        moment = time.localtime(record.created)
-        milliseconds = int(record.created * 1000) % 1000
+        moment = datetime.fromtimestamp(record.created).astimezone()
+        shown = moment.isoformat(timespec="milliseconds")
         if self.style == "json":
-            zone = time.strftime("%z", moment)
             line: dict[str, object] = {
-                "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{milliseconds:03}{zone}",
+                "time": shown,
                 "level": level,
                 "logger": record.name,
                 "message": cut(message) + f"\n{trace}" * bool(trace),
@@ -52,8 +52,7 @@ class StderrLog(logging.Handler):
             fields = vars(record).items()
             line.update((key, value) for key, value in fields if key not in _RECORD)
             return json_text(line)
-        shown = time.strftime("%Y-%m-%d %H:%M:%S", moment)
-        return f"{shown}.{milliseconds:03} {level:5} {one_line(message)}{_indented(trace)}"
+        return f"{shown} {level:5} {one_line(message)}{_indented(trace)}"
 
 
 class _Plain(logging.Formatter):

@@ -12,21 +12,24 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from typing import Any
 
 import trio
 
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.serving import serve_http, serve_metrics_of, source_of
 from datastreamer.metrics.exposition import load_exporter
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
-from datastreamer.server.metrics_http import serve_metrics_of
 from datastreamer.server.server import Server
 from datastreamer.service import control_protocol as control
 from datastreamer.service.log import log_to_stderr
+from datastreamer.service.parent_metrics import ParentMetrics
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
@@ -88,9 +91,14 @@ async def _end_with(parent: int, scope: trio.CancelScope) -> None:
 async def _serve(order: dict[str, Any]) -> None:
     listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
     metrics = [socket.socket(fileno=fd) for fd in order["metrics"]]
+    http, web = None, []
+    if order["http"] is not None:
+        http = HttpOptions(**order["http"]["options"])
+        web = [socket.socket(fileno=fd) for fd in order["http"]["listeners"]]
     numbers = None if order["numbers"] is None else WriterNumbers(order["numbers"], write=False)
     if order["gathered"]:
-        load_exporter()
+        with contextlib.suppress(ImportError):
+            load_exporter()
     ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
     tls = None if order["tls"] is None else ServerTLS.from_json(order["tls"])
     with contextlib.ExitStack() as stack:
@@ -118,16 +126,24 @@ async def _serve(order: dict[str, Any]) -> None:
             balance=balance,
             changes_streams=order["changes_streams"],
             logs_file=order["at"] == 0,
+            other_connections=0 if http is None else http.max_clients,
         )
-        async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
+        async with trio.SocketStream(ours) as control_link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
             if metrics:
                 await nursery.start(serve_metrics_of, server, metrics, numbers)
+            if http is not None:
+                source = source_of(server, numbers)
+                if order["http"]["metrics"] is not None:
+                    link = socket.socket(fileno=order["http"]["metrics"])
+                    parent = trio.SocketStream(trio.socket.from_stdlib_socket(link))
+                    source = replace(source, gather=ParentMetrics(parent).gather)
+                await nursery.start(serve_http, server, web, http, source)
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
             if order["parent"] >= 0:
                 nursery.start_soon(_end_with, order["parent"], nursery.cancel_scope)
-            nursery.start_soon(_serve_parent, link, server, tls, nursery.cancel_scope)
+            nursery.start_soon(_serve_parent, control_link, server, tls, nursery.cancel_scope)
 
 
 def main() -> None:
@@ -141,6 +157,9 @@ def main() -> None:
     log_to_stderr(order["log_style"], order["log_level"])
     given = [order["file"], order["waker"], order["control"], *order["listeners"]]
     given += [fd for fd in (order["turns"], order["numbers"]) if fd is not None]
+    if order["http"] is not None:
+        given += order["http"]["listeners"]
+        given += [fd for fd in (order["http"]["metrics"],) if fd is not None]
     for fd in (*given, *order["metrics"]):
         os.set_inheritable(fd, False)
     try:

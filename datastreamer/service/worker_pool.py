@@ -23,7 +23,7 @@ from datastreamer.metrics.exposition import MetricsSnapshot, merge
 from datastreamer.server.admission.accept_balance import shared_block
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
-from datastreamer.service.worker_process import ServingProcess, never
+from datastreamer.service.worker_process import HttpShare, ServingProcess, never
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
 
@@ -45,7 +45,7 @@ class Workers:
     """`count` processes that serve `stream`; all of them serve when the constructor returns.
 
     The metrics endpoint on the listeners `metrics` is in the worker if there is only one, else in
-    this process.
+    this process. All answer on the HTTP port `http`.
 
     Raises `ServerFailed` if a process does not start, `UsageError`, and `StartAbandoned` if
     `abandoned()` becomes true before all serve; then no process is left.
@@ -60,6 +60,7 @@ class Workers:
         count: int = 1,
         metrics: Sequence[socket.socket] = (),
         abandoned: Callable[[], bool] = never,
+        http: HttpShare | None = None,
     ) -> None:
         if count < 1:
             raise UsageError(f"workers must be a whole number from 1, not {count!r}")
@@ -71,9 +72,12 @@ class Workers:
         self._shared = shared_block(count, limited) if count > 1 else None
         self.processes: list[ServingProcess] = []
         self._metrics: GatheredMetrics | None = None
-        several = bool(metrics) and count > 1
+        several = bool(metrics or http) and count > 1
+        if http is not None:
+            snapshot = self.snapshot if count > 1 else None
+            http = http._replace(options=http.options.share(count), snapshot=snapshot)
         self._numbers = stream._internals.share_numbers() if several else None
-        own = () if several else metrics
+        own = () if count > 1 else metrics
         try:
             # As many start at a time as there are processors: all at once would all be slow.
             together = max(2, os.cpu_count() or 1)
@@ -87,6 +91,7 @@ class Workers:
                         at=at,
                         metrics=own,
                         gathered=several,
+                        http=http,
                     )
                 )
             for process in self.processes[-together:]:
@@ -97,7 +102,7 @@ class Workers:
             self._release()
             raise
         self._stop_reporting = stream._internals.on_change(self._changing)
-        if several:
+        if metrics and count > 1:
             from datastreamer.service.aggregate_metrics import GatheredMetrics
 
             self._metrics = GatheredMetrics(metrics, self.snapshot, self._unready)

@@ -17,12 +17,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from datastreamer.errors import ServerFailed
+from datastreamer.http.options import HttpOptions
 from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
 from datastreamer.service.log import style_of_log
+from datastreamer.service.parent_metrics import Snapshot, answer_in_thread
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
 
@@ -37,6 +40,15 @@ _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
 # Time limit for sending a request to the child.
 _LONGEST = 10.0
+
+
+class HttpShare(NamedTuple):
+    """The HTTP port of a process: its options and listeners. `snapshot` has the metrics of all
+    processes that answer there; None: there is only one."""
+
+    options: HttpOptions
+    listeners: Sequence[socket.socket]
+    snapshot: Snapshot | None = None
 
 
 class StartAbandoned(Exception):
@@ -54,7 +66,7 @@ class ServingProcess:
     The constructor starts it; it serves when `wait_until_ready` has returned. `shared` is the
     memory that it shares with the other processes on the same listeners
     (`accept_balance.py`), `at` its number among them. It exposes metrics on the listeners
-    `metrics`, or, with `gathered`, on request of its parent.
+    `metrics`, or, with `gathered`, on request of its parent. `http`: its HTTP port.
     """
 
     def __init__(
@@ -68,11 +80,14 @@ class ServingProcess:
         at: int = 0,
         metrics: Sequence[socket.socket] = (),
         gathered: bool = False,
+        http: HttpShare | None = None,
     ) -> None:
         self._stream = stream
         self._metrics = metrics
         self._gathered = gathered
-        self._numbers = stream._internals.share_numbers() if metrics else None
+        self._http = http
+        alone = http is not None and http.snapshot is None
+        self._numbers = stream._internals.share_numbers() if metrics or alone else None
         # The absolute path, by which a child that is started later finds the index.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
@@ -113,6 +128,7 @@ class ServingProcess:
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start a child; it reports on the socket when it serves."""
         ours, theirs = socket.socketpair()
+        http, asking = self._http, None
         passed: list[int] = []
 
         def hand_down(fd: int) -> int:
@@ -131,7 +147,17 @@ class ServingProcess:
         linux = sys.platform == "linux"
         file = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
         try:
+            if http is not None and http.snapshot is not None:
+                answering, asking = socket.socketpair()
+                answer_in_thread(answering, http.snapshot)
             order = {
+                "http": None
+                if http is None
+                else {
+                    "options": http.options.as_json(),
+                    "listeners": [hand_down(listener.fileno()) for listener in http.listeners],
+                    "metrics": None if asking is None else hand_down(asking.fileno()),
+                },
                 "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
                 "file": hand_over(os.open(file, os.O_RDONLY | os.O_CLOEXEC)),
                 "waker": hand_down(self._waking),
@@ -171,6 +197,8 @@ class ServingProcess:
             raise
         finally:
             theirs.close()
+            if asking is not None:
+                asking.close()
             for fd in passed:
                 os.close(fd)
         return process, ours

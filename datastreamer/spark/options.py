@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from datastreamer.arrow.record_batches import OnError
 from datastreamer.arrow.tables import ENTRIES, NAMES
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
 from datastreamer.protocol.retry import MOST_SECONDS
+from datastreamer.transport.address import Address, parse_address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
 Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
@@ -35,7 +36,6 @@ _LOCATIONS: Final = ("path", "paths", "file", "server")
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,20})\s*([bkmg]?)b?", re.IGNORECASE)
 _BOOKMARK: Final = re.compile(r"(block|batch):(\d+)")
-_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>\d{1,5})")
 
 # Prefixes of options that Spark itself passes to every source.
 _OF_SPARK: Final = ("spark.", "serialization.", "__")
@@ -56,18 +56,6 @@ Offset: TypeAlias = int | BookmarkName
 """The number of an entry, or the block or batch that begins there."""
 
 
-class ServerLocation(NamedTuple):
-    """A server's address."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        if self.host.startswith("unix:"):
-            return self.host
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 @dataclass(frozen=True, slots=True)
 class TLS:
     """TLS options for servers. Executors read the files on their own machines."""
@@ -83,7 +71,7 @@ class Options:
     """The options of a query, made by `read_options`. Either `paths` or `servers` is set."""
 
     paths: tuple[str, ...] = ()
-    servers: tuple[ServerLocation, ...] = ()
+    servers: tuple[Address, ...] = ()
     table: str = ENTRIES
     mode: Mode = "FAILFAST"
     start: Offset = 0
@@ -198,17 +186,12 @@ class _Texts:
             raise self._bad("paths", 'a list of paths in JSON, ["a.bin", "b.bin"]')
         return (*((one,) if one else ()), *paths)
 
-    def servers(self) -> tuple[ServerLocation, ...]:
+    def servers(self) -> tuple[Address, ...]:
         text = self._texts.get("server", "")
-        return tuple(self._address(part.strip()) for part in text.split(",") if part.strip())
-
-    def _address(self, text: str) -> ServerLocation:
-        if text.startswith("unix:") and text != "unix:":
-            return ServerLocation(text, 0)
-        found = _ADDRESS.fullmatch(text)
-        if found is None or not 0 < int(found["port"]) < 1 << 16:
-            raise self._bad("server", "HOST:PORT, or several, separated by commas")
-        return ServerLocation(found["v6"] or found["host"], int(found["port"]))
+        try:
+            return tuple(parse_address(part.strip()) for part in text.split(",") if part.strip())
+        except UsageError as error:
+            raise UsageError(f"option server: {error}; separate several by commas") from None
 
     def choice(
         self, name: str, choices: tuple[str, ...], default: str, *, upper: bool = False

@@ -30,7 +30,8 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper, NotAtHandError
+from datastreamer.storage.bookmarks.at_hand import NotAtHandError
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Buffer
@@ -186,7 +187,8 @@ class StreamView:
         return self._file.file.fileno()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{self.total_entries} entries"
+        access = "writable" if self.writable else "read-only"
+        state = "closed" if self.closed else f"{self.total_entries} entries, {access}"
         return f"<DataStream {self.path!r}: {state}>"
 
     def _ensure_open(self) -> None:

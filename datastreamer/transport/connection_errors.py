@@ -14,6 +14,7 @@ from datastreamer.errors import (
     EntriesDamaged,
     NoAnswer,
     PeerError,
+    ServerBehind,
     UsageError,
 )
 from datastreamer.protocol.arguments import is_number
@@ -84,19 +85,20 @@ def host_silent(peer: str, seconds: float) -> NoAnswer:
 
 
 def say_lost(log: logging.Logger, peer: str, error: PeerError) -> None:
-    """Log a lost server, or one whose copy is damaged, once, not at each attempt."""
-    if isinstance(error, EntriesDamaged):
+    """Log a lost server, or one whose copy is damaged or lags, once, not at each attempt."""
+    if isinstance(error, EntriesDamaged | ServerBehind):
         log.warning("%s, trying again: %s", peer, error)
         return
     log.warning("lost the connection to %s, trying again: %s", peer, str(error).partition(";")[0])
 
 
-def say_back(log: logging.Logger, peer: str, number: int | None) -> None:
-    """Log that the server is connected again."""
+def say_back(log: logging.Logger, peer: str, number: int | None, *, again: bool = True) -> None:
+    """Log that a server is connected, the same one `again`."""
+    where = f"{peer} again" if again else peer
     if number is None:
-        log.warning("connected to %s again", peer)
+        log.warning("connected to %s", where)
     else:
-        log.warning("connected to %s again, continuing at entry %d", peer, number)
+        log.warning("connected to %s, continuing at entry %d", where, number)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datastreamer.errors import UsageError
+from datastreamer.transport.address import UNIX, Address, locate
 from datastreamer.transport.connection_errors import (
     check_port,
     connect_failed,
     connect_timeout,
 )
-from datastreamer.transport.listeners import UNIX, address_of, tune, unbracketed
+from datastreamer.transport.listeners import tune
 
 if TYPE_CHECKING:
     import ssl
@@ -56,32 +57,33 @@ def endpoint_of(
     server_name: str | None = None,
     token_request: bytes = b"",
 ) -> Endpoint:
-    """The endpoint of a server; `host` may be ``unix:PATH``, then `port` is ignored.
+    """The endpoint of a server; `host` may be a whole address, see `parse_address`.
 
     `tls` True is TLS with the system's CAs. Raises `UsageError`.
     """
-    check_endpoint(host, port, tls, server_name)
-    if host.startswith(UNIX):
-        path = os.path.abspath(host[len(UNIX) :])
-        return Endpoint(UNIX + path, path, host, 0, None, "", token_request)
-    host = unbracketed(host)
+    address = check_endpoint(host, port, tls, server_name)
+    peer = str(address)
+    if address.host.startswith(UNIX):
+        path = os.path.abspath(address.host[len(UNIX) :])
+        return Endpoint(UNIX + path, path, address.host, 0, None, "", token_request)
     context = None
-    if tls is not False:
+    if address.tls:
         from datastreamer.transport.tls import client_tls
 
-        context = client_tls() if tls is True else tls
+        context = client_tls() if isinstance(tls, bool) else tls
     # Certificates do not have the interface of a link-local address.
-    name = server_name or host.partition("%")[0]
-    return Endpoint(address_of((host, port)), None, host, port, context, name, token_request)
+    name = server_name or address.host.partition("%")[0]
+    return Endpoint(peer, None, address.host, address.port, context, name, token_request)
 
 
 def check_endpoint(
     host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None
-) -> None:
-    """Raises `UsageError` for an address that no server can have."""
-    if not isinstance(host, str):
-        raise UsageError(f"a server's host is a text, not {host!r}")
-    if server_name is not None and tls is False:
+) -> Address:
+    """The address of the server, with `tls` if `tls` or the address asks for it. Raises
+    `UsageError` for one that no server can have."""
+    address = locate(host, port)
+    secured = address.tls or tls is not False
+    if server_name is not None and not secured:
         raise UsageError("tls_server_name needs TLS; set tls=True or pass a context")
     if server_name:
         try:
@@ -90,10 +92,11 @@ def check_endpoint(
             length = 0
         if not 1 <= length <= _LONGEST_NAME:
             raise UsageError(f"tls_server_name: no certificate can name {server_name!r}")
-    if not host.startswith(UNIX):
-        check_port(port)
-    elif tls is not False:
+    if not address.host.startswith(UNIX):
+        check_port(address.port)
+    elif secured:
         raise UsageError(f"{host}: TLS is not used on a Unix socket; leave it out")
+    return address._replace(tls=secured)
 
 
 def connect_blocking(place: Endpoint, timeout: float) -> socket.socket:

@@ -21,14 +21,13 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Protocol
 
 from datastreamer.errors import ExtraMissing, ListenFailed
+from datastreamer.transport.address import UNIX
 
 BACKLOG = 1024
 # Maximum unsent bytes in the kernel for one connection: enough to keep the network busy, few enough
 # that a stalled client costs little memory (0.2 MB, not 4).
 NOTSENT_LOWAT = 128 * 1024
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
-UNIX = "unix:"
-"""The prefix of a Unix socket's path in addresses."""
 # A free port of one address may be in use on the next: number of ports to try.
 _FREE_PORT_TRIES = 20
 # Time limit for two servers that start at once to wait for each other at a Unix socket's path.

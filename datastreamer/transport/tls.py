@@ -64,6 +64,11 @@ class ServerTLS:
         """Whether clients must present a certificate."""
         return self._client_ca is not None
 
+    @property
+    def expires_at(self) -> int:
+        """When the first of the certificates expires, in seconds since 1970."""
+        return self._expires_at
+
     def reload(self) -> None:
         """Read the files again, for new connections. From any thread.
 
@@ -83,6 +88,7 @@ class ServerTLS:
     def _load(self) -> ssl.SSLContext:
         by_name: dict[str, ssl.SSLContext] = {}
         contexts = []
+        expiries = []
         for pair in self._pairs:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -92,7 +98,9 @@ class ServerTLS:
             if self._client_ca is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
                 _load_ca(context, self._client_ca)
-            for name in names_of(_examine(pair, serving=True)):
+            certificate = _examine(pair, serving=True)
+            expiries.append(ssl.cert_time_to_seconds(certificate["notAfter"]))
+            for name in names_of(certificate):
                 by_name.setdefault(name, context)
             contexts.append(context)
         if len(contexts) > 1:
@@ -103,6 +111,7 @@ class ServerTLS:
                     connection.context = found
 
             contexts[0].sni_callback = choose
+        self._expires_at = min(expiries)
         return contexts[0]
 
 
@@ -263,9 +272,12 @@ def server_fault(error: BaseException) -> str:
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NO_ISSUER:
-            hint = "; give the CA that signed it"
+            hint = "; give the CA that signed it (--tls-ca, client_tls())"
         elif error.verify_code in _OTHER_NAME:
-            hint = "; connect by the name in it, or give that name as the TLS server name"
+            hint = (
+                "; connect by the name in it, or give that name as the TLS server name "
+                "(--tls-server-name, tls_server_name=)"
+            )
         else:
             hint = ""
         return f"the server's certificate is not accepted: {_verdict(error)}{hint}"

@@ -34,15 +34,23 @@ _FAREWELL_SECONDS = 1.0
 _HANDSHAKE_RECORD = b"\x16"
 # Bytes encrypted at a time: the largest TLS record.
 _RECORD_BYTES = 16 * 1024
+_NOT_TLS = messages.encode_result(
+    RESULT_INVALID_COMMAND, "This server requires TLS: connect to tcps://HOST:PORT"
+)
 
 
 def transport_over(
-    connection: socket.socket, peer: str, tls: ServerTLS | None, refusals: RefusalLog
+    connection: socket.socket,
+    peer: str,
+    tls: ServerTLS | None,
+    refusals: RefusalLog,
+    not_tls: bytes = _NOT_TLS,
 ) -> Transport:
-    """The transport of an accepted connection. Unix sockets do not use TLS."""
+    """The transport of an accepted connection. Unix sockets do not use TLS. `not_tls` is sent to a
+    client that does not use TLS."""
     if tls is None or connection.family == socket.AF_UNIX:
         return SocketTransport(connection, peer)
-    return TLSTransport(connection, peer, tls, refusals)
+    return TLSTransport(connection, peer, tls, refusals, not_tls)
 
 
 class TLSTransport:
@@ -55,9 +63,15 @@ class TLSTransport:
     by_reference = False
 
     def __init__(
-        self, connection: socket.socket, peer: str, tls: ServerTLS, refusals: RefusalLog
+        self,
+        connection: socket.socket,
+        peer: str,
+        tls: ServerTLS,
+        refusals: RefusalLog,
+        not_tls: bytes = _NOT_TLS,
     ) -> None:
         self.peer = peer
+        self._not_tls = not_tls
         self.certified = False
         self._refusals = refusals
         self._socket = SocketTransport(connection, peer)
@@ -154,10 +168,7 @@ class TLSTransport:
                 if not first:
                     return False
                 if first[:1] != _HANDSHAKE_RECORD:
-                    answer = messages.encode_result(
-                        RESULT_INVALID_COMMAND, "This server requires TLS"
-                    )
-                    await self._socket.send(answer)
+                    await self._socket.send(self._not_tls)
                     refused = "it does not use TLS"
                 else:
                     self._incoming.write(first)

@@ -11,7 +11,7 @@ import struct
 from typing import Final, Literal, NamedTuple
 
 from datastreamer.errors import BadBookmark
-from datastreamer.format import U64_MAX
+from datastreamer.format import MAX_BOOKMARK_SIZE, U64_MAX
 from datastreamer.zkevm.decoding import CODECS
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, TYPE_BOOK_MARK
 
@@ -36,6 +36,35 @@ class BookmarkName(NamedTuple):
 def key_of(version: int, name: BookmarkName) -> bytes:
     """The key of the bookmark of a block or batch in a stream of this version."""
     return raw_key(version, _kinds(version)[name.kind], name.number)
+
+
+def parse_key(text: str) -> BookmarkName | bytes:
+    """The key that a person writes: ``0x...`` in hex, ``block:N``, ``batch:N``, or text.
+
+    Raises `BadBookmark`.
+    """
+    kind, colon, number = text.partition(":")
+    if text[:2].lower() == "0x":
+        try:
+            key = bytes.fromhex(text[2:])
+        except ValueError:
+            raise BadBookmark(f"{text!r:.60} is not hex: 0x and two digits per byte") from None
+    elif colon and kind in ("block", "batch"):
+        digits = number.lstrip("0") or number[-1:]
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 20) or (
+            int(digits) > U64_MAX
+        ):
+            raise BadBookmark(
+                f"the part after {kind}: is a number from 0 to {U64_MAX}, not {number!r:.60}"
+            )
+        return BookmarkName("block" if kind == "block" else "batch", int(digits))
+    else:
+        key = text.encode("utf-8", "surrogateescape")
+    if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
+        raise BadBookmark(
+            f"the key of a bookmark has 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r:.60} has {len(key)}"
+        )
+    return key
 
 
 def raw_key(version: int, kind: int, number: int) -> bytes:

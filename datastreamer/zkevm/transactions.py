@@ -233,6 +233,12 @@ def keccak() -> Callable[[bytes], bytes]:
     return lambda data: bytes(hasher(data).digest())
 
 
+def load_tools() -> None:
+    """Import the packages that open transactions, which takes a while at the first call. Raises
+    `ExtraMissing`."""
+    _tools()
+
+
 @cache
 def _tools() -> _Tools:
     try:

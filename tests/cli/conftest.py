@@ -19,6 +19,14 @@ BLOCKS = 40
 ENTRIES = 5 * BLOCKS
 
 
+@pytest.fixture(autouse=True)
+def no_settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts and servers seen before are not those of who runs the tests."""
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path_factory.getbasetemp()))
+    monkeypatch.delenv("DATASTREAMER_SERVER", raising=False)
+
+
 class Outcome(NamedTuple):
     """How a command ended and what it wrote."""
 

@@ -7,13 +7,14 @@ import os
 import pty
 import queue
 import re
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,8 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     "PYTHONWARNINGS": "error",
     "COLUMNS": "100",
+    # No command notes the servers that it has connected to.
+    "XDG_STATE_HOME": os.devnull,
 }
 
 
@@ -182,3 +185,42 @@ def on_terminal(words: list[str], cwd: Path, columns: int = 90) -> tuple[int, st
         process.wait()
         os.close(ours)
     return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
+
+
+@contextmanager
+def terminal(
+    words: list[str], cwd: Path, environment: dict[str, str]
+) -> Iterator[tuple[Callable[[str], str], Callable[[str], None]]]:
+    """An interactive process: functions that read its terminal up to a pattern, of which they
+    return the last group, and that type a text."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env=environment,
+    )
+    os.close(theirs)
+    shown = ""
+
+    def read_until(pattern: str) -> str:
+        nonlocal shown
+        while (found := re.search(pattern, shown)) is None:
+            ready, _, _ = select.select([ours], [], [], PATIENCE)
+            assert ready, f"no {pattern!r} in {shown!r}"
+            shown += os.read(ours, 65536).decode()
+        shown = shown[found.end() :]
+        return found[found.lastindex or 0]
+
+    def write(text: str) -> None:
+        os.write(ours, text.encode())
+
+    try:
+        yield read_until, write
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

@@ -88,12 +88,12 @@ def test_unknown_entries_and_bookmarks(
 @pytest.mark.parametrize(
     "words",
     [
-        ["client", "--server", "nowhere"],
+        ["client", "--server", ":6900"],
         ["client", "--from", "x"],
         ["client", "--bookmarktype", "256"],
         ["client", "--log", "loud"],
         ["server", "--opers", "x"],
-        ["relay", "--server", "nowhere"],
+        ["relay", "--server", ":6900"],
         ["repeat"],
     ],
 )

@@ -248,7 +248,7 @@ def test_a_signal_while_it_is_loaded(
     ended = subprocess.run(
         [sys.executable, *words], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
-    expected = (0, "", "") if verb == "serve" else (1, "", f"error: {result}\n")
+    expected = (0, "", "") if verb == "serve" else (128 + number, "", f"error: {result}\n")
     assert (ended.returncode, ended.stdout, ended.stderr) == expected
 
 

@@ -56,6 +56,7 @@ CASES: dict[str, list[list[str]]] = {
         ["N"],
         ["P"],
     ],
+    "tail": [["N"], ["S", "--last", "N"], ["P"]],
     "entry": [["S", "1", "--format", "table"], ["S", "N"], ["P", "1"], ["N", "1"]],
     "bookmark": [["S", "N"], ["S", "key", "--format", "table"], ["P", "key"]],
     "append": [["P"], ["S"], ["N"], ["S", "--token-file", "N"]],
@@ -77,6 +78,10 @@ CASES: dict[str, list[list[str]]] = {
     "zkevm batch": [["S", "1", "--format", "table"], ["S", "1", "--json"], ["S", "N"]],
     "zkevm block": [["S", "1", "--format", "table"], ["S", "1", "--json"], ["P", "1"]],
     "zkevm diff": [["S", "T", "--format", "table"], ["S", "T", "--json"], ["S", "N"], ["S", "P"]],
+    "context add": [["N", "host"], ["name", "N"], ["N", "host", "--tls-ca", "N"]],
+    "context remove": [["N"]],
+    "context show": [["--format", "table"], ["--json"]],
+    "completion": [["N"]],
     "spark ingest": [["N", "N", "--format", "N"]],
     "spark report": [["N", "--format", "N"]],
     "dsapp server": [["--file", "N/N"], ["--port", "N"]],
@@ -254,7 +259,7 @@ HOSTILE_VARIABLES = ("LANGUAGE", "NOTIFY_SOCKET", "LISTEN_FDNAMES", "USER", "JAV
 
 def environment() -> dict[str, str]:
     """The environment, with hostile values."""
-    return ENVIRONMENT | dict.fromkeys(HOSTILE_VARIABLES, TEXT)
+    return ENVIRONMENT | dict.fromkeys(HOSTILE_VARIABLES, TEXT) | {"XDG_CONFIG_HOME": "."}
 
 
 def ensure_harmless(shown: str) -> None:
@@ -323,4 +328,4 @@ def test_the_log_of_a_server(words: dict[str, str], tmp_path: Path, style: str) 
         if style == "json":
             assert json.loads(line)["message"]
         else:
-            assert re.match(r"\d{4}-\d\d-\d\d |    ", line)
+            assert re.match(r"\d{4}-\d\d-\d\dT|    ", line)

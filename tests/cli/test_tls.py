@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -47,7 +50,10 @@ def test_serving_and_reading_with_tls(
             failed = invoke("info", place, *more).failed()
             assert failed.startswith(f"no TLS connection to {HOST}:{port}: ")
             assert message in failed
-        assert "This server requires TLS" in invoke("info", place.replace("tcps", "tcp")).failed()
+        assert (
+            "This server requires TLS: connect to tcps://"
+            in invoke("info", place.replace("tcps", "tcp")).failed()
+        )
         key.write_text("nothing")
         serving.signal(signal.SIGHUP)
         assert "no private key in PEM" in serving.err.until("stay in use: (.*)")[1]
@@ -112,5 +118,19 @@ def test_tls_options_for_a_source_without_tls(invoke: Invoke, copy: Path, verb: 
 
 
 def test_invalid_addresses(invoke: Invoke) -> None:
-    assert "write the server as tcps://HOST:PORT" in invoke("info", "tcps://x").failed(2)
+    assert "is not tcps://HOST:PORT" in invoke("info", "tcps://x:y").failed(2)
     assert "names no socket" in invoke("info", "unix:").failed(2)
+
+
+def test_when_the_first_certificate_expires(copy: Path, authority: Authority) -> None:
+    days = (300, 10)
+    pairs = [authority.issue(f"server{number}", last_day=number) for number in days]
+    files = [word for pair in pairs for word in ("--tls-cert", pair[0], "--tls-key", pair[1])]
+    words = ("serve", copy, "--port", "0", "--host", HOST, "--metrics-port", "0", *files)
+    with running(*words, cwd=copy.parent) as serving:
+        url = serving.err.until(r"metrics on (http\S+)")[1]
+        with urllib.request.urlopen(url) as answer:
+            shown = answer.read().decode()
+    found = re.search(r"^datastreamer_tls_certificate_expiry_seconds (\S+)$", shown, re.MULTILINE)
+    assert found
+    assert abs(float(found[1]) - time.time() - 10 * 86400) < 86400

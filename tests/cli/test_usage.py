@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from datastreamer.cli.shared import exit_codes as outcome
-from datastreamer.cli.shared import logs, source
+from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.addresses import server_address
 from datastreamer.errors import DatastreamerError
 from tests.cli.conftest import Invoke
 from tests.cli.process import done
@@ -30,6 +31,11 @@ from tests.cli.process import done
         (["cat", "FILE", "--to", "x"], "it is a number from 0 to"),
         (["cat", "FILE", "--from", "5", "--to", "4"], "--to 4 is less than --from 5"),
         (["cat", "FILE", "--from", "5", "--from-bookmark", "x"], "exclude each other"),
+        (["cat", "FILE", "--last", "5", "--from", "5"], "exclude each other"),
+        (["cat", "FILE", "--to", "5", "--to-bookmark", "x"], "exclude each other"),
+        (["demo", "FILE", "--ops", "5", "--size", "1MB"], "exclude each other"),
+        (["demo", "FILE", "--size", "1"], "it is a size, such as 1GB or 500MiB"),
+        (["ct", "FILE"], "did you mean 'cat'?"),
         (["cat", "FILE", "--type", "0xg"], "an entry type is a number from 0 to 4294967295"),
         (["cat", "FILE", "--type", "4294967296"], "an entry type is a number"),
         (["cat", "FILE", "--timeout", "5"], "--timeout is for servers"),
@@ -84,7 +90,9 @@ from tests.cli.process import done
         (["import-leveldb", "FILE", "--format", "raw"], "'raw' is not one of"),
         (["demo", "FILE", "--rate", "-1"], "operations per second"),
         (["demo", "FILE", "--rate", "nan"], "operations per second"),
-        (["info", "tcp://nohere"], "write the server as tcp://HOST:PORT"),
+        (["info", "tcp://"], "'tcp://' names no host"),
+        (["info", "http://here"], "write the server as tcp://HOST:PORT"),
+        (["info", "tcps://::1"], "is not tcps://HOST:PORT; write an IPv6 address as [::1]:6900"),
         (["info", ":6900"], "names no host"),
         (["info", "localhost:65536"], "a port is a number from 1 to 65535"),
         (["info", "localhost:" + "9" * 5000], "a port is a number from 1 to 65535"),
@@ -133,7 +141,8 @@ def test_wrong_usage_names_the_help(invoke: Invoke, made: Path) -> None:
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("missing", "missing: no such file, and not HOST:PORT"),
+        ("missing.bin", "missing.bin: no such file"),
+        ("no-such-host", "no-such-host: no such file, and no server: cannot connect to no-such-"),
         ("a/missing", "a/missing: no such file"),
         ("::1:6900", "::1:6900: no such file, and not HOST:PORT; write an IPv6 address as"),
         ("tcps://localhost:1", "cannot connect to localhost:1"),
@@ -189,25 +198,9 @@ def test_a_path_that_exists_wins(
     assert invoke("info", "localhost:1").objects[0]["total_entries"] == 200
 
 
-@pytest.mark.parametrize(
-    "text, address",
-    [
-        ("localhost:6900", ("localhost", 6900)),
-        ("tcp://10.0.0.1:7", ("10.0.0.1", 7)),
-        ("tcp://example.org:7/", ("example.org", 7)),
-        ("[::1]:6900", ("::1", 6900)),
-        ("tcp://[fe80::1%eth0]:6900", ("fe80::1%eth0", 6900)),
-        ("tcps://example.org:7", ("example.org", 7, True)),
-        ("unix:/run/socket", ("unix:/run/socket", 0)),
-        ("name", None),
-        ("folder/name:7", None),
-        ("name:port", None),
-        ("::1:6900", None),
-        ("name:7/", None),
-    ],
-)
-def test_addresses(text: str, address: tuple[Any, ...] | None) -> None:
-    assert source.parse_address(text) == (address and source.SourceAddress(*address))
+@pytest.mark.parametrize("name", ["folder/name:7", "name.bin", "name:7/"])
+def test_what_is_a_path(name: str) -> None:
+    assert server_address(name) is None
 
 
 def test_reading_writes_nothing(invoke: Invoke, made: Path, copy: Path) -> None:
@@ -269,23 +262,28 @@ def test_an_internal_error_is_one_line(invoke: Invoke, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "error, line",
+    "error, line, code",
     [
-        (OSError(5, "Input/output error", "a.bin"), "error: a.bin: Input/output error\n"),
-        (OSError(28, "No space left on device"), "error: No space left on device\n"),
-        (OSError("odd"), "error: odd\n"),
-        (DatastreamerError("it\n  failed"), "error: it failed\n"),
-        (KeyboardInterrupt(), "error: interrupted\n"),
-        (outcome.Terminated(), "error: ended by SIGTERM\n"),
+        (OSError(5, "Input/output error", "a.bin"), "error: a.bin: Input/output error\n", 1),
+        (OSError(28, "No space left on device"), "error: No space left on device\n", 1),
+        (OSError("odd"), "error: odd\n", 1),
+        (
+            ModuleNotFoundError(name="datastreamer._codec"),
+            "error: datastreamer._codec is not compiled: `make core` compiles a checkout\n",
+            1,
+        ),
+        (DatastreamerError("it\n  failed"), "error: it failed\n", 1),
+        (KeyboardInterrupt(), "error: interrupted\n", 130),
+        (outcome.Terminated(), "error: ended by SIGTERM\n", 143),
     ],
 )
 def test_errors_are_lines(
-    capsys: pytest.CaptureFixture[str], error: BaseException, line: str
+    capsys: pytest.CaptureFixture[str], error: BaseException, line: str, code: int
 ) -> None:
     def fail() -> int:
         raise error
 
-    assert outcome.guard(fail) == 1
+    assert outcome.guard(fail) == code
     assert capsys.readouterr() == ("", line)
 
 
@@ -312,7 +310,7 @@ def test_a_closed_log_does_not_stop_the_program(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_module_is_the_program(tmp_path: Path) -> None:
-    failed = done("entry", "missing", "0", cwd=tmp_path)
+    failed = done("entry", "missing.bin", "0", cwd=tmp_path)
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr == "error: missing: no such file, and not HOST:PORT\n"
-    assert done("entry", "missing", cwd=tmp_path).returncode == 2
+    assert failed.stderr == "error: missing.bin: no such file\n"
+    assert done("entry", "missing.bin", cwd=tmp_path).returncode == 2

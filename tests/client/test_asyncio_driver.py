@@ -47,7 +47,7 @@ def test_a_race_whose_loser_does_not_end_at_once() -> None:
         yield from sleeping()
 
     async def main() -> None:
-        task = asyncio.ensure_future(AsyncioDriver(None).run(steps()))
+        task = asyncio.ensure_future(AsyncioDriver().run(steps()))
         for _ in range(2):
             await asyncio.sleep(0.02)
             task.cancel()
@@ -66,7 +66,7 @@ def test_a_race_in_which_the_cancellation_makes_a_racer_fail() -> None:
             raise ConnectionLost("closed")
 
     async def main() -> None:
-        task = asyncio.ensure_future(AsyncioDriver(None).run(racing()))
+        task = asyncio.ensure_future(AsyncioDriver().run(racing()))
         await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -87,7 +87,7 @@ def test_a_wait_that_times_out_as_it_is_cancelled(turns: int) -> None:
             yield from sleeping()
 
     async def main() -> None:
-        driver = AsyncioDriver(None)
+        driver = AsyncioDriver()
         task = asyncio.ensure_future(driver.run(steps(driver)))
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.02, after_turns, turns, task)
@@ -100,7 +100,7 @@ def test_a_wait_that_times_out_as_it_is_cancelled(turns: int) -> None:
 @pytest.mark.parametrize("turns", range(4))
 def test_a_block_whose_background_ends_as_it_is_cancelled(turns: int) -> None:
     async def main() -> None:
-        driver = AsyncioDriver(None)
+        driver = AsyncioDriver()
 
         async def block() -> None:
             async with driver.background(lambda: driver.run(sleeping())):

@@ -55,6 +55,14 @@ def test_trio_is_not_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_its_repr_says_what_it_is() -> None:
+    with client_of(Stub(TEN)) as (client, server):
+        shown = f"<BlockingClient of 127.0.0.1:{server.port}, stream type 1: "
+        assert repr(client) == shown + "connected>"
+        client.close()
+        assert repr(client) == shown + "closed>"
+
+
 def test_run(capsys: pytest.CaptureFixture[str]) -> None:
     with client_of(Stub(TEN)) as (client, _):
         client.run(stop=3)
@@ -109,7 +117,8 @@ def test_an_interrupt_costs_the_connection(monkeypatch: pytest.MonkeyPatch) -> N
             patched.setattr(ThreadDriver, "_receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
-        assert list(batches) == []
+        with pytest.raises(ConnectionLost, match="cancelled in the middle of a request"):
+            next(batches)
         assert client.entry(3) == TEN[3]
         assert server.accepted == 3
 

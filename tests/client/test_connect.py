@@ -116,7 +116,7 @@ async def test_the_error_of_a_server_that_never_answers_names_possible_reasons(w
     def turn_away(connection: Any) -> None:
         connection.recv(words)
 
-    message = r"without an answer: .*accept no more clients$"
+    message = r"without an answer: .*accept no more clients, and metrics ports$"
     with StubServer(turn_away, turn_away) as server:
         async with connect("127.0.0.1", server.port) as client:
             with pytest.raises(ConnectionLost, match=message):

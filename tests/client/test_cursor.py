@@ -9,7 +9,7 @@ import pytest
 
 from datastreamer._codec import Entry
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.errors import CursorFailed, HistoryChanged
+from datastreamer.errors import CursorFailed, HistoryChanged, UsageError
 from datastreamer.position import Identity, Position
 from datastreamer.protocol.history import Trail
 from datastreamer.protocol.messages import HeaderQuery, Start
@@ -39,6 +39,13 @@ class Memory:
     @property
     def numbers(self) -> list[int]:
         return [position.next_entry for position in self.saved]
+
+
+async def test_a_path_is_no_cursor() -> None:
+    async with client_behind((Closing(THOUSAND), NONE)) as (client, _):
+        path: Any = "position.json"
+        with pytest.raises(UsageError, match=r"FileCursor\('position.json'\)"):
+            client.entries(cursor=path)
 
 
 async def test_a_batch_is_done_with_when_the_next_is_asked_for() -> None:

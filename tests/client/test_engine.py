@@ -21,7 +21,7 @@ from datastreamer.client.effects import (
 )
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
-from datastreamer.errors import ConnectionLost, NoAnswer
+from datastreamer.errors import ConnectFailed, ConnectionLost, NoAnswer
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
@@ -61,8 +61,12 @@ class ByHand:
             while True:
                 effect = steps.send(result) if failure is None else steps.throw(failure)
                 self.done.append(effect)
-                failure = self.fails(effect)
-                result = None if failure is not None else self.perform(effect)
+                failure, result = self.fails(effect), None
+                if failure is None:
+                    try:
+                        result = self.perform(effect)
+                    except (ConnectFailed, TimeoutError) as error:
+                        failure = error
         except StopIteration as done:
             return done.value
 

@@ -11,7 +11,7 @@ import trio.testing
 
 from datastreamer._codec import Entry
 from datastreamer.client.async_client import Client
-from datastreamer.client.trio_driver import TrioDriver
+from datastreamer.client.trio_driver import Dialled, TrioDriver
 from datastreamer.errors import (
     BadEntryType,
     BadFromBookmark,
@@ -283,7 +283,7 @@ def refused() -> ConnectFailed:
 
 def absent(client: Client, wire: Any, until: float, error: Exception) -> Absent:
     way = Absent(wire.dial, trio.current_time() + until, error)
-    cast("TrioDriver", client._driver).redial = way.dial
+    cast("TrioDriver", client._driver).servers = (Dialled("stub:1", way.dial),)
     return way
 
 

@@ -29,14 +29,15 @@ from tests.network.stub import Stub, sample
 AT_ONCE = Backoff(0, 0)
 
 
-def behind(*stubs: Stub, faults: tuple[Fault, ...] = ()) -> FaultyServer:
+def behind(*stubs: Stub, faults: tuple[Fault, ...] = (), ends: bool = False) -> FaultyServer:
     """A server whose connections get these stubs in turn."""
 
     def giving(stub: Stub) -> Any:
         return lambda: stub
 
     all_faults = [*faults, *[NONE] * len(stubs)]
-    return FaultyServer(*[(giving(s), fault) for s, fault in zip(stubs, all_faults, strict=False)])
+    plan = [(giving(stub), fault) for stub, fault in zip(stubs, all_faults, strict=False)]
+    return FaultyServer(*plan, ends=ends)
 
 
 def client_of(kind: str, server: FaultyServer, **options: Any) -> Any:

@@ -9,6 +9,8 @@ import trio
 import trio.testing
 
 from datastreamer._codec import Entry
+from datastreamer.client.effects import Connect, Steps
+from datastreamer.client.trio_driver import Dialled, TrioDriver
 from datastreamer.errors import BadBookmark, BadRange, UnknownBookmark, UnknownEntry, UsageError
 from datastreamer.format import TYPE_BOOKMARK, Header
 from datastreamer.protocol.messages import (
@@ -485,3 +487,26 @@ async def test_a_second_task_does_not_disturb_an_iteration() -> None:
         await wire.server_end.send_all(stub.append(*TEN[5:7]))
         await trio.testing.wait_all_tasks_blocked()
         assert seen == TEN[:7]
+
+
+async def test_a_cancelled_connect_is_one_cancellation(autojump_clock: Any) -> None:
+    """Not a group, as nurseries raise: Trio connects in one."""
+    raised: list[BaseException] = []
+
+    async def dial() -> trio.abc.Stream:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            await trio.sleep_forever()
+        raise AssertionError
+
+    def connecting() -> Steps[None]:
+        try:
+            yield Connect(9)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    with trio.move_on_after(1) as scope:
+        await TrioDriver(Dialled("the server", dial)).run(connecting())
+    assert scope.cancelled_caught
+    assert [type(error) for error in raised] == [trio.Cancelled]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio_driver import TrioDriver
+from datastreamer.client.trio_driver import Dialled, TrioDriver
 from datastreamer.errors import ConnectFailed
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import Splitter, pack_message
@@ -82,11 +83,10 @@ class Network:
         self._nursery.start_soon(serve, theirs)
         return ours
 
-    def driver_to(self, endpoint: Endpoint | None) -> TrioDriver:
-        if endpoint is None:
-            return TrioDriver(None, "")
-        host = endpoint.host
-        return TrioDriver(lambda: self.dial(host), endpoint.peer)
+    def driver_to(self, *endpoints: Endpoint) -> TrioDriver:
+        return TrioDriver(
+            *[Dialled(each.peer, partial(self.dial, each.host)) for each in endpoints]
+        )
 
 
 def hosts(*names: str) -> dict[str, tuple[str, int]]:

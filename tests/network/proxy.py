@@ -78,11 +78,13 @@ async def serve_faulty(stub: Stub, stream: MemoryStream, fault: Fault, other: Me
 class FaultyServer:
     """Listens on loopback: connection n gets stub and fault n of the plan, in a thread.
 
-    After the last of the plan no client is answered any more, but connections are accepted.
+    After the last of the plan no client is answered any more, but connections are accepted; or, if
+    it `ends`, refused.
     """
 
-    def __init__(self, *plan: tuple[Callable[[], Stub], Fault]) -> None:
+    def __init__(self, *plan: tuple[Callable[[], Stub], Fault], ends: bool = False) -> None:
         self.plan = plan
+        self.ends = ends
         self.accepted = 0
         self.failure: Exception | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -102,6 +104,8 @@ class FaultyServer:
             )
             self._threads.append(thread)
             thread.start()
+        if self.ends:
+            self._listener.close()
 
     def _wait(self, source: socket.socket) -> bool:
         """Whether this server ends, or else `source` has something."""

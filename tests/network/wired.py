@@ -15,7 +15,7 @@ import trio.testing
 from datastreamer._codec import Entry
 from datastreamer.client.async_client import Client
 from datastreamer.client.engine import ClientEngine
-from datastreamer.client.trio_driver import Dial, TrioDriver
+from datastreamer.client.trio_driver import Dial, Dialled, TrioDriver
 from datastreamer.transport.trio_channel import channel_over
 from tests.network.stub import Stub, serve_stream
 
@@ -25,7 +25,7 @@ def client_over(
 ) -> Client:
     """A client that owns `stream`, its first connection; `redial` makes another."""
     options = {"stream_type": 1, "timeout": 10, **options}
-    driver = TrioDriver(redial, peer)
+    driver = TrioDriver(*([] if redial is None else [Dialled(peer, redial)]))
     engine = ClientEngine(driver, peer, **options)
     engine.channel = channel_over(stream, peer)
     return Client(driver, engine)

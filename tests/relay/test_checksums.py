@@ -16,6 +16,7 @@ from datastreamer.errors import NoAnswer
 from datastreamer.format import FEATURE_PAGE_SUMS
 from datastreamer.protocol.following import SumsFound
 from datastreamer.protocol.messages import Capabilities
+from datastreamer.protocol.retry import Backoff
 from datastreamer.relay import checksums
 from datastreamer.relay import compare as comparing
 from datastreamer.relay.download import Download
@@ -161,6 +162,10 @@ def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= level]
 
 
+# An upstream is not used for some seconds, which suffice to receive all from another one.
+AVOIDING = Backoff(first=0.05, most=0.05)
+
+
 async def test_another_upstream_is_used_at_once(
     tmp_path: Path, source: DataStream, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,7 +175,9 @@ async def test_another_upstream_is_used_at_once(
         flip(source, bad)
         async with nursery_for() as nursery:
             one, two = await serving(nursery, source), await serving(nursery, second)
-            rig = await relaying(nursery, tmp_path / "relay.bin", one.port, two.port)
+            rig = await relaying(
+                nursery, tmp_path / "relay.bin", one.port, two.port, backoff=AVOIDING
+            )
             await same(rig, second)
             first, other = rig.download.states
             assert (first.damaged, other.damaged) == (1, 0)

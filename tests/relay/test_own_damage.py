@@ -140,11 +140,33 @@ TRUNCATIONS: dict[str, Change] = {
         source.update(source.first(page) + BAD),
     ],
 }
-changes = pytest.mark.parametrize(
-    "change", [pytest.param(each, id=name) for name, each in (UPDATES | TRUNCATIONS).items()]
+CHANGES = UPDATES | TRUNCATIONS
+DAMAGES: list[Damage] = [a_bit, all_of_it, the_head]
+PAGES = [0, 1, LAST]
+changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+pages = pytest.mark.parametrize("page", PAGES)
+
+
+def _every(change: int, damage: int, page: int) -> pytest.MarkDecorator | tuple[()]:
+    """Each two of them are together in one test; all three are, in the soak tests."""
+    return () if (change + damage + page) % 3 == 0 else pytest.mark.soak
+
+
+each_kind = pytest.mark.parametrize(
+    ("change", "damage", "page"),
+    [
+        pytest.param(
+            CHANGES[name],
+            damage,
+            page,
+            marks=_every(i, j, k),
+            id=f"{name}-{damage.__name__}-{page}",
+        )
+        for i, name in enumerate(CHANGES)
+        for j, damage in enumerate(DAMAGES)
+        for k, page in enumerate(PAGES)
+    ],
 )
-damages = pytest.mark.parametrize("damage", [a_bit, all_of_it, the_head])
-pages = pytest.mark.parametrize("page", [0, 1, LAST])
 
 
 class Watcher:
@@ -240,9 +262,7 @@ async def place(tmp_path: Path, source: Source, **options: Any) -> AsyncIterator
 FOLLOW = {"on_rewrite": "follow"}
 
 
-@changes
-@damages
-@pages
+@each_kind
 async def test_while_it_runs(
     tmp_path: Path, source: Source, page: int, damage: Damage, change: Change
 ) -> None:
@@ -254,9 +274,7 @@ async def test_while_it_runs(
         await here.end()
 
 
-@changes
-@damages
-@pages
+@each_kind
 async def test_while_it_is_stopped(
     tmp_path: Path, source: Source, page: int, damage: Damage, change: Change
 ) -> None:

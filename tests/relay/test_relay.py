@@ -376,6 +376,8 @@ def test_for_synchronous_code(tmp_path: Path) -> None:
             assert numbers == list(range(100))
             assert relay.total_entries == 100
             assert relay.failure is None
+            assert repr(relay).endswith(f"b.bin': on 127.0.0.1:{relay.port}>")
+        assert repr(relay).endswith("b.bin': closed>")
         with pytest.raises(ListenFailed):
             BlockingRelay(
                 [("127.0.0.1", server.port)], tmp_path / "c.bin", host="127.0.0.1", port=server.port

@@ -63,7 +63,7 @@ async def test_the_lag_of_each_upstream_and_its_state(tmp_path: Path, upstream: 
                 f'datastreamer_relay_upstream_state{{state="in-use",upstream="{first}"}}',
                 f'datastreamer_relay_upstream_state{{state="spare",upstream="{other}"}}',
             }
-            code, text = await seen(relay, "/clients.json")
+            code, text = await seen(relay, "/v1/clients")
             assert (code, json.loads(text)["upstreams"]) == (
                 200,
                 [
@@ -138,7 +138,7 @@ async def test_before_an_upstream_has_answered(tmp_path: Path, upstream: DataStr
             assert await seen(rig, "/readyz") == (503, why)
             assert (await seen(rig, "/healthz"))[0] == 200
             assert (await seen(rig, "/metrics"))[0] == 200
-            code, text = await seen(rig, "/clients.json")
+            code, text = await seen(rig, "/v1/clients")
             overview = json.loads(text)
             assert (code, overview["head_entries"]) == (200, 10 if file == "old.bin" else None)
             [first] = overview["upstreams"]

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from datastreamer.errors import DamagedEntry
+from datastreamer.server import bookmark_queries as look_ups
 from datastreamer.server import queries as answers_module
 from datastreamer.server.streaming import page_cache as cold_module
 from datastreamer.server.streaming.broadcast import Broadcast
@@ -44,7 +45,7 @@ def served(writer: DataStream, request: pytest.FixtureRequest) -> Iterator[DataS
 @pytest.fixture(params=["inline", "in a thread", "in a thread for the disk"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "in a thread":
-        monkeypatch.setattr(answers_module, "_INLINE_SCAN", -1)
+        monkeypatch.setattr(look_ups, "_INLINE_SCAN", -1)
     never = 1 << 30
     quick = 0 if request.param == "inline" else never
     monkeypatch.setattr(cold_module, "_QUICK_LOOKUPS", quick)
@@ -168,7 +169,7 @@ def after(number: int | None, model: Model) -> bytes:
 async def test_a_start_from_a_bookmark_that_goes_while_it_is_looked_up(
     writer: DataStream, served: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers_module, "_INLINE_SCAN", -1)
+    monkeypatch.setattr(look_ups, "_INLINE_SCAN", -1)
     append(writer, (1, b"zero"), (1, b"one"), (BOOKMARK, b"key"), (1, b"three"))
     looked_up = trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -220,6 +221,6 @@ async def test_a_question_that_meets_a_change_is_answered(
         monkeypatch.setattr(answers_module.QueryAnswers, "_first_event", met)
         monkeypatch.setattr(answers_module.QueryAnswers, "_entry", met)
         monkeypatch.setattr(
-            answers_module.QueryAnswers, "answer_at_hand", lambda _, q, *more: (0, 0, q)
+            answers_module.QueryAnswers, "answer_at_hand", lambda _, q, *more: (0, q)
         )
         await peer.ask(question, OK + wire.pack(1, 1, b"event", packet=0xFE))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from datastreamer.errors import ExtraMissing, WriteFailed
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
+from datastreamer.http.serving import serve_metrics_of
 from datastreamer.metrics import exposition, writer_numbers
 from datastreamer.metrics.exposition import Tally, exposition_parts, merge
 from datastreamer.metrics.names import METRICS
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
-from datastreamer.server.metrics_http import serve_metrics, serve_metrics_of
 from datastreamer.server.server import Server
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport import listeners as listen
-from datastreamer.transport.listeners import metrics_listeners
-from tests.cli.process import running
+from tests.http.asking import answering, ask
 from tests.network import model
 from tests.network.fixtures import append, over_loopback
 from tests.storage.made import FaultyDisk
@@ -58,31 +56,6 @@ def parsed(text: bytes | str) -> Samples:
 
 def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[f"datastreamer_{name}", tuple(sorted(labels.items()))]
-
-
-async def ask(port: int, request: str | bytes) -> tuple[int, dict[str, str], bytes]:
-    """What a request is answered with: code, headers, body."""
-    if isinstance(request, str):
-        request = f"GET {request} HTTP/1.1\r\nHost: here\r\n\r\n".encode()
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        await stream.send_all(request)
-        answer = b"".join([part async for part in stream])
-    head, _, body = answer.partition(b"\r\n\r\n")
-    first, *rest = head.decode().split("\r\n")
-    headers = dict(line.split(": ", 1) for line in rest)
-    assert request.startswith(b"HEAD") or int(headers["Content-Length"]) == len(body)
-    return int(first.split()[1]), headers, body
-
-
-@asynccontextmanager
-async def answering(serving: Callable[..., Any]) -> AsyncIterator[int]:
-    """Gives the port that `serving`, a part of `serve_metrics`, answers on."""
-    listeners = metrics_listeners(None, 0)
-    port = listeners[0].getsockname()[1]
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serving, listeners=listeners))
-        yield port
-        nursery.cancel_scope.cancel()
 
 
 def scraping(server: Server) -> Any:
@@ -306,7 +279,7 @@ async def test_tells_what_happens(stream: DataStream) -> None:
             while rig.server.counts.entries_sent < 6:
                 await trio.lowlevel.checkpoint()
             code, headers, text = await ask(port, "/metrics")
-            overview = json.loads((await ask(port, "/clients.json"))[2])
+            overview = json.loads((await ask(port, "/v1/clients"))[2])
     assert (code, headers["Content-Type"]) == (200, exposition.TEXT)
     now = parsed(text)
     assert value(now, "head_entries") == 10
@@ -370,7 +343,7 @@ async def test_who_is_behind_is_told_first(stream: DataStream) -> None:
         while not any(session.blocked for session in rig.server.sessions):
             await trio.lowlevel.checkpoint()
         samples = parsed((await ask(port, "/metrics"))[2])
-        limited = json.loads((await ask(port, "/clients.json?limit=1"))[2])
+        limited = json.loads((await ask(port, "/v1/clients?limit=1"))[2])
     (behind, ahead) = sorted(
         (lag for (name, _), lag in samples.items() if name == "datastreamer_client_lag_entries"),
         reverse=True,
@@ -477,125 +450,7 @@ async def test_ready_in_another_folder(tmp_path: Path, monkeypatch: pytest.Monke
             assert (await ask(port, "/readyz"))[0] == 200
 
 
-# The endpoint.
-
-
-async def nothing(*, limit: int) -> exposition.MetricsSnapshot:
-    return {"time": 1.0, "samples": {}, "clients": []}
-
-
-@pytest.mark.parametrize(
-    "request_, code",
-    [
-        ("/", 404),
-        ("/metricsx", 404),
-        ("/clients.json?limit=0", 200),
-        ("/clients.json?limit=10000", 200),
-        ("/clients.json?limit=10001", 400),
-        ("/clients.json?limit=-1", 400),
-        ("/clients.json?limit=" + "9" * 5000, 400),
-        ("/clients.json?limit=\u00b2", 400),
-        (b"POST /metrics HTTP/1.1\r\n\r\n", 405),
-        (b"GET /metrics\r\n\r\n", 400),
-        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
-        (b"GET http://[ HTTP/1.1\r\n\r\n", 400),
-        (b"\x00\x00\x00\x00\x00\x00\x00\x01\r\n\r\n", 400),
-        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 9000, 431),
-        (b"HEAD /healthz HTTP/1.1\r\n\r\n", 200),
-    ],
-)
-async def test_requests(request_: str | bytes, code: int) -> None:
-    async with answering(partial(serve_metrics, gather=nothing)) as port:
-        got, headers, body = await ask(port, request_)
-    assert got == code
-    if isinstance(request_, bytes) and request_.startswith(b"HEAD"):
-        assert (headers["Content-Length"], body) == ("6", b"")
-
-
-async def test_a_failure_is_that_answers_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def failing(*, limit: int) -> exposition.MetricsSnapshot:
-        raise ZeroDivisionError("from the callback")
-
-    async with answering(partial(serve_metrics, gather=failing)) as port:
-        assert (await ask(port, "/metrics"))[0] == 500
-        assert (await ask(port, "/healthz"))[0] == 200
-    assert "from the callback" in caplog.text
-
-
-async def test_who_says_nothing_is_closed(autojump_clock: trio.testing.MockClock) -> None:
-    async with (
-        answering(partial(serve_metrics, gather=nothing)) as port,
-        await trio.open_tcp_stream("127.0.0.1", port) as silent,
-        await trio.open_tcp_stream("127.0.0.1", port) as half,
-    ):
-        await half.send_all(b"GET /metrics HT")
-        for stream in (silent, half):
-            with suppress(trio.BrokenResourceError):
-                assert await stream.receive_some() == b""
-
-
-async def test_a_full_endpoint_closes_the_oldest() -> None:
-    async with answering(partial(serve_metrics, gather=nothing)) as port:
-        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(64)]
-        assert (await ask(port, "/healthz"))[0] == 200
-        with suppress(trio.BrokenResourceError):
-            assert await silent[0].receive_some() == b""
-        # The others are still there.
-        for stream in silent[1:]:
-            await stream.send_all(b"GET /healthz HTTP/1.1\r\n\r\n")
-            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 OK")
-        for stream in silent:
-            await stream.aclose()
-
-
-async def attack(port: int, rate: float) -> None:
-    """Make `rate` connections a second, for ever: idle ones, slow ones, and some that do not read
-    their answers."""
-    async with trio.open_nursery() as nursery:
-        for at in itertools.count():
-            nursery.start_soon(attacker, port, at % 3)
-            await trio.sleep(1 / rate)
-
-
-async def attacker(port: int, kind: int) -> None:
-    with suppress(OSError, trio.BrokenResourceError):
-        made = trio.socket.socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        await made.connect(("127.0.0.1", port))
-        async with trio.SocketStream(made) as stream:
-            if kind == 2:
-                await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
-            while True:
-                if kind == 1:
-                    await stream.send_all(b"G")
-                await trio.sleep(0.5)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_probes_beside_a_flood(path: Path, workers: int) -> None:
-    """The port answers each probe, every 0.1 s, beside a hundred connections per second."""
-    probes = 29
-    with DataStream.create(path):
-        pass
-    words = ("serve", path, "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0")
-    with running(*words, "--workers", workers, cwd=path.parent) as server:
-        port = int(server.err.until(r"metrics on http://127\.0\.0\.1:(\d+)/metrics")[1])
-        answered: list[int] = []
-
-        async def probe(target: str) -> None:
-            with trio.fail_after(20):
-                answered.append((await ask(port, target))[0])
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(attack, port, 100.0)
-            await trio.sleep(1)
-            async with trio.open_nursery() as probing:
-                for at in range(probes):
-                    target = ("/healthz", "/readyz", "/metrics")[at % 3]
-                    probing.start_soon(probe, target)
-                    await trio.sleep(0.1)
-            nursery.cancel_scope.cancel()
-        assert answered == [200] * probes
+# The endpoint of several processes.
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -640,7 +495,7 @@ def test_several_workers_are_told_as_one(path: Path) -> None:
         url = f"http://127.0.0.1:{server.metrics_port}"
         with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
             samples = parsed(answer.read())
-        with urllib.request.urlopen(f"{url}/clients.json?limit=4", timeout=20) as answer:
+        with urllib.request.urlopen(f"{url}/v1/clients?limit=4", timeout=20) as answer:
             reported = json.loads(answer.read())
         with urllib.request.urlopen(f"{url}/readyz", timeout=20) as answer:
             assert answer.read() == b"serving\n"

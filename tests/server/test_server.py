@@ -19,8 +19,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.errors import ListenFailed
-from datastreamer.server.server import Server, serve
+from datastreamer.server.server import Server
 from datastreamer.server.streaming.sender import State
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import address_of, open_listeners
 from tests.network import model as wire
@@ -144,7 +145,8 @@ async def test_no_more_clients_than_the_limit(
         assert rig.server.counts.accepted == limit
         # One line for all of them; a later line counts the rest.
         [refusal] = [r for r in caplog.records if r.levelno == logging.WARNING]
-        assert f"{limit} clients are connected, which is the limit" in refusal.getMessage()
+        assert f"refused: {limit} client" in refusal.getMessage()
+        assert "connected, which is the limit" in refusal.getMessage()
         for peer in answered:
             await peer.close()
             await wait_all_tasks_blocked(0.002)
@@ -156,7 +158,7 @@ async def test_no_more_clients_than_the_limit(
 OUT_OF_DESCRIPTORS = """
 import logging, resource, sys
 import trio
-from datastreamer.server.server import serve
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 
 async def main():

@@ -13,8 +13,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from datastreamer.server import server as server_module
 from datastreamer.server.limits import Limits
-from datastreamer.server.server import Server, serve
+from datastreamer.server.server import Server
 from datastreamer.server.streaming import broadcast as live_module
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
 from tests.network import model as wire

@@ -216,8 +216,10 @@ def test_closing_does_not_wait_for_a_client_that_reads_nothing(
 def test_closing_twice_and_use_after_close(path: Path, in_process: bool) -> None:
     with serving(path, in_process=in_process) as server:
         port = server.port
+        assert repr(server) == f"<StreamServer of {str(path)!r}: on 127.0.0.1:{port}>"
         server.close()
         server.close()
+        assert repr(server) == f"<StreamServer of {str(path)!r}: closed>"
         with pytest.raises(StreamClosed):
             server.drain()
         with pytest.raises(StreamClosed):

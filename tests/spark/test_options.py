@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from datastreamer.errors import UsageError
-from datastreamer.spark.options import TLS, Options, ServerLocation, read_options
+from datastreamer.spark.options import TLS, Options, read_options
+from datastreamer.transport.address import Address
 from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 
 def test_what_is_not_said_has_a_default() -> None:
     assert read_options({"path": "a.bin"}) == Options(paths=("a.bin",))
-    assert read_options({"server": "a:1"}) == Options(servers=(ServerLocation("a", 1),))
+    assert read_options({"server": "a:1"}) == Options(servers=(Address("a", 1),))
 
 
 @pytest.mark.parametrize(
@@ -34,19 +35,21 @@ def test_what_is_not_said_has_a_default() -> None:
         ({"path": "a", "streamVersion": "3"}, Options(("a",), version=3)),
         ({"path": "a", "spark.anything": "x"}, Options(("a",))),
         (
-            {"server": "a:1, [::1]:6900,unix:/run/s"},
+            {"server": "a:1, [::1]:6900,unix:/run/s,b,tcps://c:7"},
             Options(
                 servers=(
-                    ServerLocation("a", 1),
-                    ServerLocation("::1", 6900),
-                    ServerLocation("unix:/run/s", 0),
+                    Address("a", 1),
+                    Address("::1", 6900),
+                    Address("unix:/run/s", 0),
+                    Address("b", 6900),
+                    Address("c", 7, tls=True),
                 )
             ),
         ),
-        ({"server": "a:1", "tls": "true"}, Options(servers=(ServerLocation("a", 1),), tls=TLS())),
+        ({"server": "a:1", "tls": "true"}, Options(servers=(Address("a", 1),), tls=TLS())),
         (
             {"server": "a:1", "tlsCa": "ca.pem", "retryFor": "0.5"},
-            Options(servers=(ServerLocation("a", 1),), tls=TLS("ca.pem"), retry_for=0.5),
+            Options(servers=(Address("a", 1),), tls=TLS("ca.pem"), retry_for=0.5),
         ),
     ],
 )
@@ -93,8 +96,8 @@ def test_what_is_said(given: dict[str, str], expected: Options) -> None:
         ({"path": "a", "streamVersion": "256"}, "'256' is not a number from 1 to 255"),
         ({"path": "a", "paths": "b.bin"}, "'b.bin' is not a list of paths in JSON"),
         ({"path": "a", "paths": '["b", " "]'}, "is not a list of paths in JSON"),
-        ({"server": "localhost"}, "'localhost' is not HOST:PORT"),
-        ({"server": "a:70000"}, "'a:70000' is not HOST:PORT"),
+        ({"server": "http://a:1"}, "option server: 'http://a:1': write the server as tcp://HOST"),
+        ({"server": "a:70000"}, "option server: 'a:70000': a port is a number from 1 to 65535"),
         ({"server": "a:1", "timeout": "soon"}, "'soon' is not a number of seconds"),
         ({"path": "a", "maxEntriesPerTrigger": "0"}, "'0' is not a number from 1 to"),
         ({"path": "a", "maxBytesPerTrigger": "much"}, "'much' is not a number of bytes"),

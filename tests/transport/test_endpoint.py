@@ -19,5 +19,5 @@ def test_a_host_that_is_not_text(host: Any) -> None:
 
 @pytest.mark.parametrize("kind", [BlockingClient, BlockingPublisher])
 def test_a_client_of_a_port_alone(kind: Any) -> None:
-    with pytest.raises(UsageError, match=r"^a server's host is a text, not 6900$"):
+    with pytest.raises(UsageError, match=r"^a server's host is a text, not 6900;"):
         kind(6900)

@@ -18,8 +18,8 @@ from trio.testing import wait_all_tasks_blocked
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import connect
 from datastreamer.errors import ConnectFailed, ListenFailed, UnknownEntry
-from datastreamer.server.server import serve
 from datastreamer.service.embedded import StreamServer
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport import listeners as listen
 from datastreamer.transport.listeners import (

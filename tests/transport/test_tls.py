@@ -39,6 +39,16 @@ def names_of(side: ssl.SSLObject) -> list[str]:
     return [name for _, name in (side.getpeercert() or {})["subjectAltName"]]
 
 
+def test_when_the_first_certificate_expires(authority: Authority) -> None:
+    pairs = [authority.issue(name) for name in ("a", "b")]
+    server = ServerTLS(*pairs)
+    ends = [
+        ssl.cert_time_to_seconds(ssl._ssl._test_decode_cert(str(cert))["notAfter"])  # type: ignore[attr-defined]
+        for cert, _ in pairs
+    ]
+    assert server.expires_at == min(ends)
+
+
 def test_only_the_newest_version_is_spoken(authority: Authority) -> None:
     server = ServerTLS(authority.issue("server"))
     assert talk(server.context, authority.context(), "127.0.0.1").version() == "TLSv1.3"

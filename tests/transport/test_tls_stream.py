@@ -34,8 +34,8 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.relay.relay import Relay
-from datastreamer.server.server import serve
 from datastreamer.service.embedded import StreamServer
+from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport import tls_stream as secure
 from datastreamer.transport.tls import ServerTLS, client_tls
@@ -325,7 +325,9 @@ async def test_a_client_without_tls_is_notified(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with serving(stream, tls) as port:
-        await ask_both(port, None, InvalidCommand, "This server requires TLS")
+        await ask_both(
+            port, None, InvalidCommand, "This server requires TLS: connect to tcps://HOST:PORT"
+        )
     assert refused(caplog, "it does not use TLS") == 2
 
 

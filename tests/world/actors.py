@@ -196,13 +196,13 @@ class PublisherProgram:
 
 @dataclass
 class ClientProgram:
-    """A client of one server, which streams, and queries now and then."""
+    """A client of one server, or of several, which streams, and queries now and then."""
 
     around: Surroundings
     name: str
     kind: Kind
     style: Style
-    server: str
+    servers: tuple[str, ...]
     seen: Seen = field(init=False)
 
     def __post_init__(self) -> None:
@@ -268,7 +268,7 @@ class ClientProgram:
         return self.around.chance.randrange(max(1, self.seen.next))
 
     async def _run(self, connector: Any, sleep: Sleep) -> None:
-        async with connector(self.server, 6900, **self._options) as client:
+        async with connector(self.servers, **self._options) as client:
             while True:
                 async with self._iterate(client) as found:
                     async for item in found:
@@ -283,7 +283,7 @@ class ClientProgram:
                 await sleep(self._pause())
 
     def _run_blocking(self) -> None:
-        with BlockingClient(self.server, 6900, **self._options) as client:
+        with BlockingClient(self.servers, **self._options) as client:
             while True:
                 with self._iterate(client) as found:
                     for item in found:

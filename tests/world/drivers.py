@@ -19,7 +19,7 @@ from unittest import mock
 import trio
 
 from datastreamer.client import asyncio_driver, thread_driver
-from datastreamer.client.trio_driver import TrioDriver
+from datastreamer.client.trio_driver import Dialled, TrioDriver
 from datastreamer.relay import client as relay_client
 from datastreamer.transport.asyncio_channel import AsyncioChannel
 from datastreamer.transport.connection_errors import connect_failed, connect_timeout
@@ -46,16 +46,15 @@ class Drivers:
         except OSError as error:
             raise connect_failed(endpoint.peer, error) from None
 
-    def trio_driver_to(self, endpoint: Endpoint | None) -> TrioDriver:
+    def trio_driver_to(self, *endpoints: Endpoint) -> TrioDriver:
         """Takes the place of the function of that name."""
-        if endpoint is None:
-            return TrioDriver(None, "")
-        found = endpoint
 
-        async def dial() -> trio.abc.Stream:
-            return ClientStream(await self._dial(found))
+        async def dial(endpoint: Endpoint) -> trio.abc.Stream:
+            return ClientStream(await self._dial(endpoint))
 
-        return TrioDriver(dial, found.peer, found.token_request)
+        return TrioDriver(
+            *[Dialled(each.peer, partial(dial, each), each.token_request) for each in endpoints]
+        )
 
     async def _dial_asyncio(self, endpoint: Endpoint) -> AsyncioChannel:
         dial = partial(self._dial, endpoint)

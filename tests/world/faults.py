@@ -91,6 +91,8 @@ class Plan:
     """Of an entry's bytes."""
     seconds: float = 0.0
     """With which `plan_of` made it; 0: it did not."""
+    several: bool = False
+    """Whether each client knows all servers."""
 
     @property
     def rots(self) -> bool:

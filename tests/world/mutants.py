@@ -59,6 +59,16 @@ def _resumes_late(rejoin: Any) -> Any:
     return mutant
 
 
+def _trusts_other_servers(rejoin: Any) -> Any:
+    def mutant(self: Resumable, connection: Any, trail: Any, header: Any) -> Any:
+        if self._holder in (None, connection.peer) or trail.types is not None:
+            yield from rejoin(self, connection, trail, header)
+        else:
+            self._streaming = yield from self._begin(connection, trail.next_number)
+
+    return mutant
+
+
 def _rolls_back_too_little(rejoin: Any) -> Any:
     def mutant(self: Resumable, connection: Any, trail: Any, header: Any) -> Any:
         result = yield from rejoin(self, connection, trail, header)
@@ -228,6 +238,13 @@ MUTANTS = [
     ),
     Mutant(
         "a client resumes one entry too late", changed(Resumable, "_rejoin", _resumes_late), _LOSSES
+    ),
+    Mutant(
+        "a client does not compare its entries with those of another server",
+        changed(Resumable, "_rejoin", _trusts_other_servers),
+        (TRUNCATE, KILL, LOSE),
+        relays=2,
+        several=True,
     ),
     Mutant(
         "a client is rewound one entry too little",

@@ -31,6 +31,8 @@ class Mutant:
     """Maximum number of seconds between two events."""
     seed: int = 0
     """Of a plan that finds it."""
+    several: bool = False
+    """Whether clients know all servers."""
 
     def plan(self, seed: int) -> Plan:
         """A plan that may find it."""
@@ -44,7 +46,14 @@ class Mutant:
             )
             for _ in range(12)
         )
-        return Plan(seed, events, self.relays, self.clients, largest=self.largest)
+        return Plan(
+            seed,
+            events,
+            self.relays,
+            self.clients,
+            largest=self.largest,
+            several=self.several,
+        )
 
 
 def replaced(owner: object, name: str, value: Any) -> Patch:

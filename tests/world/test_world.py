@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_a_minute(seed: int, record_property: Callable[[str, object], None]) -> 
 @given(plan=plans)
 def test_any_plan(plan: Plan) -> None:
     run(plan)
+
+
+@pytest.mark.parametrize("seed", [2, 9, 10, 22])
+def test_clients_that_know_all_servers(seed: int) -> None:
+    """They come to a server that lags, has another history, or is lost as well."""
+    assert run(replace(plan_of(seed, 60), relays=2, several=True)).entries
 
 
 def test_changed_bits() -> None:

@@ -161,9 +161,10 @@ class World(Happenings):
         for number in range(plan.clients):
             kind = KINDS[(plan.seed + number) % len(KINDS)]
             style = STYLES[(plan.seed // 3 + number) % len(STYLES)]
-            client = ClientProgram(
-                around, f"client{number}", kind, style, names[-1 - number % len(names)]
-            )
+            # Its own one is the first of them.
+            own = len(names) - 1 - number % len(names)
+            servers = (*names[own:], *names[:own]) if plan.several else (names[own],)
+            client = ClientProgram(around, f"client{number}", kind, style, servers)
             self.clients.append(client)
             self._machine(client.name, client.run)
 
@@ -302,7 +303,9 @@ class World(Happenings):
             if client.style == "reads" and not readers:
                 continue
             if not self.model.is_complete(client.seen):
-                return f"{client.name} at {client.server} has {client.seen.next} of {total} entries"
+                return (
+                    f"{client.name} at {client.servers} has {client.seen.next} of {total} entries"
+                )
         return None
 
     def _check(self) -> None:

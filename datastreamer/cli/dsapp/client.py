@@ -11,14 +11,15 @@ import typer
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.dsapp.options import LogOption
+from datastreamer.cli.shared.addresses import address_of
 from datastreamer.cli.shared.exit_codes import (
     Failure,
     exit_when_output_closes,
     exit_zero_on_signal,
     write_out,
 )
-from datastreamer.cli.shared.options import number_option, read_number, text_option
-from datastreamer.cli.shared.source import ServerSource, check_start, parse_address
+from datastreamer.cli.shared.options import check_start, number_option, read_number, text_option
+from datastreamer.cli.shared.source import ServerSource
 from datastreamer.format import TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of, name_of_key, raw_key
 
@@ -81,9 +82,7 @@ def client(
 
     --header, --entry, --bookmark and --dumpbatch print one answer and exit.
     """
-    address = parse_address(server)
-    if address is None:
-        raise typer.BadParameter(f"{server!r} is not HOST:PORT", param_hint="'--server'")
+    address = address_of(server, "--server")
     first = None
     if start not in (None, "latest"):
         first = read_number(start or "", U64_MAX, "--from")

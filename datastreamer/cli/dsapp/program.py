@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.commands.building import expand, new_program
+from datastreamer.cli.commands.classes import VerbCommand
 from datastreamer.cli.dsapp.client import client
 from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
-from datastreamer.cli.shared.commands import expand, new_program
 
 program = new_program(
     "Run a demo server, client or relay of a stream; for operators, see datastreamer.", {}
@@ -35,4 +36,4 @@ def show_help(
 
 
 for verb in (server, client, relay):
-    program.command()(expand(verb))
+    program.command(cls=VerbCommand)(expand(verb))

@@ -12,8 +12,10 @@ from datastreamer.cli.dsapp.options import (
     WriteTimeoutOption,
     limits_of,
 )
+from datastreamer.cli.shared.addresses import address_of
 from datastreamer.cli.shared.options import text_option
-from datastreamer.cli.verbs.relay import relay_until, upstream_of
+from datastreamer.cli.verbs.relay import relay_until
+from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 
 ServerOption = Annotated[str, text_option("--server", "HOST:PORT", "Server to download from.")]
@@ -29,4 +31,4 @@ def relay(
 ) -> None:
     """Download a stream, keep it in a file, and serve it."""
     limits = limits_of(writetimeout, inactivitytimeout)
-    relay_until(Relay([upstream_of(server)], file, port=port, limits=limits))
+    relay_until(Relay([Upstream(*address_of(server, "--server"))], file, port=port, limits=limits))

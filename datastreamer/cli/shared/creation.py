@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -67,6 +68,11 @@ class CreationOptions:
         }
         return {name: value for name, value in values.items() if value is not None}
 
+    def check_file(self, file: str) -> None:
+        """Raises `Failure` if `open` would find no file."""
+        if not self.create and not os.path.exists(file):
+            raise _missing(file)
+
     def open(
         self,
         file: str,
@@ -82,7 +88,7 @@ class CreationOptions:
         except FileMissing:
             if self.create:
                 return DataStream.create(file, sync=sync, index=index, **given)
-            raise Failure(f"{file}: no such file; use --create to create an empty stream") from None
+            raise _missing(file) from None
         for name, value in given.items():
             if (has := getattr(stream.header, name)) != value:
                 what = name.replace("_", " ")
@@ -90,3 +96,7 @@ class CreationOptions:
                     "%s: the %s of the existing file is %d, not %d", file, what, has, value
                 )
         return stream
+
+
+def _missing(file: str) -> Failure:
+    return Failure(f"{file}: no such file; use --create to create an empty stream")

@@ -11,11 +11,11 @@ from typing import Any
 from datastreamer._codec import Entry
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import Format
-from datastreamer.cli.shared.output import EntryTable, described
+from datastreamer.cli.shared.output import EntryTable
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
 from datastreamer.printable import json_text
-from datastreamer.zkevm.decoding import as_json, decode, kind_of
+from datastreamer.zkevm.entry_json import entry_json, meaning_json
 
 
 class Decoded(EntryTable):
@@ -38,7 +38,7 @@ class Decoded(EntryTable):
     def _line(self, entry: Entry) -> str:
         meaning = self._meaning(entry)
         if not self._as_table:
-            return json_text(described(entry) | meaning) + "\n"
+            return json_text(entry_json(entry) | meaning) + "\n"
         fields = meaning["fields"]
         if fields is None:
             shown = meaning.get("error", f"0x{entry.data[: self._width].hex()}")
@@ -53,15 +53,11 @@ class Decoded(EntryTable):
 
     def _meaning(self, entry: Entry) -> dict[str, Any]:
         """The kind and the fields of an entry; both None if its type is not that of an event."""
-        kind = kind_of(entry.type, self._version)
-        if kind is None:
-            return {"kind": None, "fields": None}
-        try:
-            return {"kind": kind, "fields": as_json(decode(entry, version=self._version))}
-        except DecodeFailed as error:
+        meaning = meaning_json(entry, self._version)
+        if "error" in meaning:
             self._failed += 1
-            self._first = self._first or error
-            return {"kind": kind, "fields": None, "error": error.reason}
+            self._first = self._first or DecodeFailed(entry.number, meaning["error"])
+        return meaning
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,8 @@
 """How a program ends: exit codes, one line for an error, signals, closed pipes.
 
-0 success, 1 failure, 2 wrong usage, 3 damage. Owns what is written to stderr about failures; users
-see no traceback. Light to import: the program itself is loaded within `run`.
+0 success, 1 failure, 2 wrong usage, 3 damage; 130 or 143: SIGINT or SIGTERM ended the work. Owns
+what is written to stderr about failures; users see no traceback. Light to import: the program
+itself is loaded within `run`.
 """
 
 from __future__ import annotations
@@ -49,8 +50,26 @@ class DamageFound(Failure):
     code = DAMAGED
 
 
+class WorkInterrupted(Failure):
+    """A signal ended the work of a command, which says what is done."""
+
+    def __init__(self, text: str, number: signal.Signals) -> None:
+        super().__init__(text)
+        self.code = early_signals.code(number)
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, raised in the main thread as SIGINT is."""
+
+
+def interruption(number: int) -> KeyboardInterrupt:
+    """The exception that reports a signal."""
+    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+
+
+def signal_of(error: KeyboardInterrupt) -> signal.Signals:
+    """The signal that an exception reports."""
+    return signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
 
 
 def run(name: str, program: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
@@ -77,12 +96,12 @@ def guard(work: Callable[[], int]) -> int:
             finally:
                 _ignore_further_signals()
         except KeyboardInterrupt as error:
-            name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
+            number = signal_of(error)
             if state.signal_expected:
-                _log.debug("ended by %s", name)
+                _log.debug("ended by %s", number.name)
                 return SUCCESS
-            logs.say_error("ended by SIGTERM" if name == "SIGTERM" else "interrupted")
-            return FAILED
+            logs.say_error(early_signals.reason(number))
+            return early_signals.code(number)
         except BrokenPipeError:
             # The reader of our output has closed it, as `| head` does.
             _discard_stdout()
@@ -132,6 +151,8 @@ def _report(error: BaseException) -> int:
     elif isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         text = f"{os.fsdecode(error.filename)}: {what}" if error.filename else what
+    elif isinstance(error, ModuleNotFoundError) and f"{error.name}".startswith("datastreamer."):
+        text = f"{error.name} is not compiled: `make core` compiles a checkout"
     else:
         text = f"internal error: {type(error).__name__}: {error}"
     logs.say_error(_one_line(text))
@@ -229,7 +250,7 @@ class _RunState:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _ignore_further_signals()
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    raise interruption(number)
 
 
 def _ignore_further_signals() -> None:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from datastreamer.cli.shared.exit_codes import Failure, Terminated, write_out
+from datastreamer.cli import early_signals
+from datastreamer.cli.shared.exit_codes import Failure, WorkInterrupted, signal_of, write_out
 from datastreamer.cli.shared.output import json_line
 from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
 
@@ -47,8 +48,9 @@ class InputLines:
                 if value is not None or line.strip():
                     apply(value)
         except KeyboardInterrupt as error:
-            how = "ended by SIGTERM" if isinstance(error, Terminated) else "interrupted"
-            raise Failure(f"{how} after line {self.number}; {outcome()}") from None
+            number = signal_of(error)
+            text = f"{early_signals.reason(number)} after line {self.number}; {outcome()}"
+            raise WorkInterrupted(text, number) from None
         except (BadLine, UsageError) as error:
             raise Failure(f"line {self.number}: {error}; {outcome()}") from None
         except WriteFailed as error:

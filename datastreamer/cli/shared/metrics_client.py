@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from datastreamer.cli.shared.addresses import address_of
 from datastreamer.cli.shared.console import rendered, text
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import number_option
-from datastreamer.cli.shared.source import parse_address
 from datastreamer.format import U64_MAX
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ _WORDS = ("client", "state")
 
 def ask(address: str, limit: int) -> Overview:
     """Request the state of the server at `address`, with at most `limit` clients."""
-    place = parse_address(address)
-    if place is None or place.tls or not place.port:
+    place = address_of(address)
+    if place.tls or not place.port or ":" not in address:
         raise typer.BadParameter(f"{address!r}: write the metrics port as HOST:PORT")
     connection = http.client.HTTPConnection(place.host, place.port, timeout=_SECONDS)
     try:
-        connection.request("GET", f"/clients.json?limit={limit}")
+        connection.request("GET", f"/v1/clients?limit={limit}")
         answer = connection.getresponse()
         body = answer.read(_MOST_BYTES)
     except (OSError, UnicodeError) as error:

@@ -6,7 +6,6 @@ Wrong usage raises `typer.BadParameter`, here and in the commands.
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.errors import BadBookmark
-from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
-from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
+from datastreamer.errors import BadBookmark, UnknownEntry
+from datastreamer.format import U32_MAX, U64_MAX, Header
+from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 
 if TYPE_CHECKING:
     import ssl
@@ -101,6 +100,18 @@ def rate_option(name: str, help: str) -> Any:
     return text_option(name, "RATE", help, parser=parse)
 
 
+def size_option(name: str, help: str) -> Any:
+    """The option for a number of bytes, such as 1GB."""
+
+    def parse(value: str) -> int:
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMG]?B|[KMG]iB)", value)
+        if found is None:
+            raise typer.BadParameter(f"it is a size, such as 1GB or 500MiB, not {_shown(value)}")
+        return int(float(found[1]) * _UNITS[found[2]])
+
+    return text_option(name, "SIZE", help, parser=parse)
+
+
 def read_type(text: str) -> int:
     """Parse an entry type, decimal or 0x... in hex."""
     if re.fullmatch("0[xX]0*[0-9a-fA-F]{1,16}", text):
@@ -114,7 +125,18 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
+        "servers of one stream, separated by commas: one is used while the others fail. "
+        "Without one: the server of DATASTREAMER_SERVER.",
+    ),
+]
+StreamArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
+        "servers of one stream, separated by commas: what one does not answer, the next is asked. "
+        "Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file.")]
@@ -128,6 +150,12 @@ StreamTypeOption = Annotated[
 ]
 
 
+SyncOption = Annotated[
+    Literal["commit", "os"],
+    typer.Option(
+        "--sync", help="Sync to disk with each commit, or leave that to the operating system."
+    ),
+]
 FromOption = Annotated[
     str | None,
     text_option("--from", "N|latest", "First entry [0]; latest: only later commits."),
@@ -246,31 +274,27 @@ class Key:
     """The key of a bookmark as the user wrote it; its bytes may depend on the stream version."""
 
     def __init__(self, text: str) -> None:
-        self._mark: BookmarkName | None = None
-        self._bytes = b""
-        kind, colon, number = text.partition(":")
-        if text[:2].lower() == "0x":
-            try:
-                self._bytes = bytes.fromhex(text[2:])
-            except ValueError:
-                message = f"{text!r} is not hex: 0x and two digits per byte"
-                raise typer.BadParameter(message) from None
-        elif colon and kind in ("block", "batch"):
-            value = read_number(number, U64_MAX, f"the part after {kind}:")
-            self._mark = BookmarkName("block" if kind == "block" else "batch", value)
-        else:
-            self._bytes = os.fsencode(text)
-        if self._mark is None and not 1 <= len(self._bytes) <= MAX_BOOKMARK_SIZE:
-            raise typer.BadParameter(
-                f"the key of a bookmark has 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} has "
-                f"{len(self._bytes)}"
-            )
+        try:
+            self._key = parse_key(text)
+        except BadBookmark as error:
+            raise typer.BadParameter(str(error)) from None
+
+    @property
+    def needs_version(self) -> bool:
+        """Whether its bytes depend on the stream version."""
+        return not isinstance(self._key, bytes)
 
     def of(self, version: int) -> bytes:
         """Its bytes in a stream of this version."""
-        if self._mark is None:
-            return self._bytes
+        if isinstance(self._key, bytes):
+            return self._key
         try:
-            return key_of(version, self._mark)
+            return key_of(version, self._key)
         except BadBookmark as error:
             raise typer.BadParameter(str(error)) from None
+
+
+def check_start(start: int, header: Header) -> None:
+    """Raises `UnknownEntry` if `start` is past the head."""
+    if start > header.total_entries:
+        raise UnknownEntry(start, header.total_entries)

@@ -13,6 +13,7 @@ from datastreamer.cli.shared.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
 from datastreamer.printable import json_text, one_line
 from datastreamer.zkevm.bookmark_keys import name_of_key
+from datastreamer.zkevm.entry_json import entry_json
 
 _DUMP_LINE = 16
 _DUMP_BYTES = 512
@@ -97,17 +98,6 @@ def type_name(type: int) -> str:
     return "bookmark" if type == TYPE_BOOKMARK else str(type)
 
 
-def described(entry: Entry) -> dict[str, object]:
-    """An entry for JSON, not decoded."""
-    data = entry.data
-    return {
-        "number": entry.number,
-        "type": entry.type,
-        "length": len(data),
-        "data": f"0x{data.hex()}",
-    }
-
-
 def write_entry(entry: Entry, format: Format, version: int) -> None:
     """Write a single entry to standard output, as a table with a dump of its data."""
     if format == "raw":
@@ -115,7 +105,7 @@ def write_entry(entry: Entry, format: Format, version: int) -> None:
     elif format == "hex":
         write_out(f"{entry.pack().hex()}\n".encode())
     elif format == "jsonl":
-        write_out(json_line(described(entry)))
+        write_out(json_line(entry_json(entry)))
     else:
         write_out(text_lines(_dumped(entry, version)))
 

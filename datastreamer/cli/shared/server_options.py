@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.cli.shared.options import number_option, rate_option, text_option
+from datastreamer.cli.shared.options import SyncOption, number_option, rate_option, text_option
 from datastreamer.format import U32_MAX
+from datastreamer.http.options import LOOPBACK, HttpOptions
+from datastreamer.http.options import MAX_CLIENTS as HTTP_CLIENTS
 from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
+from datastreamer.transport.address import UNIX
+from datastreamer.transport.listeners import address_of
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from datastreamer.storage.view import IndexName
@@ -22,6 +31,13 @@ def port_option(default: int) -> Any:
     """The option for the TCP port of a server."""
     text = f"TCP port to listen on; 0: any free port, which is logged [{default}]."
     return number_option("--port", "PORT", text, most=65535)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,77 @@ class MetricsOptions:
                 raise typer.BadParameter("--metrics-host requires --metrics-port")
             return None
         return self.metrics_host or None, self.metrics_port
+
+
+@dataclass(frozen=True)
+class HttpPortOptions:
+    """The HTTP port."""
+
+    http_port: Annotated[
+        int | None,
+        number_option(
+            "--http-port",
+            "PORT",
+            "Port for HTTP: the stream for browsers and other programs, and a console; with TLS if "
+            "--tls-cert is given. 0: any free port, which is logged.",
+            most=65535,
+        ),
+    ] = None
+    http_host: Annotated[
+        list[str] | None,
+        text_option("--http-host", "HOST", "Address of the HTTP port; repeatable [127.0.0.1]."),
+    ] = None
+    http_token_file: Annotated[
+        str | None,
+        text_option(
+            "--http-token-file",
+            "FILE",
+            "Answer only requests with Authorization: Bearer TOKEN, a line of this file.",
+        ),
+    ] = None
+    http_cors: Annotated[
+        list[str] | None,
+        text_option(
+            "--http-cors",
+            "ORIGIN",
+            "Let the pages of this origin read over HTTP; *: every page; repeatable.",
+        ),
+    ] = None
+    http_max_clients: Annotated[
+        int,
+        number_option(
+            "--http-max-clients", "N", "Maximum number of HTTP connections.", most=U32_MAX, least=1
+        ),
+    ] = HTTP_CLIENTS
+    http_max_followers: Annotated[
+        int,
+        number_option(
+            "--http-max-followers",
+            "N",
+            "Maximum number of HTTP connections that wait for commits.",
+            most=U32_MAX,
+            least=1,
+        ),
+    ] = HTTP_CLIENTS
+
+    def options(self) -> HttpOptions | None:
+        """None without --http-port. Raises `UsageError` for a token file without tokens."""
+        if self.http_port is None:
+            for option in ("host", "token_file", "cors", "max_clients", "max_followers"):
+                if getattr(self, f"http_{option}") not in (None, HTTP_CLIENTS):
+                    name = option.replace("_", "-")
+                    raise typer.BadParameter(f"--http-{name} requires --http-port")
+            return None
+        made = HttpOptions(
+            port=self.http_port,
+            host=self.http_host or LOOPBACK,
+            token_file=self.http_token_file,
+            cors=self.http_cors or (),
+            max_clients=self.http_max_clients,
+            max_followers=self.http_max_followers,
+        )
+        made.check()
+        return made
 
 
 @dataclass(frozen=True)
@@ -185,12 +272,7 @@ class ServerOptions:
             "its pages with their checksums.",
         ),
     ] = None
-    sync: Annotated[
-        Literal["commit", "os"],
-        typer.Option(
-            "--sync", help="Sync to disk with each commit, or leave that to the operating system."
-        ),
-    ] = "commit"
+    sync: SyncOption = "commit"
     index: Annotated[
         Literal["lmdb", "memory"],
         typer.Option(
@@ -241,6 +323,21 @@ class ServerOptions:
 
         pairs = zip(certs, keys or certs, strict=True)
         return ServerTLS(*pairs, client_ca=self.tls_client_ca)
+
+    def warn_of_everyone(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """Log a warning if clients need nothing but the network to be served."""
+        open_to = [
+            address_of(each)
+            for each in addresses
+            if not each[0].startswith(UNIX) and not _is_loopback(each[0])
+        ]
+        if open_to and self.tls_client_ca is None:
+            _log.warning(
+                "every client that reaches %s is served, without authentication; --host 127.0.0.1 "
+                "accepts clients of this machine only, --tls-client-ca those with a certificate",
+                ", ".join(open_to),
+                extra={"addresses": open_to},
+            )
 
     def check_reserve(self, tls: ServerTLS | None, *, publishing: bool) -> None:
         """Raises for unreadable tokens, and for reserved slots that no client can use."""

@@ -20,7 +20,10 @@ _DAY_MS = 86_400_000  # poll(2) waits at most 24 days
 
 
 class StopRequest:
-    """Within its block, SIGINT and SIGTERM set it and call `then`. The main thread waits for it."""
+    """Within its block, SIGINT and SIGTERM set it and call `then`. The main thread waits for it.
+
+    `number` is that of the newest signal; 0: none.
+    """
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class StopRequest:
         signals: Iterable[signal.Signals] = early_signals.SIGNALS,
     ) -> None:
         self._set = False
+        self.number = 0
         self._then = then
         self._signals = signals
 
@@ -50,7 +54,7 @@ class StopRequest:
         os.close(self._writing)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._set = True
+        self._set, self.number = True, number
         self._then()
 
     def is_set(self) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 import typer
 
 from datastreamer.cli.shared.creation import CreationOptions
-from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.exit_codes import Failure, interruption
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
-from datastreamer.cli.shared.options import TLSOptions
+from datastreamer.cli.shared.options import Key, TLSOptions
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.cli.verbs.append_remote import (
     PublisherOptions,
@@ -28,10 +28,11 @@ from datastreamer.storage.write.atomic_op import AtomicOp
 
 # Twice the hex of the largest entry.
 _MAX_LINE = 4 * MAX_DATA_SIZE
-_EVENT = (("type", "data"), ("data", "type"))
+# What `cat --json` prints of an entry, which a line may have as well.
+_PRINTED = {"number", "type", "length", "data", "text", "kind", "fields"}
 _SHAPES = (
-    'a line is {"bookmark": "0x.."}, {"type": 3, "data": "0x.."}, {"commit": true} or '
-    '{"rollback": true}'
+    'a line is {"bookmark": KEY}, {"type": 3, "data": "0x.."}, {"type": 3, "text": ".."}, '
+    '{"commit": true} or {"rollback": true}'
 )
 
 
@@ -42,11 +43,17 @@ def append(
     publisher: PublisherOptions,
     tls: TLSOptions,
 ) -> None:
-    """Append atomic operations, read as JSON lines from standard input.
+    """Append atomic operations, read as JSON lines.
 
-    {"bookmark": "0x.."} and {"type": 3, "data": "0x.."} add an entry, {"commit": true} commits
-    the entries since the last commit and prints a line when they are durable,
-    {"rollback": true} discards them.
+    {"bookmark": KEY} and {"type": 3, "data": "0x.."} or {"type": 3, "text": ".."} add an entry,
+    {"commit": true} commits the entries since the last commit and prints a line when they are
+    durable, {"rollback": true} discards them. KEY is 0x..., block:N, batch:N or text. Lines are
+    read from standard input. Entries as `cat --json` prints them, with a number, are appended
+    with new numbers, and committed at the end of the input.
+
+    Examples:
+      datastreamer append stream.bin --create < operations.jsonl
+      datastreamer cat a.bin --json | datastreamer append b.bin --create
     """
     if is_server(file):
         if creation != CreationOptions(stream_type=creation.stream_type):
@@ -72,6 +79,8 @@ class _Appender:
         self._stream = stream
         self._op: AtomicOp | RemoteStream = stream.atomic_op()
         self._lines = lines
+        # Whether all entries of the open operation were printed by `cat`.
+        self._copied = True
 
     def run(self) -> None:
         try:
@@ -80,7 +89,9 @@ class _Appender:
             raise Failure(f"line {self._lines.number}: {error}") from error
         except PeerError as error:
             raise Failure(f"line {self._lines.number}: {error}{self._in_doubt()}") from error
-        if self._op.is_open:
+        if self._op.is_open and self._copied:
+            self._commit()
+        elif self._op.is_open:
             number = self._lines.number
             raise Failure(
                 f"the input ended after line {number} without a commit; {self._roll_back()}"
@@ -111,32 +122,42 @@ class _Appender:
         return f"the open operation ({entries}) was rolled back, {holds}"
 
     def _apply(self, what: Any) -> None:
-        keys = tuple(what) if type(what) is dict else ()
-        if keys in _EVENT:
-            kind, data = what["type"], bytes_of(what["data"])
+        keys = what.keys() if type(what) is dict else set()
+        if keys <= _PRINTED and "type" in keys and len(keys & {"data", "text"}) == 1:
+            kind, data = what["type"], _payload(what)
             if type(kind) is not int:  # isinstance would accept a bool
                 raise BadLine(f"an entry type is a number, not {shown(kind)}")
+            self._begin(copied="number" in keys)
             if kind == TYPE_BOOKMARK:
-                raise BadLine(
-                    f'entry type {kind} is for bookmarks; add them as {{"bookmark": "0x.."}}'
-                )
-            self._begin()
-            self._op.add_entry(kind, data)
-        elif keys == ("bookmark",):
-            key = bytes_of(what["bookmark"])
+                self._op.add_bookmark(data)
+            else:
+                self._op.add_entry(kind, data)
+        elif keys == {"bookmark"}:
+            key = self._key(what["bookmark"])
             self._begin()
             self._op.add_bookmark(key)
-        elif keys == ("commit",) and what["commit"] is True:
+        elif keys == {"commit"} and what["commit"] is True:
             self._commit()
-        elif keys == ("rollback",) and what["rollback"] is True:
+        elif keys == {"rollback"} and what["rollback"] is True:
             if self._op.is_open:
                 self._stream.rollback_atomic_op()
         else:
             raise BadLine(f"it is {shown(what)}; {_SHAPES}")
 
-    def _begin(self) -> None:
+    def _begin(self, *, copied: bool = False) -> None:
         if not self._op.is_open:
             self._stream.start_atomic_op()
+            self._copied = True
+        self._copied = self._copied and copied
+
+    def _key(self, text: object) -> bytes:
+        if not isinstance(text, str):
+            raise BadLine(f"{shown(text)} is not a key: a text, 0x... in hex, block:N or batch:N")
+        try:
+            key = Key(text)
+            return key.of(self._stream.header.version if key.needs_version else 0)
+        except typer.BadParameter as error:
+            raise BadLine(str(error)) from None
 
     def _commit(self) -> None:
         first = self._stream.total_entries
@@ -152,4 +173,17 @@ class _Appender:
             {"first_entry": first, "entries": total - first, "total_entries": total}
         )
         if stop.is_set():
-            raise KeyboardInterrupt
+            raise interruption(stop.number)
+
+
+def _payload(entry: dict[str, Any]) -> bytes:
+    """The data of an entry."""
+    if "data" in entry:
+        return bytes_of(entry["data"])
+    text = entry["text"]
+    if not isinstance(text, str):
+        raise BadLine(f"{shown(text)} is not a text")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadLine("the text has half of a surrogate pair, which UTF-8 cannot have") from None

@@ -6,13 +6,15 @@ Owns the options of a publisher, and gives `append` the part of `DataStream` tha
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from typing import Annotated
 
 import typer
 
+from datastreamer.cli.shared.addresses import address_of
 from datastreamer.cli.shared.options import TLSOptions, number_option, text_option
-from datastreamer.cli.shared.source import parse_address
-from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, Header
 from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
 from datastreamer.server.publish.policy import read_tokens
 
@@ -90,27 +92,38 @@ class RemoteStream:
     def __init__(
         self, target: str, stream_type: int | None, options: PublisherOptions, tls: TLSOptions
     ) -> None:
-        address = parse_address(target)
-        assert address is not None
+        address = address_of(target)
         if options.epoch is not None and options.take_over:
             raise typer.BadParameter(
                 "--epoch and --take-over exclude each other: --take-over uses the next epoch"
             )
         if not address.tls:
             tls.check_unused(target)
+        kind = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
+        context = tls.context() if address.tls else False
+        name = tls.tls_server_name
+        self._connect = partial(
+            BlockingClient, *address[:2], stream_type=kind, tls=context, tls_server_name=name
+        )
         self.publisher = BlockingPublisher(
             address.host,
             address.port,
             token=None if options.token_file is None else read_tokens(options.token_file)[0],
-            stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
+            stream_type=kind,
             epoch=options.epoch or 0,
             take_over=options.take_over,
             next_entry=options.next_entry,
-            tls=tls.context() if address.tls else False,
-            tls_server_name=tls.tls_server_name,
+            tls=context,
+            tls_server_name=name,
             retry_for=60.0 if options.retry_for is None else float(options.retry_for),
         )
         self._op: BlockingOp | None = None
+
+    @cached_property
+    def header(self) -> Header:
+        """The header, which a publisher does not receive: that of a client."""
+        with self._connect() as client:
+            return client.header()
 
     @property
     def total_entries(self) -> int:

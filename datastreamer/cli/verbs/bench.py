@@ -52,9 +52,14 @@ def bench(
     *,
     output: ReportOutput,
 ) -> None:
-    """Measure writing, reading and serving of entries of 200 bytes.
+    """Measure writing, reading and serving on this machine.
 
-    Over the loopback interface, with a server in its own process. Takes some seconds.
+    With entries of 200 bytes, over the loopback interface, with a server in its own process.
+    Takes some seconds.
+
+    Examples:
+      datastreamer bench
+      datastreamer bench --seconds 5 --json
     """
     shape = output.chosen()
     if not folder.is_dir():

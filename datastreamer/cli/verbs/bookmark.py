@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.shared.exit_codes import write_out
-from datastreamer.cli.shared.options import EntryOutput, Key, SourceArgument, SourceOptions
+from datastreamer.cli.shared.options import EntryOutput, Key, SourceOptions, StreamArgument
 from datastreamer.cli.shared.output import write_entry
 from datastreamer.cli.shared.source import named_not_found, open_source
 
@@ -24,14 +24,19 @@ EntryNumberOption = Annotated[
 
 
 def bookmark(
-    source: SourceArgument,
+    source: StreamArgument,
     key: KeyArgument,
     *,
     entry_number: EntryNumberOption = False,
     output: EntryOutput,
     options: SourceOptions,
 ) -> None:
-    """Print the first event at or after a bookmark."""
+    """Print the first event at or after a bookmark.
+
+    Examples:
+      datastreamer bookmark stream.bin block:7
+      datastreamer bookmark 127.0.0.1:6900 0x0107 --entry-number
+    """
     wanted = Key(key)
     shape = output.chosen()
     with open_source(source, options) as stream, named_not_found(source, key):

@@ -22,8 +22,8 @@ from datastreamer.cli.shared.options import (
     FollowOption,
     FromOption,
     Key,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
     fraction_option,
     number_option,
@@ -33,10 +33,11 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.cli.shared.output import form_of
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import check_start, named_not_found, open_source
+from datastreamer.cli.shared.source import named_not_found, open_source
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import U64_MAX
 
+LastOption = Annotated[int | None, number_option("--last", "N", "Begin N entries before the head.")]
 FromBookmarkOption = Annotated[
     str | None,
     text_option(
@@ -46,6 +47,10 @@ FromBookmarkOption = Annotated[
     ),
 ]
 ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
+ToBookmarkOption = Annotated[
+    str | None,
+    text_option("--to-bookmark", "KEY", "Last entry: that of this bookmark, included."),
+]
 CountOption = Annotated[int | None, number_option("--count", "N", "Print at most N entries.")]
 TypeOption = Annotated[
     list[str] | None,
@@ -77,11 +82,13 @@ DecodeOption = Annotated[
 
 
 def cat(
-    source: SourceArgument,
+    source: StreamArgument,
     *,
     start: FromOption = None,
     from_bookmark: FromBookmarkOption = None,
+    last: LastOption = None,
     to: ToOption = None,
+    to_bookmark: ToBookmarkOption = None,
     count: CountOption = None,
     types: TypeOption = None,
     follow: FollowOption = False,
@@ -92,12 +99,20 @@ def cat(
     output: EntryOutput,
     options: SourceOptions,
 ) -> None:
-    """Print entries: all committed ones, a range, or later commits as well.
+    """Print entries.
 
-    With --follow, a lost server is reconnected to.
+    All committed ones, a range, or with --follow later commits as well. A lost server is
+    reconnected to.
+
+    Examples:
+      datastreamer cat stream.bin --last 20 --decode zkevm
+      datastreamer cat 127.0.0.1 --from-bookmark block:7 --to-bookmark block:9
     """
-    if start is not None and from_bookmark is not None:
-        raise typer.BadParameter("--from and --from-bookmark exclude each other")
+    if sum(each is not None for each in (start, from_bookmark, last)) > 1:
+        raise typer.BadParameter("--from, --from-bookmark and --last exclude each other")
+    if to is not None and to_bookmark is not None:
+        raise typer.BadParameter("--to and --to-bookmark exclude each other")
+    end_key = None if to_bookmark is None else Key(to_bookmark)
     key = None if from_bookmark is None else Key(from_bookmark)
     number = None
     if start not in (None, "latest"):
@@ -131,8 +146,13 @@ def cat(
             begin = key.of(version)
         else:
             begin = header.total_entries if start == "latest" else number or 0
-            check_start(begin, header)
+            if last is not None:
+                begin = max(0, header.total_entries - last)
+        header = stream.reach(begin, header, to)
         stop = None if follow else header.total_entries
+        if end_key is not None:
+            with named_not_found(source, to_bookmark or ""):
+                to = stream.bookmark(end_key.of(version))
         if to is not None:
             stop = to + 1 if stop is None else min(to + 1, stop)
         if isinstance(begin, int) and stop is not None:

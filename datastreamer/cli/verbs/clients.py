@@ -11,10 +11,15 @@ from datastreamer.cli.shared.output import json_line
 def clients(
     server: MetricsAddressArgument, *, limit: LimitOption = 1000, output: ReportOutput
 ) -> None:
-    """List the clients of a server, by lag, the largest first.
+    """List the clients of a server.
 
-    Reads the metrics port of the server (serve --metrics-port). Prints one line of JSON per
+    The client with the largest lag is first. Reads the metrics port of the server (serve
+    --metrics-port). Prints one line of JSON per
     client if standard output is not a terminal.
+
+    Examples:
+      datastreamer clients 127.0.0.1:9600
+      datastreamer clients 127.0.0.1:9600 --json | jq -r .client
     """
     shape = output.chosen()
     state = ask(server, limit)

@@ -5,16 +5,30 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
+import typer
+
 from datastreamer.cli.demo import SYSTEM_ID, VERSION, DemoSequencer, progress, write_at_pace
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
-from datastreamer.cli.shared.options import FileArgument, fraction_option, number_option
+from datastreamer.cli.shared.options import (
+    FileArgument,
+    SyncOption,
+    fraction_option,
+    number_option,
+    size_option,
+)
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.errors import FileMissing
 from datastreamer.storage.stream import DataStream
+from datastreamer.storage.write.durability import SyncPolicy
 
 OpsOption = Annotated[
-    int, number_option("--ops", "N", "Number of atomic operations to write, one block each.")
+    int | None,
+    number_option("--ops", "N", "Number of atomic operations to write, one block each [1000]."),
+]
+SizeOption = Annotated[
+    int | None, size_option("--size", "Write until the stream has this size, such as 1GB.")
 ]
 RateOption = Annotated[
     float,
@@ -43,8 +57,10 @@ VersionOption = Annotated[
 def demo(
     file: FileArgument,
     *,
-    ops: OpsOption = 1000,
+    ops: OpsOption = None,
+    size: SizeOption = None,
     rate: RateOption = 0.0,
+    sync: SyncOption = "commit",
     seed: SeedOption = 0,
     stream_version: VersionOption = None,
 ) -> None:
@@ -53,22 +69,43 @@ def demo(
     A missing file is created. Each operation is a batch with one block of one transaction, and
     their bookmarks, in the layouts of the stream version; in an existing file numbering
     continues.
+
+    Examples:
+      datastreamer demo stream.bin --ops 1000
+      datastreamer demo stream.bin --size 1GB --sync os
     """
-    with StopRequest() as stop, _open(file, stream_version) as stream:
+    if size is not None and ops is not None:
+        raise typer.BadParameter("--ops and --size exclude each other")
+    if size is None and ops is None:
+        ops = 1000
+    with (
+        StopRequest() as stop,
+        _open(file, stream_version, sync) as stream,
+        ProgressBar(f"writing {file}", ops or size or 0) as bar,
+    ):
         sequencer = DemoSequencer(stream, seed)
         began = time.monotonic()
-        done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, stop, fixed=True)
+
+        def enough() -> bool:
+            if size is None:
+                bar.advance(1)
+                return False
+            bar.reach(stream.header.total_length, size)
+            return stream.header.total_length >= size
+
+        pause = 1 / rate if rate else 0.0
+        done = write_at_pace(sequencer, ops, pause, stop, fixed=True, enough=enough)
         logs.say(
             f"{progress(sequencer, done, ops, time.monotonic() - began)}; {file} holds "
             f"{stream.total_entries:,} entries"
         )
 
 
-def _open(file: str, version: int | None) -> DataStream:
+def _open(file: str, version: int | None, sync: SyncPolicy) -> DataStream:
     try:
-        stream = DataStream.open(file)
+        stream = DataStream.open(file, sync=sync)
     except FileMissing:
-        return DataStream.create(file, version=version or VERSION, system_id=SYSTEM_ID)
+        return DataStream.create(file, version=version or VERSION, system_id=SYSTEM_ID, sync=sync)
     if version not in (None, stream.header.version):
         stream.close()
         raise Failure(

@@ -8,8 +8,8 @@ import typer
 
 from datastreamer.cli.shared.options import (
     EntryOutput,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     number_parser,
 )
 from datastreamer.cli.shared.output import write_entry
@@ -21,9 +21,18 @@ NumberArgument = Annotated[
 
 
 def entry(
-    source: SourceArgument, number: NumberArgument, *, output: EntryOutput, options: SourceOptions
+    source: StreamArgument,
+    number: NumberArgument,
+    *,
+    output: EntryOutput,
+    options: SourceOptions,
 ) -> None:
-    """Print one entry by its number."""
+    """Print one entry by its number.
+
+    Examples:
+      datastreamer entry stream.bin 7
+      datastreamer entry 127.0.0.1:6900 7 --format hex
+    """
     shape = output.chosen()
     with open_source(source, options) as stream, named_not_found(source):
         write_entry(stream.entry(number), shape, stream.header().version)

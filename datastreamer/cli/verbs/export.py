@@ -10,14 +10,14 @@ import typer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import (
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
     number_option,
 )
 from datastreamer.cli.shared.output import count
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import FileSource, open_source
+from datastreamer.cli.shared.source import ServerSource, open_source
 from datastreamer.errors import DecodeFailed, ExtraMissing, NotFound, UsageError
 
 OutArgument = Annotated[
@@ -41,7 +41,12 @@ TableOption = Annotated[
         "bookmarks",
         "all",
     ],
-    typer.Option("--table", help="Set what a row is [entries]; all: one folder per table."),
+    typer.Option(
+        "--table",
+        metavar="TABLE",
+        help="Set what a row is: entries, blocks, block_ends, transactions, batches, batch_ends, "
+        "ger_updates or bookmarks; all: one folder for each table.",
+    ),
 ]
 FromOption = Annotated[
     int | None,
@@ -59,7 +64,7 @@ OnErrorOption = Annotated[
 
 
 def export(
-    source: SourceArgument,
+    source: StreamArgument,
     out: OutArgument,
     *,
     table: TableOption = "entries",
@@ -69,10 +74,14 @@ def export(
     stream_version: StreamVersionOption = None,
     options: SourceOptions,
 ) -> None:
-    """Export the committed entries to Parquet, JSON lines or CSV.
+    """Export entries to Parquet, JSON lines or CSV.
 
     A folder receives Parquet files that are named by their entries. The next export to it adds
     the entries since, after a check that its files belong to this stream.
+
+    Examples:
+      datastreamer export stream.bin out.parquet
+      datastreamer export 127.0.0.1:6900 tables --table transactions
     """
     if not out:
         raise typer.BadParameter("OUT is empty; name a folder or a new file")
@@ -86,7 +95,7 @@ def export(
     ):
         try:
             done = arrow.export(
-                stream.stream if isinstance(stream, FileSource) else stream.client,
+                stream.client if isinstance(stream, ServerSource) else stream.stream,
                 out,
                 table,
                 start=start,

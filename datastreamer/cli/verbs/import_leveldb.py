@@ -38,10 +38,14 @@ class Difference(NamedTuple):
 
 
 def import_leveldb(file: FileArgument, *, db: FolderOption = None, output: ReportOutput) -> None:
-    """Index a stream and compare its bookmarks with the Go program's database.
+    """Index a stream and compare it with the Go program's index.
 
-    The index is built from the stream; each bookmark that is stale or missing in the database is
-    printed. The database is not changed.
+    The Go program keeps it in LevelDB. The index is built from the stream; each bookmark that
+    is stale or missing in the database is printed. The database is not changed.
+
+    Examples:
+      datastreamer import-leveldb stream.bin
+      datastreamer import-leveldb stream.bin --db stream.db --json
     """
     shape = output.chosen()
     folder = database_folder(file) if db is None else db

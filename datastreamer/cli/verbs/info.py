@@ -14,30 +14,33 @@ from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import (
     EntryOutput,
     Format,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
 )
 from datastreamer.cli.shared.output import json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import FileSource, open_source
+from datastreamer.cli.shared.source import ServerSource, open_source
 from datastreamer.errors import DamagedFile, IndexFailed, StreamFileError
 from datastreamer.format import ENTRY_HEAD_SIZE, HEADER_PAGE_SIZE, Header, pages_for
-from datastreamer.storage.bookmarks.interface import IndexReadOnly
-from datastreamer.storage.bookmarks.registry import index_opener
-from datastreamer.storage.header.inspect import Condition, examine, readable
-from datastreamer.storage.header.records import Head
-from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from datastreamer.cli.shared.file_source import FileSource
+    from datastreamer.storage.header.inspect import Condition
+    from datastreamer.storage.stream import DataStream
 
-def info(source: SourceArgument, *, output: EntryOutput, options: SourceOptions) -> None:
+
+def info(source: StreamArgument, *, output: EntryOutput, options: SourceOptions) -> None:
     """Show the header of a stream, and what a file holds.
 
     Of a file also its pages, bookmarks and entries by type; the table also shows its records,
     writer and index. Of a damaged file, the readable part is shown, and then the damage, with exit
     code 1. --format raw and hex write the 38 bytes of the header.
+
+    Examples:
+      datastreamer info stream.bin
+      datastreamer info stream.example.org:6900 --json | jq .total_entries
     """
     shape = output.chosen()
     rows: list[tuple[str, str]] = []
@@ -45,12 +48,16 @@ def info(source: SourceArgument, *, output: EntryOutput, options: SourceOptions)
         with open_source(source, options) as stream:
             header, name = stream.header(), stream.name
             facts = _header_facts(header)
-            if isinstance(stream, FileSource) and shape in ("jsonl", "table"):
+            if not isinstance(stream, ServerSource) and shape in ("jsonl", "table"):
+                from datastreamer.storage.header.inspect import examine
+
                 if shape == "table":
                     # Counting bookmarks may build an index in memory: describe the index first.
                     rows = [*_condition(examine(source)), ("index", _index_state(stream.stream))]
                 facts |= _file_facts(stream, header)
     except DamagedFile:
+        from datastreamer.storage.header.inspect import examine
+
         # The damage is reported even if the readable part cannot be shown.
         with contextlib.suppress(StreamFileError, OSError):
             condition = examine(source)
@@ -98,6 +105,8 @@ def _file_facts(source: FileSource, header: Header) -> dict[str, Any]:
 
 def _readable_facts(path: str, condition: Condition) -> dict[str, Any]:
     """The same of a damaged file, without its number of bookmarks."""
+    from datastreamer.storage.header.inspect import readable
+
     end = min(max(condition.header.total_length, HEADER_PAGE_SIZE), condition.size)
     with ProgressBar(f"reading {path}", condition.header.total_entries) as progress:
         kinds = _kinds(readable(path, end), progress)
@@ -133,16 +142,15 @@ def _condition(found: Condition) -> Iterator[tuple[str, str]]:
         yield "stream id", record.stream_id.hex() if any(record.stream_id) else "none"
         yield "epoch", f"{record.epoch}"
         when = "" if found.this_boot else ", written before the last start of the machine"
-        what = "everything" if record.base == record.after else f"{_head(record.base)}"
+        what = "everything" if record.base == record.after else f"{_head(*record.base)}"
         state = f"matches the header{when}; synced: {what}"
     yield "record", state
     for synced in found.synced[:1]:
-        head = Head(synced.header.total_length, synced.header.total_entries)
-        yield "last synced", _head(head)
+        yield "last synced", _head(synced.header.total_length, synced.header.total_entries)
     if mark is not None:
         late = record is not None and mark.epoch < record.epoch
         under_way = "; a truncation or update is in progress" if late else ""
-        yield "visible", f"{_head(mark.head)}{under_way}"
+        yield "visible", f"{_head(*mark.head)}{under_way}"
     if found.source is None:
         yield "source", "the record is damaged; `datastreamer repair` clears it"
     elif found.source.epoch:
@@ -156,11 +164,14 @@ def _condition(found: Condition) -> Iterator[tuple[str, str]]:
     yield "writer", f"{who}; the file is {'locked for writing' if found.locked else 'not locked'}"
 
 
-def _head(head: Head) -> str:
-    return f"{head.entries:,} entries, {head.length:,} bytes"
+def _head(length: int, entries: int) -> str:
+    return f"{entries:,} entries, {length:,} bytes"
 
 
 def _index_state(stream: DataStream) -> str:
+    from datastreamer.storage.bookmarks.interface import IndexReadOnly
+    from datastreamer.storage.bookmarks.registry import index_opener
+
     path = os.path.abspath(stream.path)
     lag = stream.bookmarks.lag()
     try:

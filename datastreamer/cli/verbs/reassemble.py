@@ -24,6 +24,7 @@ from datastreamer.cli.reassembly_output import (
     stats_table,
 )
 from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.addresses import both_readings, server_address
 from datastreamer.cli.shared.console import live_display
 from datastreamer.cli.shared.exit_codes import (
     Failure,
@@ -45,7 +46,6 @@ from datastreamer.cli.shared.options import (
     text_option,
 )
 from datastreamer.cli.shared.server_options import MetricsOptions
-from datastreamer.cli.shared.source import no_such_file, server_address
 from datastreamer.cli.verbs.split import MessageTypeOption
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.blocking_reassembly import BlockingReassembly
@@ -149,11 +149,16 @@ def reassemble(
     metrics: MetricsOptions,
     options: SourceOptions,
 ) -> None:
-    """Print each payload that several producers publish in messages once, when it is complete.
+    """Print payloads that several producers publish in messages.
 
-    A line is {"id": "0x..", "parts": [{"key": "0x..", "value": "0x.."}, ...]}. Other events are
-    written to stderr, as JSON lines with "event". The command ends at the ends of the sources;
-    with --follow it continues, and reconnects to a lost source.
+    Each payload is printed once, when it is complete. A line is {"id": "0x..", "parts":
+    [{"key": "0x..", "value": "0x.."}, ...]}. Other events are written to stderr, as JSON lines
+    with "event". The command ends at the ends of the sources; with --follow it continues, and
+    reconnects to a lost source.
+
+    Examples:
+      datastreamer reassemble a.example.org b.example.org --follow
+      datastreamer reassemble a.bin b.bin --subscribe 0x01 --json
     """
     if start is not None and from_bookmark is not None:
         raise typer.BadParameter("--from and --from-bookmark exclude each other")
@@ -166,7 +171,7 @@ def reassemble(
     upstreams = _upstreams(sources, options)
     if follow:
         exit_zero_on_signal()
-    with ExitStack() as stack:
+    with both_readings(*sources), ExitStack() as stack:
         kept = None if store is None else stack.enter_context(SqliteStore(store))
         payloads = stack.enter_context(
             BlockingReassembly(
@@ -248,7 +253,7 @@ def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream
         address = addresses[text]
         if address is None:
             if not os.path.lexists(text):
-                raise no_such_file(text)
+                raise Failure(f"{text}: no such file")
             place = Path(text)
         else:
             place = Upstream(

@@ -22,12 +22,16 @@ _PROGRESS_SECONDS = 0.1
 
 
 def reindex(file: FileArgument) -> None:
-    """Delete the bookmark index and rebuild it from the stream.
+    """Delete the bookmark index and rebuild it.
 
     A writer that opens a stream repairs a missing or lagging index by itself; use this command
     if you suspect that the index is wrong. The index of a stream with damaged pages is kept: a
     new one would lack the bookmarks in these pages. If there is none, the bookmarks in other pages
     are indexed. The exit code is 1 in both cases.
+
+    Examples:
+      datastreamer reindex stream.bin
+      datastreamer reindex stream.bin --log-level debug
     """
     ensure_readable(file)
     with (

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 
-from datastreamer.cli.shared.config import ConfigOption
+from datastreamer.cli.commands.config import CheckConfigOption, ConfigOption
+from datastreamer.cli.shared.addresses import addresses_of
+from datastreamer.cli.shared.logs import say
 from datastreamer.cli.shared.options import (
     StreamTypeOption,
     TLSOptions,
     number_option,
     text_option,
 )
-from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
-from datastreamer.cli.shared.source import parse_address
+from datastreamer.cli.shared.server_options import (
+    HttpPortOptions,
+    MetricsOptions,
+    ServerOptions,
+    port_option,
+)
 from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
@@ -94,9 +101,10 @@ ReadyLagOption = Annotated[
 
 def relay(
     *,
-    server: ServerOption = None,
+    upstreams: ServerOption = None,
     file: RelayFileOption = None,
     config: ConfigOption = None,
+    check_config: CheckConfigOption = False,
     port: RelayPortOption = None,
     options: ServerOptions,
     on_rewrite: OnRewriteOption = "stop",
@@ -107,15 +115,20 @@ def relay(
     server_tls_name: UpstreamNameOption = None,
     server_token_file: UpstreamTokenFileOption = None,
     metrics: MetricsOptions,
+    http: HttpPortOptions,
     ready_lag: ReadyLagOption = READY_LAG,
 ) -> None:
-    """Download a stream, keep it in a file, and serve it, until SIGINT or SIGTERM.
+    """Download a stream, keep it in a file, and serve it.
 
-    The file is also served while no server is available. The last entries of the file are
-    compared with those of each server before anything is appended.
+    It runs until SIGINT or SIGTERM. The file is also served while no server is available. The
+    last entries of the file are compared with those of each server before anything is appended.
+
+    Examples:
+      datastreamer relay --server sequencer --file relay.bin
+      datastreamer relay --config relay.toml --check-config
     """
-    upstreams = _upstreams(
-        server or [],
+    servers = _upstreams(
+        upstreams or [],
         TLSOptions(server_tls_ca, server_tls_cert, server_tls_key),
         server_tls_name,
         server_token_file,
@@ -126,7 +139,7 @@ def relay(
     tls = options.tls()
     options.check_reserve(tls, publishing=False)
     made = Relay(
-        upstreams,
+        servers,
         file,
         host=options.host or None,
         port=options.port(port, DEFAULT_PORT),
@@ -140,12 +153,19 @@ def relay(
         metrics_port=metrics.metrics_port,
         metrics_host=metrics.metrics_host or None,
         ready_lag=ready_lag,
+        http=http.options(),
     )
-    relay_until(made)
+    if check_config:
+        say("the options are right")
+        return
+    relay_until(made, options.warn_of_everyone)
 
 
-def relay_until(made: Relay) -> None:
-    """Run the relay until a signal, logging its start and end."""
+def relay_until(
+    made: Relay, warn: Callable[[Sequence[tuple[str, int]]], None] = lambda _: None
+) -> None:
+    """Run the relay until a signal, logging its start and end. `warn` is called with the addresses
+    that it listens on."""
 
     def listening(relay: Relay, addresses: list[tuple[str, int]]) -> None:
         assert relay.stream is not None
@@ -154,18 +174,16 @@ def relay_until(made: Relay) -> None:
             relay.path,
             relay.stream.total_entries,
             ", ".join(map(address_of, addresses)),
+            extra={
+                "file": relay.path,
+                "entries": relay.stream.total_entries,
+                "addresses": [address_of(address) for address in addresses],
+            },
         )
+        warn(addresses)
 
     name = relay_until_signal(made, listening)
-    _log.info("ended by %s", name)
-
-
-def upstream_of(text: str) -> Upstream:
-    """The server that an option names, without the options of TLS."""
-    address = parse_address(text)
-    if address is None:
-        raise typer.BadParameter(f"{text!r}: write the server as HOST:PORT")
-    return Upstream(address.host, address.port, address.tls)
+    _log.info("ended by %s", name, extra={"signal": name})
 
 
 def _upstreams(
@@ -174,7 +192,7 @@ def _upstreams(
     if not servers:
         raise typer.BadParameter("--server is required: it names a server to download from")
     token = None if token_file is None else read_tokens(token_file)[0]
-    upstreams = [replace(upstream_of(text), token=token) for text in servers]
+    upstreams = [Upstream(*each, token=token) for each in addresses_of("--server", servers)]
     secured = [upstream for upstream in upstreams if upstream.tls]
     if not secured:
         given = {"ca": tls.tls_ca, "cert": tls.tls_cert, "key": tls.tls_key, "name": name}

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput, SourceOptions, text_option
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import addresses_of
 from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan
 from datastreamer.storage.maintain.repair import repair as mend
@@ -57,12 +57,17 @@ def repair(
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
-    """Repair a file: restore damaged pages from servers, fix header, totals, size and index.
+    """Repair a damaged stream file.
 
-    A damaged page that no server restores remains in its place: its entries cannot be read, all
-    others can, and no number changes. If the file is cut short, the stream is truncated before the
-    missing entries; with --from it is not. The exit code is 3 in these cases, with --dry-run too.
-    What is changed is copied to FILE.<time>.repair first. A healthy file is not changed.
+    Restores damaged pages from servers, and corrects header, totals, size and index. A damaged
+    page that no server restores remains in its place: its entries cannot be read, all others
+    can, and no number changes. If the file is cut short, the stream is truncated before the
+    missing entries; with --from it is not. The exit code is 3 in these cases, with --dry-run
+    too. What is changed is copied to FILE.<time>.repair first. A healthy file is not changed.
+
+    Examples:
+      datastreamer repair stream.bin --dry-run
+      datastreamer repair stream.bin --from stream.example.org:6900
     """
     shape = output.chosen()
     if cut and from_:

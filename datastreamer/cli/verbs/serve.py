@@ -8,12 +8,20 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.commands.config import CheckConfigOption, ConfigOption
+from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.creation import CreationOptions
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.logs import say
 from datastreamer.cli.shared.options import FileArgument, number_option, text_option
-from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
-from datastreamer.cli.shared.source import addresses_of
+from datastreamer.cli.shared.server_options import (
+    HttpPortOptions,
+    MetricsOptions,
+    ServerOptions,
+    port_option,
+)
 from datastreamer.client.upstream import Upstream
-from datastreamer.errors import StreamFileError
+from datastreamer.errors import StreamFileError, StreamLocked
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.service.daemon import serve_until_signal
@@ -46,7 +54,7 @@ FollowOption = Annotated[
     bool,
     typer.Option(
         "--follow",
-        help="Serve a file that another process writes [default: this process writes the file].",
+        help="Serve a file that another process writes. Otherwise this process writes the file.",
     ),
 ]
 WorkersOption = Annotated[
@@ -67,6 +75,8 @@ HealOption = Annotated[
 def serve(
     file: FileArgument,
     *,
+    config: ConfigOption = None,
+    check_config: CheckConfigOption = False,
     port: PortOption = None,
     options: ServerOptions,
     publish_token_file: PublishTokenFileOption = None,
@@ -76,12 +86,17 @@ def serve(
     workers: WorkersOption = 1,
     heal: HealOption = None,
     metrics: MetricsOptions,
+    http: HttpPortOptions,
 ) -> None:
-    """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
+    """Serve a stream to clients over TCP or a Unix socket.
 
-    On the first signal the server stops accepting connections and gives clients up to --grace
-    seconds to receive committed entries; on a second signal it exits at once. Sockets passed by
-    systemd replace --host, --port and --unix.
+    It serves until SIGINT or SIGTERM. On the first signal the server stops accepting
+    connections and gives clients up to --grace seconds to receive committed entries; on a
+    second signal it exits at once. Sockets passed by systemd replace --host, --port and --unix.
+
+    Examples:
+      datastreamer serve stream.bin --create --host 127.0.0.1
+      datastreamer serve stream.bin --tls-cert tls.pem --metrics-port 9600
     """
     limits = options.limits()
     creation.check()
@@ -110,13 +125,22 @@ def serve(
             "one of --workers"
         )
     peers = addresses_of("--heal", heal or [])
+    http_options = http.options()
+    if check_config:
+        metrics.address()
+        creation.check_file(file)
+        say("the options are right")
+        return
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
             if heal:
                 raise StreamFileError(file, "--heal: this file is read-only, and not restored")
             return DataStream.open(file, follow=True, index=options.backend, verify="never")
-        return creation.open(file, sync=options.sync, index=options.backend, verify="never")
+        try:
+            return creation.open(file, sync=options.sync, index=options.backend, verify="never")
+        except StreamLocked as error:
+            raise Failure(f"{error}; --follow serves what another process writes") from None
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(
@@ -132,6 +156,7 @@ def serve(
                 "addresses": [address_of(address) for address in addresses],
             },
         )
+        options.warn_of_everyone(addresses)
 
     # Signals raise no exception here: until now `early_signals` handled them.
     name = serve_until_signal(
@@ -142,9 +167,10 @@ def serve(
         tls=tls,
         limits=limits,
         metrics=metrics.address(),
+        http=http_options,
         workers=workers,
         publishing=publishing,
-        heal_from=[Upstream(each.host, each.port, tls=each.tls) for each in peers],
+        heal_from=[Upstream(*each) for each in peers],
         listening=listening,
     )
     _log.info("ended by %s", name, extra={"signal": name})

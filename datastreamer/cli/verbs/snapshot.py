@@ -27,11 +27,15 @@ NoVerifyOption = Annotated[
 
 
 def snapshot(file: FileArgument, out: OutArgument, *, no_verify: NoVerifyOption = False) -> None:
-    """Copy a stream consistently, even while it is written and served.
+    """Copy a stream consistently, also while it is written.
 
-    The copy holds the entries committed at the start; its first writer builds its bookmark
-    index. FILE may be read-only. A page that does not match its checksum is an error, and no copy
-    is left; the checksums are copied to OUT.sums.
+    FILE may be served meanwhile. The copy holds the entries committed at the start; its first
+    writer builds its bookmark index. FILE may be read-only. A page that does not match its
+    checksum is an error, and no copy is left; the checksums are copied to OUT.sums.
+
+    Examples:
+      datastreamer snapshot stream.bin copy.bin
+      datastreamer snapshot stream.bin copy.bin && datastreamer verify copy.bin
     """
     with ProgressBar(f"copying {file}", 1) as progress:
         taken = take(file, out, verify=not no_verify, advance=progress.reach)

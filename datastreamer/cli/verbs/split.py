@@ -48,11 +48,16 @@ def split(
     type: MessageTypeOption = MESSAGE_TYPE,
     limit: LimitOption = MAX_DATA_SIZE - 2,
 ) -> None:
-    """Split payloads, read as JSON lines from standard input, into messages in a stream.
+    """Split payloads, read as JSON lines, into messages.
 
-    A line is {"id": "0x..", "parts": [{"key": "0x..", "value": "0x.."}, ...]}, as `reassemble`
-    prints it, or has "blobs": {"0x..": "0x.."}, which are cut to fit into messages. Each payload
-    is one atomic operation; a line is printed when it is durable.
+    The payloads are read from standard input. A line is {"id": "0x..", "parts": [{"key":
+    "0x..", "value": "0x.."}, ...]}, as `reassemble` prints it, or has "blobs": {"0x..":
+    "0x.."}, which are cut to fit into messages. Each payload is one atomic operation; a line is
+    printed when it is durable.
+
+    Examples:
+      datastreamer split stream.bin --create < payloads.jsonl
+      datastreamer reassemble a.bin b.bin | datastreamer split c.bin --create
     """
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")

@@ -23,11 +23,15 @@ AcceptOption = Annotated[
 
 
 def sums(file: FileArgument, *, accept: AcceptOption = False, output: ReportOutput) -> None:
-    """Make the checksums that are missing beside a file, in FILE.sums.
+    """Make the checksums that are missing beside a file.
 
-    A writer makes them by itself, in the background those that are missing; use this command for a
-    file that another program wrote. No other process may write the stream meanwhile. `verify`
-    compares the file with them.
+    They are in FILE.sums. A writer makes them by itself, in the background those that are
+    missing; use this command for a file that another program wrote. No other process may write
+    the stream meanwhile. `verify` compares the file with them.
+
+    Examples:
+      datastreamer sums stream.bin
+      datastreamer sums stream.bin && datastreamer verify stream.bin
     """
     shape = output.chosen()
     with ProgressBar(f"reading {file}", 1) as bar:

@@ -42,10 +42,15 @@ def top(
     limit: LimitOption = 20,
     output: ReportOutput,
 ) -> None:
-    """Watch a server's head and its clients: position, lag, throughput; until SIGINT.
+    """Watch a server's head and its clients.
 
-    Reads the metrics port of the server (serve --metrics-port). Prints one line of JSON per
-    update if standard output is not a terminal. A lost server is asked again.
+    Shows position, lag and throughput, until SIGINT. Reads the metrics port of the server
+    (serve --metrics-port). Prints one line of JSON per update if standard output is not a
+    terminal. A lost server is asked again.
+
+    Examples:
+      datastreamer top 127.0.0.1:9600
+      datastreamer top 127.0.0.1:9600 --count 1 --json | jq .head_entries
     """
     shape = output.chosen()
     with StopRequest() as stop:

@@ -27,6 +27,10 @@ def truncate(file: FileArgument, number: CountArgument) -> None:
 
     The bookmarks among the removed entries are removed; an older one of the same key is found
     again.
+
+    Examples:
+      datastreamer truncate stream.bin 1000
+      datastreamer truncate stream.bin 0
     """
     with logs.hold_index_errors(), DataStream.open(file) as stream:
         before = stream.total_entries

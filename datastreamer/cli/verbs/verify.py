@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from datastreamer.cli.shared.addresses import both_readings, server_address
 from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import ReportOutput, SourceArgument, SourceOptions
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import ServerSource, server_address
+from datastreamer.cli.shared.source import ServerSource
 from datastreamer.storage.maintain.check import verify as check
 from datastreamer.storage.maintain.report import NO_REPAIR, Report
 
@@ -20,11 +21,17 @@ def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptio
     while the file is written, and reports all damage, each with its repair; exit code 3 if there is
     any. Of a server: checks that it sends every entry in order, and that
     up to 1,000 bookmarks lead to their entries.
+
+    Examples:
+      datastreamer verify stream.bin
+      datastreamer verify stream.bin --json | jq .problems
     """
     shape = output.chosen()
     address = server_address(source)
     if address is not None:
-        report = _check_server(source, ServerSource(address, options))
+        with both_readings(source):
+            server = ServerSource(address, options=options)
+        report = _check_server(source, server)
     elif options.stream_type is not None:
         raise typer.BadParameter(f"--stream-type is for servers, and {source} is a file")
     else:

@@ -34,8 +34,11 @@ class FairSlots(Generic[T]):
         """Add `member`; return the member that has left for it, if any."""
         self._by_address.setdefault(address, {})[member] = None
         self._count += 1
-        if self._count <= self._size:
-            return None
+        return None if self._count <= self._size else self.displace()
+
+    def displace(self) -> T:
+        """Remove the oldest member of the address with the most members, and return it. There must
+        be one."""
         crowded = max(self._by_address, key=lambda each: len(self._by_address[each]))
         oldest = next(iter(self._by_address[crowded]))
         self.discard(oldest, crowded)

@@ -300,12 +300,17 @@ class Gate:
     def _refuse(self, place: ConnectionSlot, now: float) -> None:
         self._counts.refused[place.short_of] += 1
         if place.short_of == TOO_MANY:
-            words = f"refused: {self._limits.max_clients} clients are connected"
+            shared = self._limits.shared_by > 1
+            limit = "this process's share of the limit" if shared else "the limit"
+            words = f"refused: {_clients(self._limits.max_clients)} connected, which is {limit}"
         else:
             most = self._limits.most_of(place.host)
-            words = f"refused: {most} clients of its address are connected"
-        words = f"{words}, which is the limit"
+            words = f"refused: {most} clients of its address are connected, which is the limit"
         self.refusals.note(place.short_of, place.peer, words, now, logging.WARNING)
+
+
+def _clients(number: int) -> str:
+    return "1 client is" if number == 1 else f"{number} clients are"
 
 
 class Pace:

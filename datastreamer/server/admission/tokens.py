@@ -7,13 +7,13 @@ what a proof is good for.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 import trio
 
 from datastreamer.errors import UsageError
-from datastreamer.metrics.counters import Counts
 from datastreamer.server.admission.token_throttle import TokenThrottle
 from datastreamer.server.publish.policy import is_token, read_tokens
 from datastreamer.transport.refusal_log import RefusalLog
@@ -27,9 +27,12 @@ _NOT_ALLOWED_SECONDS: Final = 0.5
 class TokenExaminer:
     """Checks what clients present. If `token_file` cannot be read, no token is accepted."""
 
-    def __init__(self, token_file: str | None, counts: Counts, refusals: RefusalLog) -> None:
+    def __init__(
+        self, token_file: str | None, not_allowed: Counter[str], refusals: RefusalLog
+    ) -> None:
+        """`not_allowed` counts what was rejected, by command."""
         self._token_file = token_file
-        self._counts = counts
+        self._not_allowed = not_allowed
         self._refusals = refusals
         self._guesses = TokenThrottle()
 
@@ -71,5 +74,5 @@ class TokenExaminer:
         return False
 
     def _note(self, command: str, peer: str, words: str, now: float) -> None:
-        self._counts.not_allowed[command] += 1
+        self._not_allowed[command] += 1
         self._refusals.note(f"{command} not allowed", peer, words, now, logging.WARNING)

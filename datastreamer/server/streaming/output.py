@@ -6,15 +6,20 @@ bytes, not entries.
 
 from __future__ import annotations
 
-from datastreamer.metrics.counters import Counts
+from typing import Protocol
+
 from datastreamer.transport.server_stream import Buffer, Transport
+
+
+class ByteCounts(Protocol):
+    bytes_sent: int
 
 
 class ClientOutput:
     """Sends to the client of `transport`. After a cancellation or failure of a method that waits
     the connection is unusable."""
 
-    def __init__(self, transport: Transport, counts: Counts) -> None:
+    def __init__(self, transport: Transport, counts: ByteCounts) -> None:
         self.sent = 0
         """Bytes that the kernel accepted, without those of the broadcast."""
         self.blocked = False

@@ -54,6 +54,8 @@ class ColdReads:
         """Offsets of regions that were resident when `is_warm` last probed them."""
         self._warm_until = 0.0
         self._quick_lookups = 0
+        # Of the event loop's thread, after the last slow look-up.
+        self._loop_waits: int | None = None
 
     def resident(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start` can be read without waiting for the disk, judged by
@@ -182,6 +184,12 @@ class ColdReads:
         finally:
             # Several threads may write this; a lost count only delays the fast path.
             self._quick_lookups = self._quick_lookups + 1 if _waits() == before else 0
+
+    def looked_up_slowly(self) -> None:
+        """The event loop's thread read a memory map, and may have waited for the disk."""
+        before, self._loop_waits = self._loop_waits, _waits()
+        if before is not None and before != self._loop_waits:
+            self._quick_lookups = 0
 
     def _read(self, start: int, count: int) -> None:
         # The sender of these bytes meets disk errors itself and reports them.

@@ -529,6 +529,12 @@ class Sender:
                 return True  # it would receive the start of one version and the end of another
         return self._zero_copy.affected(offset, stop, end, self.at, late=late)
 
+    @property
+    def refers(self) -> bool:
+        """Whether the peer may still receive bytes by reference to the file's pages."""
+        self.note_received()
+        return self._zero_copy.any
+
     def note_received(self) -> None:
         """Note which bytes the peer has acknowledged: a later change of them does not affect it."""
         if self._zero_copy.any and not self._broadcast.outdated():

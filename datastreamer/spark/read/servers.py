@@ -26,8 +26,9 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.retry import BACKOFF
-from datastreamer.spark.options import TLS, ServerLocation
+from datastreamer.spark.options import TLS
 from datastreamer.storage.header.records import NO_ID
+from datastreamer.transport.address import Address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 
 
@@ -35,13 +36,13 @@ from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 class Servers:
     """The servers of one stream, the preferred one first."""
 
-    addresses: tuple[ServerLocation, ...]
+    addresses: tuple[Address, ...]
     stream_type: int
     tls: TLS | None
     timeout: float
     retry_for: float
 
-    def connect(self, address: ServerLocation) -> BlockingClient:
+    def connect(self, address: Address) -> BlockingClient:
         """Connect to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
         context = None
         if self.tls is not None:
@@ -49,10 +50,11 @@ class Servers:
 
             context = client_tls(self.tls.ca, self.tls.certificate, self.tls.key)
         return BlockingClient(
-            *address,
+            address.host,
+            address.port,
             stream_type=self.stream_type,
             timeout=self.timeout,
-            tls=context or False,
+            tls=context or address.tls,
             tls_server_name=None if self.tls is None else self.tls.server_name,
             resume=False,
         )
@@ -80,7 +82,7 @@ class Failover:
         self._since = time.monotonic()
 
     @property
-    def address(self) -> ServerLocation:
+    def address(self) -> Address:
         """The server to ask."""
         return self._servers.addresses[self.index]
 

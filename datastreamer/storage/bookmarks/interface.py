@@ -34,7 +34,20 @@ class Watermark(NamedTuple):
     identity: bytes
 
 
-class BookmarkIndex(ABC):
+class IndexReading(ABC):
+    """One state of an index, for look-ups that follow each other at once."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def newest(self, key: bytes) -> int | None:
+        """The highest entry number with this key."""
+
+    def end(self) -> None:  # noqa: B027
+        """Release the state: call this soon."""
+
+
+class BookmarkIndex(IndexReading):
     """A map from key (1 to 16 bytes) to entry numbers.
 
     Several threads may read at once, one at a time may write. Each method that writes, except
@@ -50,9 +63,9 @@ class BookmarkIndex(ABC):
     def watermark(self) -> Watermark | None:
         """How much the index covers; None if it is new."""
 
-    @abstractmethod
-    def newest(self, key: bytes) -> int | None:
-        """The highest entry number with this key."""
+    def reading(self) -> IndexReading:
+        """The index as it is now; without transactions, as it is at each look-up."""
+        return self
 
     @abstractmethod
     def add(
@@ -82,7 +95,7 @@ class BookmarkIndex(ABC):
     def clear(self) -> None:
         """Remove everything, the watermark too."""
 
-    def upkeep(self, pace: Pace = at_once) -> None:  # noqa: B027
+    def upkeep(self, pace: Pace = at_once) -> None:
         """The thread that writes the index calls this every few seconds, between two writes."""
 
     def in_place(self) -> bool:

@@ -19,6 +19,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
+from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import IndexWentBack
 from datastreamer.storage.bookmarks.recent import MovedError
@@ -36,10 +37,6 @@ _LONG_SCAN = 4 * PAGE_SIZE
 _TRIES = 100
 
 
-class NotAtHandError(Exception):
-    """The look-up needs a repair first, not only memory and the index."""
-
-
 class BookmarkKeeper:
     """Bookmarks of one stream. `newest` is exact at any time, however far the index lags."""
 
@@ -53,6 +50,8 @@ class BookmarkKeeper:
         self._changes = reader.changes
         self._checked_at = reader.head
         self._questions = 0
+        # The reader's state at the last `_follow` of `at_hand`.
+        self._followed: object = None
         self._scanning = threading.Lock()
         if trusted.write:
             self.builder.start()
@@ -89,6 +88,25 @@ class BookmarkKeeper:
                 found = self._look_up(key)
                 if found is not None or self.builder.damage is None:
                     return found
+        raise NotAtHandError
+
+    def at_hand(self, most: int) -> LookUpsAtHand:
+        """For look-ups that follow each other at once. Raises `NotAtHandError` if the index has to
+        be repaired, or more than `most` bytes of the stream to be read."""
+        trusted, recent, state = self.trusted, self._recent, self._reader.state
+        try:
+            if state is not self._followed or trusted.unfinished or trusted.index is None:
+                if self.unread() > most:
+                    raise NotAtHandError
+                with trusted.guard:
+                    self._follow()
+                self._followed = state
+            with trusted.guard:
+                memory, indexed, start = recent.newest, trusted.indexed, recent.start
+            if indexed.entries >= start.number:
+                return LookUpsAtHand(trusted, self.builder, memory, indexed)
+        except (MovedError, DamagedEntry, IndexFailed):
+            pass
         raise NotAtHandError
 
     def newest(self, key: bytes) -> int | None:

@@ -42,6 +42,7 @@ from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
+    IndexReading,
     IndexReadOnly,
     IndexUnmade,
     IndexUntrusted,
@@ -85,6 +86,10 @@ _DAMAGE = (
 )
 
 
+def _damaged(folder: str, what: str) -> IndexDamaged:
+    return IndexDamaged(folder, f"the bookmark index is damaged: {what}")
+
+
 def index_folder(path: str) -> str:
     """The folder of the index of the stream file at `path`."""
     return path + INDEX_SUFFIX
@@ -97,6 +102,59 @@ class _KnownWatermark(NamedTuple):
     transaction: int
     packed: bytes
     entries: int
+
+
+class _LmdbReading(IndexReading):
+    """A read transaction and its cursor."""
+
+    __slots__ = ("_cursor", "_folder", "_known", "_opened", "_transaction")
+
+    def __init__(self, folder: str, opened: Opened, known: _KnownWatermark) -> None:
+        self._folder = folder
+        self._opened = opened
+        self._known = known
+        try:
+            self._transaction = opened.begin()
+            self._cursor = self._transaction.cursor()  # the end of the transaction closes it
+        except lmdb.Error as error:
+            raise IndexFailed(folder, f"the bookmark index: {error}") from error
+        if opened is known.opened and self._transaction.id() < known.transaction:
+            self.end()
+            raise _damaged(folder, "an older state has replaced the newest")
+
+    def newest(self, key: bytes) -> int | None:
+        place, cursor = newest_place(key), self._cursor
+        try:
+            while cursor.set_range(place):
+                found = look_up(cursor.value(), place)
+                if isinstance(found, int):
+                    if found < 0:
+                        self._ensure_newest()
+                        return None
+                    return found
+                place = found
+        except lmdb.Error as error:
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+        except DamagedBlockError as error:
+            raise _damaged(self._folder, str(error)) from None
+        if self._opened is not self._known.opened:
+            return None  # nothing was ever written to it
+        raise _damaged(self._folder, "a block is missing")
+
+    def _ensure_newest(self) -> None:
+        """Without the key: check that its block belongs to the newest state."""
+        known = self._known
+        packed = self._transaction.get(_WATERMARK_KEY, b"")
+        if packed == known.packed or self._opened is not known.opened:
+            return
+        mark = _unpack_watermark(bytes(packed[:_MAX_MARK]))
+        covers = 0 if mark is None else mark.entries
+        if covers < known.entries:
+            why = f"the bookmark index covers {covers} entries, fewer than before ({known.entries})"
+            raise IndexWentBack(self._folder, why)
+
+    def end(self) -> None:
+        self._transaction.abort()
 
 
 class LmdbIndex(BookmarkIndex):
@@ -132,10 +190,7 @@ class LmdbIndex(BookmarkIndex):
         except lmdb.Error as error:
             raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
         except DamagedBlockError as error:
-            raise self._damaged(str(error)) from None
-
-    def _damaged(self, what: str) -> IndexDamaged:
-        return IndexDamaged(self._folder, f"the bookmark index is damaged: {what}")
+            raise _damaged(self._folder, str(error)) from None
 
     def watermark(self) -> Watermark | None:
         with self._read() as (opened, transaction):
@@ -146,37 +201,14 @@ class LmdbIndex(BookmarkIndex):
             return mark
 
     def newest(self, key: bytes) -> int | None:
-        place, known, opened = newest_place(key), self._known, self._env().opened
+        reading = self.reading()
         try:
-            with opened.begin() as transaction:
-                if opened is known.opened and transaction.id() < known.transaction:
-                    raise DamagedBlockError("an older state has replaced the newest")
-                cursor = transaction.cursor()  # the end of the transaction closes it
-                while cursor.set_range(place):
-                    found = look_up(cursor.value(), place)
-                    if isinstance(found, int):
-                        if found >= 0:
-                            return found
-                        break
-                    place = found
-                else:
-                    if opened is not known.opened:
-                        return None  # nothing was ever written to it
-                    raise DamagedBlockError("a block is missing")
-                # The key is missing: check that the block belongs to the newest state.
-                packed = transaction.get(_WATERMARK_KEY, b"")
-                if packed == known.packed or opened is not known.opened:
-                    return None
-                mark = _unpack_watermark(bytes(packed[:_MAX_MARK]))
-        except lmdb.Error as error:
-            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
-        except DamagedBlockError as error:
-            raise self._damaged(str(error)) from None
-        covers = 0 if mark is None else mark.entries
-        if covers < known.entries:
-            why = f"the bookmark index covers {covers} entries, fewer than before ({known.entries})"
-            raise IndexWentBack(self._folder, why)
-        return None
+            return reading.newest(key)
+        finally:
+            reading.end()
+
+    def reading(self) -> IndexReading:
+        return _LmdbReading(self._folder, self._env().opened, self._known)
 
     # For a comparison with the file.
 
@@ -221,7 +253,7 @@ class LmdbIndex(BookmarkIndex):
         except _DAMAGE as error:
             raise IndexDamaged(self._folder, f"the bookmark index: {error}") from error
         except DamagedBlockError as error:
-            raise self._damaged(str(error)) from None
+            raise _damaged(self._folder, str(error)) from None
         except (lmdb.Error, OSError) as error:
             why = _why(error, self._folder)
             raise IndexFailed(self._folder, f"the bookmark index: {why}") from error

@@ -81,6 +81,11 @@ class Reader:
         self._state = tuple.__new__(_ReaderState, (head, changes, pages))
 
     @property
+    def state(self) -> object:
+        """Another object whenever `head` or `changes` are others than before."""
+        return self._state
+
+    @property
     def changes(self) -> int:
         """How often entries were truncated or changed, as `forget` and `changing` count it."""
         return self._state.changes

@@ -122,7 +122,7 @@ def test_input_that_ends_without_a_commit(append: Append, copy: Path) -> None:
         ({"rollback": "yes"}, 'it is {"rollback": "yes"}; a line is'),
         ({"commit": True, "rollback": True}, "a line is"),
         ({"type": 3}, 'it is {"type": 3}; a line is'),
-        ({"type": 3, "data": "0x", "number": 7}, "a line is"),
+        ({"type": 3, "data": "0x", "number": 7, "other": 1}, "a line is"),
         ({"type": 3, "data": "0x0"}, '"0x0" is not hex'),
         ({"type": 3, "data": "00"}, '"00" is not hex'),
         ({"type": 3, "data": "0x0 0"}, '"0x0 0" is not hex'),
@@ -133,7 +133,7 @@ def test_input_that_ends_without_a_commit(append: Append, copy: Path) -> None:
         ({"type": 1.0, "data": "0x"}, "an entry type is a number, not 1.0"),
         ({"type": -1, "data": "0x"}, "-1"),
         ({"type": 1 << 32, "data": "0x"}, "4294967296"),
-        ({"type": 0xB0, "data": "0x01"}, "bookmark"),
+        ({"type": 0xB0, "data": "0x"}, "bookmark"),
         ({"type": 3, "data": f"0x{bytes(LARGEST + 1).hex()}"}, "not 1,048,560"),
         ({"bookmark": "0x"}, "1 to 16 bytes"),
         ({"bookmark": f"0x{bytes(17).hex()}"}, "1 to 16 bytes"),
@@ -182,7 +182,7 @@ def test_a_signal_rolls_back(append: Append, copy: Path, number: signal.Signals)
         *(lambda: signal.raise_signal(number), event(3, b"c"), COMMIT),
     )
     how = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}[number]
-    assert ended.failed() == (
+    assert ended.failed(128 + number) == (
         f"{how} after line 3; the open operation (1 entry) was rolled back, "
         "the stream holds 201 entries"
     )
@@ -201,7 +201,7 @@ def test_a_signal_waits_for_the_commit(
     monkeypatch.setattr(DataStream, "commit_atomic_op", interrupted)
     ended = append(copy, event(1, b"a"), COMMIT, event(1, b"b"), COMMIT)
     assert ended.objects == [{"first_entry": 200, "entries": 1, "total_entries": 201}]
-    assert ended.failed().startswith("interrupted after line 2; no operation was open")
+    assert ended.failed(130).startswith("interrupted after line 2; no operation was open")
     assert held(copy) == [(1, b"a")]
 
 
@@ -273,7 +273,7 @@ def test_each_commit_is_printed_when_it_is_durable(copy: Path) -> None:
             assert follower.total_entries == number + 1
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
+    assert process.returncode == 143
     assert out == ""
     assert err.startswith("error: ended by SIGTERM after line 6; no operation was open")
     assert err.count("\n") == 1
@@ -298,3 +298,49 @@ def test_no_input_at_all(copy: Path) -> None:
     assert closed.returncode == 1
     assert closed.stderr.startswith("error: standard input is closed")
     assert closed.stderr.count("\n") == 1
+
+
+def test_texts_and_keys(append: Append, copy: Path) -> None:
+    done = append(
+        copy,
+        *({"bookmark": "block:7"}, {"bookmark": "a key"}, {"bookmark": "0x0102"}),
+        *({"type": 7, "text": "tšxt"}, {"type": BOOKMARK, "text": "key"}, COMMIT),
+    )
+    assert done.code == 0
+    assert held(copy) == [
+        *((BOOKMARK, b"\0" + (7).to_bytes(8, "big")), (BOOKMARK, b"a key")),
+        *((BOOKMARK, b"\x01\x02"), (7, "tšxt".encode()), (BOOKMARK, b"key")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"bookmark": 7}, "7 is not a key"),
+        ({"bookmark": "block:x"}, "the part after block: is a number"),
+        ({"bookmark": ""}, "the key of a bookmark has 1 to 16 bytes"),
+        ({"type": 7, "text": 7}, "7 is not a text"),
+        (b'{"type": 7, "text": "\\ud800"}\n', "half of a surrogate pair"),
+        ({"type": 7, "text": "a", "data": "0x"}, "a line is"),
+        ({"type": 7, "text": "a", "other": 1}, "a line is"),
+    ],
+)
+def test_texts_and_keys_that_are_wrong(append: Append, copy: Path, line: Any, message: str) -> None:
+    assert message in append(copy, line).failed()
+
+
+def test_what_cat_prints_is_appended(
+    append: Append, invoke: Invoke, made: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.bin"
+    printed = invoke("cat", made, "--json").objects
+    done = append(new, *printed, options=("--create",))
+    assert done.objects == [{"first_entry": 0, "entries": ENTRIES, "total_entries": ENTRIES}]
+    assert held(new, 0) == held(made, 0)
+    # Decoded and edited; new numbers.
+    decoded = invoke("cat", made, "--json", "--decode", "zkevm", "--last", "2").objects
+    del decoded[1]["data"]
+    assert append(new, *decoded[:1], {**decoded[1], "text": "edited"}).code == 0
+    assert held(new)[1] == (decoded[1]["type"], b"edited")
+    # A line without a number is no copy: the operation needs a commit.
+    assert "without a commit" in append(new, *printed[:3], event(1, b"a")).failed()

@@ -154,7 +154,7 @@ def test_a_signal_ends_the_wait_for_a_lost_server(
         (("s.bin", "--take-over"), "--take-over is for tcp://HOST:PORT"),
         (("tcp://127.0.0.1:1", "--create"), "are for files"),
         (("tcp://127.0.0.1:1", "--epoch", "3", "--take-over"), "--take-over uses the next"),
-        (("tcp://127.0.0.1", "--epoch", "3"), "write the server as tcp://HOST:PORT"),
+        (("tcp://127.0.0.1:x", "--epoch", "3"), "is not tcp://HOST:PORT"),
     ],
 )
 def test_wrong_usage_of_append(tmp_path: Path, words: tuple[str, ...], says: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.cli.shared import source as module
+from datastreamer.cli.shared.file_source import FileSource
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from tests.cli.conftest import Invoke
 
@@ -30,13 +30,13 @@ def test_a_file_that_is_rewritten_while_it_is_read(
     with DataStream.create(path, index="memory") as stream:
         with stream.atomic_op() as op:
             op.add_entries(1, [b"x" * 5000] * 500)
-        real = module.FileSource.__enter__
+        real = FileSource.__enter__
 
-        def enter(source: module.FileSource) -> module.FileSource:
+        def enter(source: FileSource) -> FileSource:
             rewrite(stream, 0)
             return real(source)
 
-        monkeypatch.setattr(module.FileSource, "__enter__", enter)
+        monkeypatch.setattr(FileSource, "__enter__", enter)
         count = BookmarkKeeper.__len__
 
         def count_rewritten(keeper: BookmarkKeeper) -> int:

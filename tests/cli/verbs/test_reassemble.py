@@ -228,7 +228,9 @@ def test_wrong_usage(invoke: Invoke, two: tuple[Path, Path], words: list[str], w
 
 def test_invalid_sources(invoke: Invoke, two: tuple[Path, Path]) -> None:
     assert "named twice" in invoke("reassemble", two[0], two[0]).failed(2)
-    assert "no such file, and not HOST:PORT" in invoke("reassemble", "nix").failed()
+    assert "::1: no such file, and not HOST:PORT" in invoke("reassemble", "::1").failed()
+    unreached = invoke("reassemble", "no-such-host").err.splitlines()[-1]
+    assert "no-such-host: no such file, and no server: cannot connect" in unreached
     assert "no such file" in invoke("reassemble", "nix/nix.bin").failed()
     assert invoke("reassemble").failed(2)
 

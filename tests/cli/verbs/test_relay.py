@@ -185,7 +185,9 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "result"),
     [
-        ("sever = 1", "relay.toml: unknown option 'sever'; the options are server, file, port"),
+        ("sever = 1", "relay.toml: unknown option 'sever'; did you mean 'server'?"),
+        ("tls-ca = 1", "relay.toml: unknown option 'tls-ca'; did you mean 'server-tls-ca'?"),
+        ("xyz = 1", "relay.toml: unknown option 'xyz'; the options are server, file, port"),
         ("server = [", "relay.toml: not TOML: "),
         ("port = 1.5", "relay.toml: port cannot be 1.5"),
         ("port = true", "relay.toml: port cannot be True"),
@@ -201,6 +203,21 @@ def test_an_invalid_file_of_options(
     assert failed.startswith(f"Invalid value for '--config': {result}")
 
 
+def test_a_file_of_options_is_checked(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("relay", "--config", "relay.toml", "--check-config")
+    path = tmp_path / "relay.toml"
+    path.write_text('server = ["here"]\nfile = "r.bin"\n')
+    assert invoke(*words) == (0, b"", "the options are right\n")
+    path.write_text('server = ["here"]\nfile = "r.bin"\ntls-cert = ["none.pem"]\n')
+    assert "none.pem: cannot be read" in invoke(*words).failed(1)
+    path.write_text('server = ["here:x"]\nfile = "r.bin"\n')
+    assert "--server: 'here:x' is not HOST:PORT" in invoke(*words).failed(2)
+    assert not (tmp_path / "r.bin").exists()
+
+
 def test_a_missing_file_of_options(invoke: Invoke, tmp_path: Path) -> None:
     result = invoke("relay", "--config", tmp_path / "none.toml").failed()
     assert result == f"{tmp_path}/none.toml: cannot be read: No such file or directory"
@@ -211,7 +228,7 @@ def test_a_missing_file_of_options(invoke: Invoke, tmp_path: Path) -> None:
     [
         ((), "--server is required"),
         (("--server", "a:1"), "--file is required"),
-        (("--server", "a", "--file", "f"), "'a': write the server as HOST:PORT"),
+        (("--server", "a:x", "--file", "f"), "--server: 'a:x' is not HOST:PORT"),
         (("--server", "a:1", "--server-tls-ca", "x", "--file", "f"), "--server-tls-ca is for"),
         (("--server", "a:1", "--file", "f", "--port", "70000"), "65535"),
         (("--server", "a:1", "--file", "f", "--on-rewrite", "go"), "--on-rewrite"),

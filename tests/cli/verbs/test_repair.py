@@ -351,7 +351,7 @@ def test_repair_with_wrong_options(invoke: Invoke, copy: Path) -> None:
     assert "exclude each other" in invoke("repair", copy, "--cut", "--from", "a:1").failed(2)
     assert "requires --from" in invoke("repair", copy, "--trust-peer").failed(2)
     assert "requires --from" in invoke("repair", copy, "--stream-type", 2).failed(2)
-    assert "is not HOST:PORT" in invoke("repair", copy, "--from", "nothing").failed(2)
+    assert "is not HOST:PORT" in invoke("repair", copy, "--from", "no:thing").failed(2)
     assert "is for tcps://" in invoke("repair", copy, "--from", "a:1", "--tls-ca", "x").failed(2)
 
 

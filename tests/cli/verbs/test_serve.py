@@ -36,6 +36,7 @@ def test_serves_until_a_signal(copy: Path, number: signal.Signals) -> None:
             refused = done("serve", copy, "--port", "0", cwd=copy.parent)
             assert refused.returncode == 1
             assert f"locked by another writer, process {serving.process.pid}" in refused.stderr
+            assert "--follow serves what another process writes" in refused.stderr
             with client.batches() as batches:
                 assert next(batches).first_number == 0
                 serving.signal(number)
@@ -184,7 +185,7 @@ def test_the_limit_of_clients(copy: Path) -> None:
             assert client.header().total_entries == 200
             with socket.create_connection(("127.0.0.1", port)) as second:
                 assert second.recv(1) == b""
-            assert serving.err.until("refused: 1 clients are connected")
+            assert serving.err.until("refused: 1 client is connected")
 
 
 @contextmanager
@@ -334,6 +335,30 @@ def test_heal_needs_the_writer(invoke: Invoke, copy: Path) -> None:
         refused = invoke("serve", copy, *heal, *words)
         assert refused.code == 2
         assert "--heal needs the process that writes the stream" in refused.err
-    refused = invoke("serve", copy, "--heal", "nowhere")
+    refused = invoke("serve", copy, "--heal", "no:where")
     assert refused.code == 2
-    assert "--heal: 'nowhere' is not HOST:PORT" in refused.err
+    assert "--heal: 'no:where' is not HOST:PORT" in refused.err
+
+
+def test_a_file_of_options(invoke: Invoke, copy: Path) -> None:
+    path = copy.with_name("serve.toml")
+    words = ("serve", "--config", path, "--check-config")
+    path.write_text(f'file = "{copy}"\nport = 0\nmax-clients = 3\nhost = ["127.0.0.1"]\n')
+    assert invoke(*words) == (0, b"", "the options are right\n")
+    with running("serve", "--config", path, cwd=copy.parent) as serving:
+        assert invoke("info", f"127.0.0.1:{serving.port()}").code == 0
+        serving.signal(signal.SIGTERM)
+        assert serving.wait() == 0
+    path.write_text("max-client = 3\n")
+    assert "did you mean 'max-clients'?" in invoke(*words).failed(2)
+    path.write_text('file = "missing.bin"\n')
+    assert "missing.bin: no such file; use --create" in invoke(*words).failed()
+    assert invoke(*words, "--create").code == 0
+    path.write_text("max-clients = 3\n")
+    assert "Missing argument" in invoke(*words).failed(2)
+
+
+@pytest.mark.parametrize("option", ["host", "token-file", "cors", "max-clients", "max-followers"])
+def test_options_of_a_port_that_there_is_not(invoke: Invoke, copy: Path, option: str) -> None:
+    words = ("serve", copy, f"--http-{option}", "7")
+    assert f"--http-{option} requires --http-port" in invoke(*words).failed(2)

@@ -139,7 +139,7 @@ def test_invalid_lines(split: Split, tmp_path: Path, line: Any, why: str) -> Non
 
 
 def test_interrupted(split: Split) -> None:
-    message = split({"id": hexed(ID), "parts": []}, KeyboardInterrupt()).failed()
+    message = split({"id": hexed(ID), "parts": []}, KeyboardInterrupt()).failed(130)
     assert message == "interrupted after line 1; the stream holds 2 entries"
 
 

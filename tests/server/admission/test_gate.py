@@ -306,18 +306,27 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
+def test_one_of_several_processes_says_whose_limit_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(Limits(max_clients=5).share(0, 2), Counts())
+    for number in range(4):
+        gate.admit("a", f"a:{number}", 100)
+    assert lines_of(caplog) == [
+        "a:3: refused: 3 clients are connected, which is this process's share of the limit"
+    ]
+
+
 def test_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(Limits(max_clients=1), Counts())
     gate.admit("a", "a:1", 100)
     for at in range(1_000):
         gate.admit("b", f"b:{at}", 100 + at / 1000)
-    assert lines_of(caplog) == ["b:0: refused: 1 clients are connected, which is the limit"]
+    assert lines_of(caplog) == ["b:0: refused: 1 client is connected, which is the limit"]
     gate.tick(104.9)
     assert lines_of(caplog) == []
     gate.tick(105)
     [line] = lines_of(caplog)
     assert line == (
-        "b:999: refused: 1 clients are connected, which is the limit "
+        "b:999: refused: 1 client is connected, which is the limit "
         "(999 refused since the last such line)"
     )
     gate.tick(200)

@@ -228,8 +228,8 @@ def test_another_stream_s_index_is_not_changed(path: Path, disk: Disk) -> None:
     disk.full = errno.ENOSPC
     first = DataStream.open(path, index=LMDB_OR_MEMORY)
     path.rename(path.with_name("moved.bin"))
-    disk.full = None  # from now on the thread may try too
     make(path, *HISTORY[:1], index="memory")
+    disk.full = None  # from now on the thread may try too
     with DataStream.open(path) as second:
         second.bookmarks.wait()
         first.bookmarks.wait()

@@ -20,6 +20,8 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.bookmarks import builder, keeper, lmdb, registry
+from datastreamer.storage.bookmarks._blocks import DamagedBlockError
+from datastreamer.storage.bookmarks.at_hand import NotAtHandError
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
@@ -652,3 +654,45 @@ def test_long_scans_take_turns(tmp_path: Path, gate: Gate, monkeypatch: pytest.M
             thread.join(PATIENCE)
         gate.pass_all()
     assert most == [1]
+
+
+@pytest.mark.parametrize("index", ["lmdb", "memory"])
+def test_look_ups_that_follow_each_other(tmp_path: Path, index: str) -> None:
+    """They see one state; if bookmarks leave the memory meanwhile, none is answered wrongly."""
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index=index) as stream:
+        bookmarks = stream.bookmarks
+        bookmarks.wait()
+        add(stream, operation(b"twice", b"new"))
+        for _ in range(2):
+            known = known_of(path)
+            look_ups = bookmarks.at_hand(1 << 20)
+            assert {key: look_ups.newest(key) for key in known} == known
+            assert look_ups.newest(b"unknown") is None
+            bookmarks.wait()
+            for key in (b"twice", b"new", b"unknown"):
+                with contextlib.suppress(NotAtHandError):
+                    assert look_ups.newest(key) == known.get(key)
+            look_ups.end()
+            add(stream, operation(b"twice", b"newer"))
+
+
+@pytest.mark.parametrize("how", ["damaged", "without an index", "being truncated"])
+def test_look_ups_that_need_more(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: object) -> None:
+        raise DamagedBlockError("today")
+
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index="lmdb") as stream:
+        bookmarks = stream.bookmarks
+        bookmarks.wait()
+        if how == "without an index":
+            bookmarks.trusted.drop()
+        elif how == "being truncated":
+            bookmarks.trusted.unfinished = True
+        else:
+            monkeypatch.setattr(lmdb, "look_up", damaged)
+        with pytest.raises(NotAtHandError):
+            bookmarks.at_hand(1 << 20).newest(b"old")
+        monkeypatch.undo()
+        check(stream, known_of(path))

@@ -24,7 +24,7 @@ from tests.storage.made import items, scan_file
 
 TestLaboratory = Laboratory.TestCase
 TestLaboratory.settings = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=30,
     deadline=None,
     # A failure is reported as it was found: to shrink it takes longer than a test may.
@@ -50,7 +50,7 @@ class WithLmdb(Laboratory):
 
 
 TestWithLmdb = WithLmdb.TestCase
-TestWithLmdb.settings = settings(TestLaboratory.settings, max_examples=10)
+TestWithLmdb.settings = settings(TestLaboratory.settings, max_examples=5)
 
 
 @pytest.mark.soak

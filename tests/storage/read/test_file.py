@@ -55,7 +55,7 @@ def test_a_new_stream(tmp_path: Path) -> None:
         assert stream.header == Header(3, 2**64 - 1, 7, FIRST, 0)
         assert stream.total_entries == 0
         assert stream.writable
-        assert repr(stream) == f"<DataStream '{path}': 0 entries>"
+        assert repr(stream) == f"<DataStream '{path}': 0 entries, writable>"
         assert len(stream.stream_id) == 16
         assert stream.epoch == 0
     assert header_of(path) == (1, 38, 3, 2**64 - 1, 7, FIRST, 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.addresses import server_address
 from datastreamer.cli.shared.options import (
     SourceArgument,
     StreamTypeOption,
@@ -19,9 +20,7 @@ from datastreamer.cli.shared.options import (
     text_option,
 )
 from datastreamer.cli.shared.signals import StopRequest
-from datastreamer.cli.shared.source import server_address
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
-from datastreamer.transport.listeners import address_of
 
 if TYPE_CHECKING:
     from datastreamer.spark.pipeline.ingest import Ingest
@@ -84,10 +83,15 @@ def ingest(
     master: MasterOption = "local[*]",
     stream_type: StreamTypeOption = None,
 ) -> None:
-    """Write blocks, transactions (decoded, with senders), batches and GER updates to tables.
+    """Write blocks, transactions and batches to Parquet.
 
-    Rows with a time are partitioned by day. The next run continues where the last one
-    ended, even if it was killed; each entry is in the tables once.
+    Transactions are decoded, with their senders; GER updates have a table as well. Rows with a
+    time are partitioned by day. The next run continues where the last one ended, even if it was
+    killed; each entry is in the tables once.
+
+    Examples:
+      datastreamer spark ingest stream.bin tables
+      datastreamer spark ingest 127.0.0.1:6900 tables --follow
     """
     options = _options(source, stream_type)
     from datastreamer.spark import find_java
@@ -154,10 +158,8 @@ def _options(source: str, stream_type: int | None) -> dict[str, str]:
     address = server_address(source)
     if address is None:
         found = {"path": source}
-    elif address.tls:
-        found = {"server": address_of(address[:2]), "tls": "true"}
     else:
-        found = {"server": address_of(address[:2])}
+        found = {"server": f"tcps://{address}" if address.tls else str(address)}
     if stream_type is not None:
         found["streamType"] = str(stream_type)
     return found

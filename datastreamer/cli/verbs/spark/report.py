@@ -33,9 +33,13 @@ def report(
     output: ReportOutput,
     master: MasterOption = "local[*]",
 ) -> None:
-    """Report transactions per block, gas by sender, block times and batches without an end.
+    """Report transactions per block, gas, block times, open batches.
 
-    Reads complete writes only, so that an ingest may run at the same time.
+    Gas is by sender. Reads complete writes only, so that an ingest may run at the same time.
+
+    Examples:
+      datastreamer spark report tables
+      datastreamer spark report tables --charts charts
     """
     shape = output.chosen()
     from datastreamer.spark import find_java

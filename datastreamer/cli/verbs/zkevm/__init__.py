@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from datastreamer.cli.shared.commands import new_program, verb
-from datastreamer.cli.verbs.zkevm.check import check
-from datastreamer.cli.verbs.zkevm.diff import diff
-from datastreamer.cli.verbs.zkevm.show import batch, block
+from datastreamer.cli.commands.building import new_program
+from datastreamer.cli.commands.groups import group_class
 
-zkevm = new_program("Check, show and compare the batches and blocks of zkEVM streams.")
-for command in (check, batch, block, diff):
-    zkevm.command()(verb(command))
+SECTIONS = {
+    "Commands": {
+        "check": "Check the sequence of entries, blocks, batches and parents.",
+        "batch": "Show a batch with its blocks and their transactions.",
+        "block": "Show a block with its transactions.",
+        "diff": "Compare two streams and show the first difference.",
+    }
+}
+
+zkevm = new_program(
+    "Check, show and compare the batches and blocks of zkEVM streams.",
+    group=group_class("datastreamer.cli.verbs.zkevm", SECTIONS, {"batch": "show", "block": "show"}),
+)

@@ -10,8 +10,8 @@ from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import (
     Format,
     ReportOutput,
-    SourceArgument,
     SourceOptions,
+    StreamArgument,
     StreamVersionOption,
 )
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
@@ -24,15 +24,20 @@ _HELD: Final = 10_000
 
 
 def check(
-    source: SourceArgument,
+    source: StreamArgument,
     *,
     stream_version: StreamVersionOption = None,
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
-    """Check the sequence of entries, bookmarks, batches, blocks, timestamps and parents.
+    """Check the sequence of entries, blocks, batches and parents.
 
-    Prints every breach with its entry number; exit code 3 if there is any.
+    Also bookmarks and timestamps. Prints every breach with its entry number; exit code 3 if
+    there is any.
+
+    Examples:
+      datastreamer zkevm check stream.bin
+      datastreamer zkevm check 127.0.0.1:6900 --json
     """
     breaches = _BreachOutput(output.chosen())
     with open_source(source, options) as stream:

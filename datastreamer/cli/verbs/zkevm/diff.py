@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import ReportOutput, SourceOptions, StreamVersionOption
-from datastreamer.cli.shared.output import described, json_line, text_lines, wrapped
+from datastreamer.cli.shared.output import json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import Source, open_source
+from datastreamer.cli.shared.source import open_source
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
 from datastreamer.zkevm.bookmark_keys import Kind, name_of_key
 from datastreamer.zkevm.decoding import as_json, decode, kind_of
+from datastreamer.zkevm.entry_json import entry_json
+
+if TYPE_CHECKING:
+    from datastreamer.cli.shared.source import Source
 
 _LOOK_BACK = 4096
 _TLS = "tcps://"
@@ -43,10 +47,14 @@ def diff(
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
-    """Compare two streams and show the first entry that differs, with its batch and block.
+    """Compare two streams and show the first difference.
 
-    Also compares version, system id and stream type of the headers. Exit code 1 if anything
-    differs.
+    The entry is shown with its batch and block. Also compares version, system id and stream
+    type of the headers. Exit code 1 if anything differs.
+
+    Examples:
+      datastreamer zkevm diff a.bin b.bin
+      datastreamer zkevm diff stream.bin 127.0.0.1:6900 --json
     """
     shape = output.chosen()
     # The options of TLS apply to the sources that use TLS.
@@ -139,7 +147,7 @@ def _side(entry: Entry, version: int) -> dict[str, Any]:
     # An entry that cannot be decoded is shown as bytes.
     with contextlib.suppress(DecodeFailed):
         fields = as_json(decode(entry, version=version))
-    return {**described(entry), "kind": kind_of(entry.type, version), "fields": fields}
+    return {**entry_json(entry), "kind": kind_of(entry.type, version), "fields": fields}
 
 
 def _where(source: Source, version: int, at: int) -> dict[str, int | None]:

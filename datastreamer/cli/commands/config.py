@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from datastreamer.cli.commands.contexts import did_you_mean
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import text_option
 
@@ -28,14 +29,17 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
         name[2:]: option
         for option in context.command.params
         for name in option.opts
-        if name.startswith("--") and name != "--config"
+        if name.startswith("--") and name not in ("--config", "--check-config")
     }
+    # An argument has its name in lower case.
+    options |= {each.name: each for each in context.command.params if each.opts[0][:1] != "-"}
     defaults = {}
     for name, value in found.items():
         option = options.get(name)
         if option is None:
-            names = ", ".join(each for each in options if each != "help")
-            raise typer.BadParameter(f"{path}: unknown option {name!r}; the options are {names}")
+            names = [each for each in options if each != "help"]
+            hint = did_you_mean(name, names) or f"; the options are {', '.join(names)}"
+            raise typer.BadParameter(f"{path}: unknown option {name!r}{hint}")
         many = getattr(option, "multiple", False)
         items = value if many and isinstance(value, list) else [value]
         for item in items:
@@ -56,5 +60,12 @@ ConfigOption = Annotated[
         "Read options from this TOML file, under their names without the leading dashes.",
         is_eager=True,
         callback=_read_config,
+    ),
+]
+CheckConfigOption = Annotated[
+    bool,
+    typer.Option(
+        "--check-config",
+        help="Check the options and the files that they name, and exit.",
     ),
 ]

@@ -11,12 +11,15 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
+from datastreamer.cli.commands.classes import SOURCES, ProgramGroup
 from datastreamer.cli.shared import logs
 from datastreamer.service.log import Style
 from datastreamer.transport.secret_files import ALLOW as ALLOW_READABLE_SECRETS
@@ -60,13 +63,29 @@ _SECRET_OPTIONS = {
         ),
     ]
 }
+_CONTEXT_OPTION = {
+    "context": Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            help="Take SOURCE and its TLS options from this context, see `datastreamer context`.",
+        ),
+    ]
+}
 # Parameters that name a file with a secret, of any command.
-_SECRETS = {"tls_key", "server_tls_key", "token_file", "publish_token_file"}
+_SECRETS = {"tls_key", "server_tls_key", "token_file", "publish_token_file", "http_token_file"}
 
 
-def new_program(about: str, options: Mapping[str, Any] = LOG_OPTIONS) -> typer.Typer:
-    """A program without commands yet; called without a command, it shows its help."""
+def new_program(
+    about: str,
+    options: Mapping[str, Any] = LOG_OPTIONS,
+    group: type[TyperGroup] | None = None,
+) -> typer.Typer:
+    """A program with the commands of `group`, or without commands yet; called without a command, it
+    shows its help."""
     program = typer.Typer(
+        cls=group or ProgramGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -84,8 +103,26 @@ def new_program(about: str, options: Mapping[str, Any] = LOG_OPTIONS) -> typer.T
 def verb(command: Callable[..., None]) -> Callable[..., None]:
     """`command` with its groups expanded, the options of the log, and, if it reads secrets from
     files, the option about their permissions."""
-    secrets = _SECRETS & inspect.signature(expand(command)).parameters.keys()
-    return expand(command, {**(_SECRET_OPTIONS if secrets else {}), **LOG_OPTIONS})
+    names = inspect.signature(expand(command)).parameters.keys()
+    added = {
+        **(_CONTEXT_OPTION if names & {*SOURCES} else {}),
+        **(_SECRET_OPTIONS if names & _SECRETS else {}),
+        **LOG_OPTIONS,
+    }
+    return expand(command, added)
+
+
+def _default_said(option: Any, default: Any) -> Any:
+    """The option with its default at the end of its help, in brackets, as helps write defaults
+    that depend on something."""
+    hint, *infos = get_args(option) if get_origin(option) is Annotated else (option,)
+    if not infos or default is None or isinstance(default, bool) or default is Parameter.empty:
+        return option
+    info = copy(infos[0])
+    shown = f"{default:g}" if isinstance(default, float) else default
+    info.help = f"{str(info.help).removesuffix('.')} [{shown}]."
+    info.show_default = False
+    return Annotated[hint, info]
 
 
 def expand(
@@ -104,6 +141,7 @@ def expand(
         else:
             found[parameter.name] = hints[parameter.name], parameter.default
     found |= {name: (option, None) for name, option in (added or {}).items()}
+    found = {name: (_default_said(*it), it[1]) for name, it in found.items()}
 
     def run(**values: Any) -> None:
         for name in added or ():
@@ -113,6 +151,8 @@ def expand(
         command(**values)
 
     functools.update_wrapper(run, command)
+    # Lines of examples are not wrapped.
+    run.__doc__ = (command.__doc__ or "").replace("    Examples:\n", "    \b\n    Examples:\n")
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # `inspect` reads it
         [
             Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=option)

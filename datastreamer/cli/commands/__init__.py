@@ -1,0 +1,1 @@
+"""How commands are made of functions: options, groups, files of options."""

@@ -1,0 +1,22 @@
+"""`datastreamer context show`: list the contexts."""
+
+from __future__ import annotations
+
+from datastreamer.cli.commands.contexts import read_contexts
+from datastreamer.cli.shared.exit_codes import write_out
+from datastreamer.cli.shared.options import ReportOutput
+from datastreamer.cli.shared.output import json_line, text_lines
+
+
+def show(*, output: ReportOutput) -> None:
+    """List the contexts.
+
+    Examples:
+      datastreamer context show
+      datastreamer context show --json | jq -r .server
+    """
+    contexts = [{"name": name, **context} for name, context in sorted(read_contexts().items())]
+    if output.chosen() == "jsonl":
+        write_out(b"".join(map(json_line, contexts)))
+    else:
+        write_out(text_lines([f"{each['name']:15}  {each['server']}" for each in contexts]))

@@ -1,0 +1,1 @@
+"""HTTP: the stream for browsers, curl and every language, and the monitoring paths."""

@@ -1,0 +1,1 @@
+"""What the paths of an HTTP port answer."""

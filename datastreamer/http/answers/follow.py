@@ -1,0 +1,246 @@
+"""Followers: clients that are sent entries as they are committed, by Server-Sent Events.
+
+Owns each follower's place in the stream. Keeps no entry in memory for a slow client, but for the
+rest of one event: what it has not received is read again from the file. All followers of one kind
+that have everything are sent the next event in one pass, as TCP clients are (`live_followers.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Final
+
+import trio
+
+from datastreamer.errors import UnknownEntry
+from datastreamer.http.answers.formats import json_items
+from datastreamer.http.answers.live_followers import EventForm, LiveFollowers
+from datastreamer.http.answers.reading import EVENT_BYTES, HttpSource, Piece, Reading, Received
+from datastreamer.http.port.messages import (
+    AnswerCut,
+    BodyOutput,
+    HttpAnswer,
+    HttpProblem,
+    HttpRequest,
+    unless_gone,
+)
+from datastreamer.server.streaming.other_readers import EntryChange
+from datastreamer.storage.read.spans import Cursor
+from datastreamer.transport.server_stream import Buffer
+
+EVENT_STREAM: Final = "text/event-stream"
+EVENT_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
+_HEARTBEAT_SECONDS: Final = 15.0
+_HEARTBEAT: Final = b":\n\n"
+# How long a browser waits before it connects again.
+_RETRY: Final = b"retry: 1000\n\n"
+# Updates that wait to be sent to one client; one with more has to connect again.
+_MOST_UPDATES: Final = 1000
+_ID: Final = re.compile("([0-9]{1,20})(?:-([0-9]{1,20}))?")
+
+
+class FollowQueries:
+    """Answers `GET /v1/follow`."""
+
+    def __init__(self, source: HttpSource, live: LiveFollowers) -> None:
+        self._source = source
+        self._live = live
+
+    async def follow(self, request: HttpRequest) -> HttpAnswer:
+        parameters = request.parameters("from")
+        reading = self._source.reading()
+        begin, seen = parameters.text("from"), request.header(b"last-event-id")
+        if seen is not None:
+            at = _received(seen)
+            if reading.missed(at.epoch) is None:
+                raise HttpProblem(
+                    410,
+                    "it is not known which entries were truncated or updated since this "
+                    "Last-Event-ID; begin again with from=N",
+                )
+        else:
+            at = reading.received(reading.total if begin is None else await reading.first(begin))
+            if at.number > reading.total:
+                raise HttpProblem(
+                    416, f"there is no entry {at.number}; the stream has {reading.total}"
+                )
+        follower = Follower(reading, at, self._live)
+        return HttpAnswer(200, EVENT_STREAM, follower.send, EVENT_HEADERS, follows=True)
+
+
+class Follower:
+    """One client, which is at `at`. If there are fewer entries, what it has was truncated."""
+
+    def __init__(
+        self, reading: Reading, at: Received, live: LiveFollowers, *, seconds: float | None = None
+    ) -> None:
+        """`seconds`: after which the client is asked to connect again."""
+        self._reading = reading
+        self._live = live
+        self._form: EventForm = live.form
+        self._until = trio.current_time() + (float("inf") if seconds is None else seconds)
+        self._epoch = at.epoch
+        self.place = Cursor(0, at.number)
+        """The next entry; its offset is 0 until it is known."""
+        self.rest: Buffer = b""
+        """The rest of an event that the client has a part of."""
+        # Of what the client has: entries from here on were truncated, and these were updated.
+        self._cut: int | None = None
+        self._updated: dict[range, None] = {}
+        self._lost = False
+        self._news = trio.Event()
+
+    # Called by the server and by the pass.
+
+    def changed(self, change: EntryChange) -> None:
+        self._note(change.start, change.stop)
+
+    def _note(self, start: int, stop: int | None) -> None:
+        if start >= self.place.number:
+            return
+        if stop is None:
+            self._cut = start if self._cut is None else min(self._cut, start)
+        elif len(self._updated) < _MOST_UPDATES:
+            self._updated[range(start, min(stop, self.place.number))] = None
+        else:
+            self._lost = True
+        self.wake()
+
+    def lost(self) -> None:
+        self._lost = True
+        self.wake()
+
+    def wake(self) -> None:
+        self._news.set()
+
+    # Sending.
+
+    async def send(self, output: BodyOutput) -> None:
+        """Send events until the client leaves or the server shuts down. Raises `AnswerCut` for
+        damaged entries."""
+        reading, readers = self._reading, self._reading.server.other_readers
+        await reading.broadcast.settled()
+        # From here to the entry among the readers no other task runs.
+        missed = reading.missed(self._epoch)
+        self._lost = missed is None or reading.gone
+        for change in missed or ():
+            self._note(change.start, change.stop)
+        readers[self] = None
+        output.on_finish(self.wake)
+        try:
+            await unless_gone(output.until_gone, partial(self._follow, output))
+        finally:
+            del readers[self]
+
+    async def _follow(self, output: BodyOutput) -> None:
+        reading, form = self._reading, self._form
+        await output.send(_RETRY)
+        if not self._changes and (
+            begin := form.begin(reading.received(self.place.number), reading.total)
+        ):
+            await output.send(begin)
+        while not (output.finishing or self._lost or trio.current_time() >= self._until):
+            if self._cut is None and self.place.number > reading.total:
+                self._cut = reading.total
+            if self._changes:
+                if not form.reports_changes:
+                    return
+                await self._report(output)
+            elif self.place.number < reading.total:
+                event = await self._next_event()
+                if event:
+                    await output.send(event)
+            else:
+                await self._wait(output)
+
+    @property
+    def _changes(self) -> bool:
+        """Whether what the client has was changed."""
+        return self._cut is not None or bool(self._updated)
+
+    async def _report(self, output: BodyOutput) -> None:
+        """Send the changes of what the client has. Its position moves with the last event: a client
+        that is lost before is sent all of them again."""
+        reading = self._reading
+        await reading.broadcast.settled()
+        cut, self._cut = self._cut, None
+        updated, self._updated = self._updated, {}
+        if cut is not None:
+            self.place = Cursor(0, cut)
+        at = reading.received(self.place.number)
+        for entries in updated:
+            first, stop = entries.start, min(entries.stop, at.number)
+            while first < stop and (piece := await self._piece(Cursor(0, first), stop)):
+                await output.send(b"event: updated\ndata: [%b]\n\n" % piece.data)
+                first = piece.number
+        if cut is None:
+            await output.send(b"%b\n" % _id(at))
+        else:
+            words = b'event: truncated\n%bdata: {"total_entries": %d}\n\n'
+            await output.send(words % (_id(at), at.number))
+
+    async def _next_event(self) -> bytes:
+        """The next entries; nothing if they were truncated, or others changed, meanwhile."""
+        reading = self._reading
+        piece = await self._piece(self.place, reading.total)
+        if piece is None or self._changes:
+            return b""
+        self.place = Cursor(piece.offset, piece.number)
+        at = reading.received(piece.number)
+        return self._form.entries(piece.data, at, piece.number >= reading.total)
+
+    async def _piece(self, place: Cursor, stop: int) -> Piece | None:
+        """The next entries; None if they were truncated meanwhile. Raises `AnswerCut`."""
+        reading = self._reading
+        try:
+            if not place.offset:
+                place = await reading.place(place.number)
+            piece = await reading.piece(json_items, place, stop, EVENT_BYTES, inline=True)
+        except UnknownEntry:
+            return None
+        except HttpProblem as problem:
+            raise AnswerCut(problem.detail) from None
+        return piece if piece.number > place.number else None
+
+    async def _wait(self, output: BodyOutput) -> None:
+        """Wait for commits; be sent their events in the pass, if that is possible."""
+        self._news = trio.Event()
+        fd = output.direct_fd
+        live = fd is not None and self._live.join(self, fd, self._reading)
+        deadline = min(self._until, trio.current_time() + _HEARTBEAT_SECONDS)
+        try:
+            with trio.move_on_at(deadline) as silence:
+                await (self._news.wait() if live else self._reading.wait(self._news))
+        finally:
+            self._live.leave(self)
+        if self.rest:
+            rest, self.rest = self.rest, b""
+            await output.send_rest(rest)
+        elif silence.cancelled_caught:
+            await output.send(_HEARTBEAT)
+
+
+class Events:
+    """The events of `/v1/follow`. An event's id is the number of the next entry, and the epoch if
+    it is not 0."""
+
+    reports_changes: Final = True
+
+    def begin(self, at: Received, total: int) -> bytes:
+        return b""
+
+    def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
+        return b"%bdata: [%b]\n\n" % (_id(at), items)
+
+
+def _id(at: Received) -> bytes:
+    return b"id: %d-%d\n" % (at.number, at.epoch) if at.epoch else b"id: %d\n" % at.number
+
+
+def _received(event_id: str) -> Received:
+    """The position that an event's id names. Raises `HttpProblem`."""
+    found = _ID.fullmatch(event_id)
+    if found is None:
+        raise HttpProblem(400, f"Last-Event-ID is the id of an event, not {event_id!r:.80}")
+    return Received(int(found[2] or 0), int(found[1]))

@@ -1,0 +1,270 @@
+"""Reads the stream for answers, while it grows, is truncated, or is replaced.
+
+Owns that an answer is of one state of the stream, and that reads which wait for the disk, and
+conversions of many entries, run in threads. Uses the server's own knowledge of the head, of
+resident pages and of damage. Knows no request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+import trio
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.errors import (
+    BadBookmark,
+    DamagedFile,
+    StreamClosed,
+    UnknownEntry,
+)
+from datastreamer.http.answers.monitoring import Gather
+from datastreamer.http.port.messages import HttpProblem, number
+from datastreamer.server import damage
+from datastreamer.server.bookmark_queries import BookmarkQueries
+from datastreamer.server.server import Server
+from datastreamer.server.streaming.broadcast import Changed
+from datastreamer.server.streaming.other_readers import EntryChange
+from datastreamer.server.streaming.page_cache import pages_between
+from datastreamer.storage.header.records import Change
+from datastreamer.storage.read.spans import Cursor
+from datastreamer.zkevm.bookmark_keys import key_of, parse_key
+
+EVENT_BYTES: Final = 12 * 1024
+"""Bytes of the file in one event, which has at most about 64 KiB, or one entry."""
+
+# Conversions that run at a time for all clients: more would only compete for the processor.
+_CONVERSIONS = trio.CapacityLimiter(2)
+
+# Of a stream's id, in a client's position.
+_ID_BYTES: Final = 4
+
+T = TypeVar("T")
+
+Encode = Callable[[EntryBatch], bytes]
+
+
+class Piece(NamedTuple):
+    """Encoded entries, and the place after them."""
+
+    data: bytes
+    offset: int
+    number: int
+
+
+class Received(NamedTuple):
+    """What a client has: the entries below `number`, as they were at `epoch`, of the stream that
+    begins its id with `stream` (empty: it did not say)."""
+
+    epoch: int
+    number: int
+    stream: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSource:
+    """What an HTTP port serves: a server (None while a relay has none yet), its metrics, and why it
+    is not ready."""
+
+    server: Callable[[], Server | None]
+    gather: Gather
+    unready: Callable[[], str]
+
+    def reading(self) -> Reading:
+        """The stream as it is now. Raises `HttpProblem` if there is none."""
+        server = self.server()
+        if server is None or server.stream_missing:
+            why = self.unready() or "there is no stream"
+            raise HttpProblem(503, f"{why}; try again later", [("Retry-After", "5")])
+        reading = Reading(server)
+        reading.refresh()
+        return reading
+
+
+class Reading:
+    """One answer's view of the stream."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.broadcast = server.broadcast
+        self.stream = server.stream
+        self.broken = False
+        """Whether entries of the range that is `kept` were truncated or updated."""
+        self._range = range(0)
+
+    def refresh(self) -> None:
+        """See what another process has committed."""
+        with _problems():
+            self.stream.refresh_open_file()
+
+    @property
+    def total(self) -> int:
+        """The number of committed entries."""
+        if self.broadcast.view.head.entries > self.stream.total_entries:
+            # A thread has moved the view, and this process has not looked at the file since.
+            with contextlib.suppress(HttpProblem):
+                self.refresh()
+        return self.stream.total_entries
+
+    def received(self, number: int) -> Received:
+        """Of a client that has the entries below `number` as they are now."""
+        return Received(self.stream.epoch, number, self.stream.stream_id[:_ID_BYTES])
+
+    async def wait(self, news: trio.Event) -> None:
+        """Return when `news` is set, which the next commit after `total`, or a change, does."""
+        self.broadcast.watch(news)
+        try:
+            await news.wait()
+        finally:
+            self.broadcast.watchers.discard(news)
+
+    # Changes.
+
+    @property
+    def gone(self) -> bool:
+        """Whether the stream's file was removed or replaced."""
+        return self.server.stream_missing or self.server.broadcast is not self.broadcast
+
+    def missed(self, epoch: int) -> Sequence[Change] | None:
+        """The changes since the stream's epoch was `epoch`; None if they are not known."""
+        return () if epoch == self.stream.epoch else self.stream.recorded_changes(epoch)
+
+    @contextlib.contextmanager
+    def kept(self, entries: range) -> Iterator[None]:
+        """Within the block `broken` says whether any of these entries was changed."""
+        self._range = entries
+        self.server.other_readers[self] = None
+        try:
+            yield
+        finally:
+            del self.server.other_readers[self]
+
+    def changed(self, change: EntryChange) -> None:
+        before = change.stop is not None and change.stop <= self._range.start
+        self.broken = self.broken or not (before or change.start >= self._range.stop)
+
+    def lost(self) -> None:
+        self.broken = True
+
+    async def consistently(self, read: Callable[[], Awaitable[T]]) -> T:
+        """The result of `read()`, repeated until the stream was not changed meanwhile. Raises
+        `HttpProblem` for damage, and what `read` raises."""
+        while True:
+            try:
+                with self.broadcast.unchanged():
+                    return await read()
+            except Changed:
+                await self.broadcast.settled()
+            except DamagedFile as error:
+                raise await self.damaged(error) from None
+            except StreamClosed as error:
+                raise HttpProblem(503, str(error)) from None
+
+    async def damaged(self, error: DamagedFile) -> HttpProblem:
+        """The answer to a request for entries that are damaged."""
+        error = await damage.noted(self.broadcast, error)
+        return HttpProblem(500, f"{error.what}; the operator has to repair the file")
+
+    # Entries.
+
+    async def entry(self, number: int) -> Entry:
+        """Raises `HttpProblem` if there is none."""
+
+        async def read() -> Entry:
+            return await self.broadcast.read(self.stream.reader.entry, number)
+
+        try:
+            return await self.consistently(read)
+        except UnknownEntry:
+            raise HttpProblem(
+                404, f"there is no entry {number}; the stream has {self.total}"
+            ) from None
+
+    async def place(self, number: int) -> Cursor:
+        """The place of an entry, or of the next one to be committed. Raises `UnknownEntry`."""
+
+        async def read() -> Cursor:
+            return await self.broadcast.read(self.stream.reader.cursor, number)
+
+        return await self.consistently(read)
+
+    async def piece(
+        self, encode: Encode, place: Cursor, stop: int, most_bytes: int, *, inline: bool
+    ) -> Piece:
+        """The entries from `place` on, up to entry `stop` and about `most_bytes` of the file, in
+        the form that `encode` gives them. With `inline` that is little work: it is done in the
+        event loop if it need not wait for the disk."""
+        reader, broadcast = self.stream.reader, self.broadcast
+
+        def make(place: Cursor) -> Piece:
+            batch, after = reader.run(place, most_bytes)
+            if after.number > stop:
+                batch = batch[: stop - batch.first_number]
+            return Piece(encode(batch), after.offset, min(after.number, stop))
+
+        async def read() -> Piece:
+            if inline:
+                return await broadcast.read_from(make, place, place.offset, most_bytes)
+            async with _CONVERSIONS:
+                return await broadcast.cold.run_verified(
+                    make, place, lambda it: pages_between(place.offset, it.offset)
+                )
+
+        return await self.consistently(read)
+
+    # Bookmarks.
+
+    def key(self, text: str) -> bytes:
+        """The key that a client writes: 0x..., block:N, batch:N, or text. Raises `HttpProblem`."""
+        try:
+            found = parse_key(text)
+            if isinstance(found, bytes):
+                return found
+            return key_of(self.stream.header.version, found)
+        except BadBookmark as error:
+            raise HttpProblem(400, str(error)) from None
+
+    async def bookmark(self, text: str) -> int:
+        """The entry of the bookmark that a client names. Raises `HttpProblem` if there is none."""
+        key = self.key(text)
+        try:
+            found = await BookmarkQueries(self.broadcast).find(key)
+        except DamagedFile as error:
+            raise await self.damaged(error) from None
+        if found is None:
+            raise HttpProblem(404, f"there is no bookmark {text!r:.80} (0x{key.hex()})")
+        return found
+
+    async def first(self, text: str) -> int:
+        """The entry that the parameter `from` names. Raises `HttpProblem`."""
+        if text.isdigit():
+            return number("from", text)
+        if text.startswith(("block:", "batch:", "0x")):
+            return await self.bookmark(text)
+        raise HttpProblem(
+            400, f"from is the number of an entry, block:N, batch:N or 0x..., not {text!r:.80}"
+        )
+
+    async def first_event(self, number: int) -> int | None:
+        """The first entry from `number` on that is not a bookmark."""
+        first_event = self.stream.reader.first_event
+
+        async def read() -> Entry | None:
+            return await self.broadcast.read(
+                first_event, number, lambda it: it.number if it else number
+            )
+
+        event = await self.consistently(read)
+        return None if event is None else event.number
+
+
+@contextlib.contextmanager
+def _problems() -> Iterator[None]:
+    """Errors of the stream as a whole as problems."""
+    try:
+        yield
+    except (DamagedFile, StreamClosed, OSError) as error:
+        raise HttpProblem(503, f"{error}; try again later") from None

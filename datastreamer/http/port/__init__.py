@@ -1,0 +1,1 @@
+"""One HTTP port: connections, limits, which requests are answered."""

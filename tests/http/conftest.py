@@ -1,0 +1,7 @@
+"""The fixtures of tests with servers and clients."""
+
+from __future__ import annotations
+
+from tests.network.fixtures import authority, network, no_leaks, path, secured, stream
+
+__all__ = ["authority", "network", "no_leaks", "path", "secured", "stream"]

@@ -1,0 +1,366 @@
+"""The console in a real browser. Skipped where Debian's chromium or playwright is missing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastreamer.cli.demo import DemoSequencer
+from datastreamer.http.options import HttpOptions
+from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.stream import DataStream
+from tests.network.fixtures import append
+from tests.programs import needs
+
+pytestmark = needs("chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        made = started.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        yield made
+        made.close()
+
+
+class Console:
+    """A page, and what it must not do: errors, violations of its policy, requests to elsewhere."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.faults: list[str] = []
+        self.lost = False
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", self._log)
+        page.on("request", self._request)
+
+    def _log(self, message: Any) -> None:
+        # A browser logs each answer that is an error, and each server that is lost.
+        known = "Failed to load resource" in message.text or (self.lost and "ERR_" in message.text)
+        if message.type in ("error", "warning") and not known:
+            self.faults.append(message.text)
+
+    def _request(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "blob:")):
+            self.faults.append(f"a request to {request.url}")
+
+    def show(self, view: str) -> None:
+        self.page.goto(f"{self.url}/#{view}")
+
+    def rows(self) -> Any:
+        return self.page.locator("tbody tr")
+
+    def row(self, number: int) -> Any:
+        return self.page.locator(f'tbody a[href="#entry/{number}"]')
+
+
+class Opened:
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self.consoles: list[Console] = []
+
+    def __call__(self, url: str, **context: Any) -> Console:
+        page = self._browser.new_context(**context).new_page()
+        page.set_default_timeout(20_000)
+        self.consoles.append(Console(page, url))
+        return self.consoles[-1]
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Opened]:
+    """Opens consoles, and demands in the end that they did nothing wrong."""
+    made = Opened(browser)
+    yield made
+    for console in made.consoles:
+        console.page.context.close()
+        assert console.faults == []
+
+
+def served(path: Path, port: int = 0, **options: Any) -> StreamServer:
+    return StreamServer(
+        path, host="127.0.0.1", port=0, in_process=True, http=HttpOptions(port=port, **options)
+    )
+
+
+@pytest.fixture
+def server(path: Path) -> Iterator[StreamServer]:
+    """A server of a zkEVM stream of 30 blocks."""
+    with DataStream.create(path, version=3, sync="os"):
+        pass
+    with served(path) as made:
+        sequencer = DemoSequencer(made.stream)
+        for _ in range(30):
+            sequencer.write()
+        yield made
+
+
+def url_of(server: StreamServer) -> str:
+    return f"http://127.0.0.1:{server.http_port}"
+
+
+def test_the_overview(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    console.page.goto(console.url)
+    total = server.stream.total_entries
+    card = console.page.locator(".card").first.locator(".big")
+    expect(card).to_have_text(f"{total:,}")
+    expect(console.page.locator("#state-text")).to_have_text("serving")
+    append(server.stream, (7, b"one"))
+    expect(card).to_have_text(f"{total + 1:,}")
+    expect(console.page.locator(".card").nth(1).locator(".big")).to_have_text(re.compile("ago"))
+
+
+def test_following_live(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    console.show("entries")
+    first = console.rows().first
+    for _ in range(3):
+        total = server.stream.total_entries
+        expect(first.locator("a")).to_have_text(f"{total - 1:,}")
+        append(server.stream, (7, b"new"))
+        expect(first.locator("a")).to_have_text(f"{total:,}")
+    assert console.rows().count() == 50
+
+
+def test_jumping_permalinks_back_and_forward(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    page, panel = console.page, console.page.locator(".panel h1")
+    console.show("entries")
+    jump = page.get_by_label("Jump to")
+    mark = server.stream.bookmark(bytes.fromhex("0802" + "1005"))
+    for text, number in (("12", 12), ("block:5", mark), ("0x08021005", mark)):
+        jump.fill(text)
+        jump.press("Enter")
+        expect(panel).to_have_text(f"Entry {number}")
+        expect(page).to_have_url(f"{console.url}/#entry/{number}")
+        expect(page.locator('tr[aria-selected="true"] a')).to_have_text(str(number))
+    jump.fill("block:999")
+    jump.press("Enter")
+    expect(page.get_by_role("alert").first).to_contain_text("block:999")
+    page.go_back()
+    expect(panel).to_have_text("Entry 12")
+    page.go_forward()
+    expect(panel).to_have_text(f"Entry {mark}")
+    again = opened(console.url)
+    again.show("entry/12")
+    expect(again.page.locator(".panel h1")).to_have_text("Entry 12")
+    again.page.get_by_role("link", name="Next").click()
+    expect(again.page.locator(".panel h1")).to_have_text("Entry 13")
+
+
+def test_raw_and_decoded_side_by_side(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server), viewport={"width": 1600, "height": 900})
+    entry = next(each for each in server.stream.entries() if each.type == 3)
+    console.show(f"entry/{entry.number}")
+    pair = console.page.locator(".pair > div")
+    expect(pair).to_have_count(2)
+    raw, fields = pair.all()
+    expect(raw.locator("pre")).to_contain_text(entry.data[:8].hex(" "))
+    expect(fields).to_contain_text("encoded")
+    one, other = raw.bounding_box(), fields.bounding_box()
+    assert one["x"] + one["width"] <= other["x"]
+
+
+def test_filters_by_type(server: StreamServer, opened: Opened) -> None:
+    append(server.stream, *[(99, b"far")] * 3)
+    console = opened(url_of(server))
+    console.show("entries/0")
+    expect(console.rows()).to_have_count(50)
+    types = console.page.get_by_label("Filter by type")
+    types.fill("99")
+    types.press("Enter")
+    expect(console.rows()).to_have_count(3)
+    types.fill("bookmark")
+    types.press("Enter")
+    expect(console.rows().nth(7).locator("td").nth(1)).to_have_text("bookmark")
+    types.fill("x")
+    types.press("Enter")
+    expect(console.page.get_by_role("alert")).to_contain_text("a type is a number")
+
+
+def test_blocks_and_batches(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    page = console.page
+    console.show("block/7")
+    expect(page.get_by_role("heading", name="Block 7")).to_be_visible()
+    cells = page.get_by_role("table", name="Transactions").locator("tbody td")
+    expect(cells.first).to_have_text(re.compile("^0x[0-9a-f]{64}$"))
+    page.get_by_role("link", name="Next block").click()
+    expect(page.get_by_role("heading", name="Block 8")).to_be_visible()
+    page.get_by_role("link", name=re.compile("^Batch")).click()
+    expect(page.get_by_role("table", name="Blocks").locator("tbody tr")).to_have_count(1)
+    console.show("block/999")
+    expect(page.get_by_role("alert")).to_contain_text("block:999")
+    console.show("blocks")
+    expect(page.get_by_role("heading", name="Block 29")).to_be_visible()
+
+
+def test_truncation_while_watching(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    console.show("entries")
+    total = server.stream.total_entries
+    expect(console.row(total - 1)).to_be_visible()
+    server.stream.truncate(total - 10)
+    expect(console.row(total - 1)).to_have_count(0)
+    expect(console.page.get_by_role("alert")).to_contain_text(f"truncated to {total - 10:,}")
+    append(server.stream, (7, b"other"))
+    expect(console.rows().first.locator("a")).to_have_text(f"{total - 10:,}")
+
+
+def test_an_update_while_watching(server: StreamServer, opened: Opened) -> None:
+    append(server.stream, (7, b"old"), (7, b"last"))
+    console = opened(url_of(server))
+    console.show("entries")
+    total = server.stream.total_entries
+    link = console.page.locator(f'a[href="#entry/{total - 2}"]')
+    row = console.rows().filter(has=link)
+    expect(row).to_contain_text("0x6f6c64")
+    server.stream.update_entry(total - 2, 7, b"new")
+    expect(row).to_contain_text("0x6e6577")
+    assert console.rows().count() == 50
+
+
+def test_a_restarted_server(path: Path, opened: Opened) -> None:
+    with served(path) as server:
+        append(server.stream, *[(1, b"one")] * 5)
+        port = server.http_port
+        console = opened(url_of(server))
+        console.show("entries")
+        expect(console.row(4)).to_be_visible()
+        console.lost = True
+    expect(console.page.locator("#state-text")).to_have_text("server not reachable")
+    with served(path, port=port or 0) as server:
+        append(server.stream, (2, b"two"))
+        expect(console.row(5)).to_be_visible()
+        expect(console.page.locator("#state-text")).to_have_text("serving")
+        assert console.rows().count() == 6
+
+
+def test_the_keyboard_alone(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    page = console.page
+    console.show("overview")
+    expect(page.locator(".card").first).to_be_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("e")
+    expect(page).to_have_url(f"{console.url}/#entries")
+    expect(console.rows().first).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("3")
+    page.keyboard.press("Enter")
+    expect(page.locator(".panel h1")).to_have_text("Entry 3")
+    # Every control is reached with the Tab key, and shows that it is.
+    page.evaluate("document.activeElement.blur()")
+    seen = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.textContent.trim().slice(0, 20)"))
+        assert page.evaluate(
+            "document.activeElement === document.body || "
+            "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+        )
+    assert {"Overview", "Clients", "Go", "Later", "Follow head", "Previous", "Close"} <= seen
+
+
+def test_hostile_text_is_text(path: Path, opened: Opened) -> None:
+    with served(path) as server:
+        with server.stream.atomic_op() as op:
+            op.add_bookmark(b"<b>x</b><script>")
+            op.add_entry(1, b"<img src=x onerror=alert(1)>" * 3)
+            op.add_entry(0xFFFFFFFF, "\u202e\u0000\u2028".encode())
+        console = opened(url_of(server))
+        console.page.on("dialog", lambda dialog: console.faults.append("a dialog"))
+        console.show("entry/0")
+        expect(console.page.locator(".panel dd.mono").first).to_have_text("<b>x</b><script>")
+        console.show("entry/1")
+        expect(console.page.locator(".panel pre")).to_contain_text("<img src=x onerr")
+        assert console.page.locator("main img, main script").count() == 0
+
+
+def test_entries_of_the_largest_size(path: Path, opened: Opened) -> None:
+    with served(path) as server:
+        append(server.stream, *[(1, b"x" * 1_048_559)] * 12)
+        console = opened(url_of(server))
+        console.show("entries/0")
+        expect(console.row(0)).to_be_visible()
+        assert console.rows().count() < 12
+        console.page.get_by_role("button", name="Later").click()
+        expect(console.row(0)).to_have_count(0)
+        console.show("entry/11")
+        console.page.get_by_role("button", name=re.compile("Show all")).click()
+        expect(console.page.locator(".panel pre")).to_contain_text("fffe0")
+
+
+def test_a_token_is_asked_for(path: Path, tmp_path: Path, opened: Opened) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("right\n")
+    tokens.chmod(0o600)
+    with served(path, token_file=tokens) as server:
+        append(server.stream, *[(1, b"one")] * 5)
+        console = opened(url_of(server))
+        console.show("entries")
+        field = console.page.locator("#token")
+        field.fill("wrong")
+        field.press("Enter")
+        expect(console.page.locator("#token-wrong")).to_be_visible()
+        field.fill("right")
+        field.press("Enter")
+        expect(console.row(4)).to_be_visible()
+        assert "right" not in console.page.url
+
+
+@pytest.mark.parametrize("width", [360, 900, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_overlaps_or_sticks_out(
+    server: StreamServer, opened: Opened, width: int, scheme: str
+) -> None:
+    console = opened(url_of(server), viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = console.page
+    for view, sign in (
+        ("overview", ".card .big"),
+        ("entries", "tbody tr"),
+        ("entry/9", ".panel pre"),
+        ("block/3", "tbody td"),
+        ("batch/3", "tbody td"),
+        ("clients", ".foot"),
+    ):
+        console.show(view)
+        expect(page.locator(sign).first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+        boxes = [
+            box
+            for each in page.locator("header a, header p, .tools > *, .card").all()
+            if (box := each.bounding_box()) and box["width"] > 1 and box["x"] >= 0
+        ]
+        for at, one in enumerate(boxes):
+            for other in boxes[at + 1 :]:
+                apart = (
+                    one["x"] + one["width"] <= other["x"] + 0.5
+                    or other["x"] + other["width"] <= one["x"] + 0.5
+                    or one["y"] + one["height"] <= other["y"] + 0.5
+                    or other["y"] + other["height"] <= one["y"] + 0.5
+                )
+                assert apart, (view, one, other)
+
+
+def test_the_policy_forbids_other_scripts(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    answer = console.page.goto(console.url)
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self';")
+    assert "unsafe" not in policy
+    for file in ("index.html", "console.css", *("core", "main")):
+        content = console.page.request.get(f"{console.url}/console/{file}").text()
+        assert "http://" not in content.replace("http://www.w3.org/2000/svg", "")
+        assert "style=" not in content
+        assert not re.search(r"\son\w+=", content)
