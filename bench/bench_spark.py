@@ -91,7 +91,9 @@ def chain(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pa
                     op.add_bookmark(key_of(3, BookmarkName("block", number)))
                     hash = noise[number % 60_000 :][:32]
                     time = 1_700_000_000 + number
-                    op.add_entry(*encode(L2Block(number, number // 100, time, hash=hash), version=3))
+                    op.add_entry(
+                        *encode(L2Block(number, number // 100, time, hash=hash), version=3)
+                    )
                     op.add_entry(*encode(Transaction(number, 0, True, noise[:500]), version=3))
     arrow.export(folder / "stream.bin", folder / "parquet", "blocks")
     yield folder / "stream.bin"
