@@ -32,6 +32,7 @@ def rows_of(found: Any) -> list[dict[str, Any]]:
 def python_parts(found: Any) -> int:
     """How many parts of a DataFrame Java leaves to Python."""
     planned = found._jdf.queryExecution().executedPlan()
+    planned.resetMetrics()
     planned.executeCollect()
     scan = planned.collectLeaves().head()
     return int(scan.metrics().apply("pythonParts").value())

@@ -36,7 +36,7 @@ def test_a_uri_is_read_through_hadoop(native: Any, bucket: Bucket, tmp_path: Pat
         "fs.viewfs.overload.scheme.target.s3.impl": "org.apache.hadoop.fs.LocalFileSystem",
         f"fs.viewfs.mounttable.{bucket.name}.link./streams": f"file://{tmp_path}",
     }
-    conf = native._jvm.org.apache.spark.SparkEnv.get().conf()
+    conf = native.sparkContext._jsc.sc().conf()
     for name, value in settings.items():
         conf.set(f"spark.hadoop.{name}", value)
     try:
