@@ -19,7 +19,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from datastreamer.spark.native.plans import described, flat, packed
-from datastreamer.spark.native.pushdown import Wanted
 from datastreamer.spark.options import BATCH_PART_BYTES, read_options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.reader import TailReader
@@ -69,7 +68,7 @@ class Following:
         parts = flat(self._tail.partitions(start, end))
         first = self._options.start
         begin = 0 if isinstance(first, BookmarkName) else first
-        found = described(self._options, parts, Wanted(), begin)
+        found = described(self._options, parts, begin=begin)
         return {"plan": "", "reader": "", **found}
 
 

@@ -23,7 +23,7 @@ from datastreamer.arrow.tables import TABLES
 from datastreamer.errors import DamagedEntry, UsageError
 from datastreamer.format import U64_MAX, page_of
 from datastreamer.position import Identity
-from datastreamer.spark.native.pushdown import ALL, NumberRange, RangeSearch, Wanted, wanted
+from datastreamer.spark.native.pushdown import ALL, NumberRange, wanted
 from datastreamer.spark.options import Options, read_options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.files import FileSnapshot, open_location, open_reader
@@ -74,12 +74,12 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
         flat(reader.partitions()) if request["plan"] is None else unpacked(request["plan"])
     )
     plan = packed(parts) if request["plan"] is None else request["plan"]
-    numbers = wanted(options.table, request["filters"])
-    return {"plan": plan, "reader": packed(reader), **described(options, parts, numbers)}
+    entries = wanted(options.table, request["filters"])
+    return {"plan": plan, "reader": packed(reader), **described(options, parts, entries)}
 
 
 def described(
-    options: Options, parts: list[FilePart], numbers: Wanted, begin: int | None = None
+    options: Options, parts: list[FilePart], entries: NumberRange = ALL, begin: int | None = None
 ) -> dict[str, Any]:
     """The files and the parts of a plan, without the entries that a scan does not need.
 
@@ -88,7 +88,7 @@ def described(
     files: list[dict[str, Any]] = []
     described = []
     for snapshot, of_file in _by_snapshot(parts):
-        needed = of_file if numbers == Wanted() else _narrowed(options, snapshot, of_file, numbers)
+        needed = of_file if entries == ALL else _narrowed(options, snapshot, of_file, entries)
         with _opened(snapshot) as file:
             sums = _sums(options, snapshot, file, needed)
             described += [
@@ -152,16 +152,10 @@ def _opened(snapshot: FileSnapshot) -> Iterator[Readable]:
 
 
 def _narrowed(
-    options: Options, snapshot: FileSnapshot, parts: list[FilePart], numbers: Wanted
+    options: Options, snapshot: FileSnapshot, parts: list[FilePart], entries: NumberRange
 ) -> list[FilePart]:
     """The parts without entries that a scan does not need."""
-    version = snapshot.header.version if options.version is None else options.version
-    entries = numbers.entries
     with open_reader(snapshot, verify=options.verify) as reader:
-        for kind, some in (("block", numbers.blocks), ("batch", numbers.batches)):
-            if some != ALL:
-                search = RangeSearch(reader, snapshot.location.path, version, kind)  # type: ignore[arg-type]
-                entries &= search.range_of(some)
         limited = [_limited(part, reader, entries) for part in parts]
         return [part for part in limited if part is not None]
 

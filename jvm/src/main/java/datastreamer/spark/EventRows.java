@@ -5,7 +5,7 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** A table of events: decodes all events of a page, and keeps the values of the wanted columns. */
+/** A table of events: checks all events of a page, and keeps the values of the wanted columns. */
 final class EventRows implements Rows {
   private static final byte[] NOTHING = new byte[0];
 
@@ -13,9 +13,11 @@ final class EventRows implements Rows {
   private final Cells cells;
   private final FixedDecoder fixed;
   private final MessageDecoder messages;
+  private final MessageShape.Cache shapes = new MessageShape.Cache();
 
-  /** By column of the table; null for those that nobody asked for. */
-  private final Values[] values;
+  /** The wanted columns of the table, and their values. */
+  private int[] wanted = new int[0];
+  private Values[] values = new Values[0];
 
   private long[] numbers = new long[0];
   private byte[] bytes;
@@ -23,7 +25,6 @@ final class EventRows implements Rows {
   EventRows(EventTable table) {
     this.table = table;
     cells = new Cells(table.kinds.length);
-    values = new Values[table.kinds.length];
     fixed = table.layouts == null ? null : new FixedDecoder(table, cells);
     messages = table.layouts == null ? new MessageDecoder(table, cells) : null;
   }
@@ -32,18 +33,20 @@ final class EventRows implements Rows {
   public int take(Page page, int from, int to) throws Doubt {
     bytes = page.bytes;
     int rows = 0;
-    for (int i = from; i < to && table.type != null; i++) {
+    if (table.type == null) {
+      return rows;
+    }
+    long type = table.type;
+    for (int i = from; i < to; i++) {
       int head = page.offsets[i];
-      if ((BigEndian.u32(bytes, head + Format.TYPE_AT) & 0xFFFFFFFFL) == table.type) {
+      if ((BigEndian.u32(bytes, head + Format.TYPE_AT) & 0xFFFFFFFFL) == type) {
         decode(head + Format.HEAD_SIZE, page.offsets[i + 1]);
         if (rows == numbers.length) {
           grow(Math.max(1024, 2 * rows));
         }
         numbers[rows] = page.first + i;
-        for (int column = 0; column < values.length; column++) {
-          if (values[column] != null) {
-            values[column].set(rows, cells, column);
-          }
+        for (int j = 0; j < wanted.length; j++) {
+          values[j].set(rows, cells, wanted[j]);
         }
         rows++;
       }
@@ -51,24 +54,34 @@ final class EventRows implements Rows {
     return rows;
   }
 
+  /** Put the values of the wanted columns into the cells. */
   private void decode(int start, int end) throws Doubt {
-    cells.clear();
-    if (fixed != null) {
-      fixed.decode(bytes, start, end);
+    int fields = table.fields();
+    MessageShape shape = fixed == null ? shapes.find(bytes, start, end) : null;
+    if (shape != null) {
+      for (int column : wanted) {
+        if (column < fields) {
+          shape.read(bytes, start, column, cells);
+        }
+      }
     } else {
-      messages.decode(bytes, start, end);
+      cells.clear();
+      if (fixed != null) {
+        fixed.decode(bytes, start, end);
+      } else {
+        messages.decode(bytes, start, end);
+        shapes.learn(table, bytes, start, end);
+      }
     }
-    if (table.fields() < table.kinds.length) {
-      cells.put(table.fields(), start, end - start);
+    if (fields < table.kinds.length) {
+      cells.put(fields, start, end - start);
     }
   }
 
   private void grow(int rows) {
     numbers = Arrays.copyOf(numbers, rows);
     for (Values each : values) {
-      if (each != null) {
-        each.grow(rows);
-      }
+      each.grow(rows);
     }
   }
 
@@ -90,8 +103,12 @@ final class EventRows implements Rows {
     // A field that one generation of a layout has, another lacks.
     boolean nullable =
         kind == EventTable.DEBUG || (fixed != null && kind != EventTable.DATA);
-    values[column] = new Values(kind, nullable);
-    return values[column];
+    int count = wanted.length;
+    wanted = Arrays.copyOf(wanted, count + 1);
+    wanted[count] = column;
+    values = Arrays.copyOf(values, count + 1);
+    values[count] = new Values(kind, nullable);
+    return values[count];
   }
 
   /** The values of one column. */

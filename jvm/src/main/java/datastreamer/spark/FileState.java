@@ -56,7 +56,7 @@ final class FileState implements Serializable {
   /** Compare the file with this state: the same stream, in the same history, not shorter. */
   void compareWith(StreamBytes file) throws IOException, Doubt {
     byte[] page = new byte[Format.HEADER_PAGE_SIZE];
-    if (fixed.length == 0 || !file.read(0, page, page.length)) {
+    if (fixed.length == 0 || !file.read(0, page, 0, page.length)) {
       throw new Doubt("the header page");
     }
     int resumed = TOTALS_AT + TOTALS_SIZE;

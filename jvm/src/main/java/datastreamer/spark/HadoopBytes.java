@@ -32,11 +32,11 @@ final class HadoopBytes implements StreamBytes {
   }
 
   @Override
-  public boolean read(long offset, byte[] into, int count) throws IOException {
+  public boolean read(long offset, byte[] into, int at, int count) throws IOException {
     // A seek to where the stream is costs nothing, and pages are read in their order.
     stream.seek(offset);
     try {
-      stream.readFully(into, 0, count);
+      stream.readFully(into, at, count);
       return true;
     } catch (EOFException error) {
       return false;

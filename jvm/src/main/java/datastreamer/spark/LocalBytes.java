@@ -8,9 +8,6 @@ import java.nio.file.StandardOpenOption;
 
 /** A file of this machine. */
 final class LocalBytes implements StreamBytes {
-  // The JVM copies through a buffer of its own: of this size, both stay in the core's cache.
-  private static final int CHUNK = 128 << 10;
-
   private final FileChannel channel;
 
   LocalBytes(String path) throws IOException {
@@ -23,15 +20,12 @@ final class LocalBytes implements StreamBytes {
   }
 
   @Override
-  public boolean read(long offset, byte[] into, int size) throws IOException {
-    int at = 0;
-    while (at < size) {
-      ByteBuffer target = ByteBuffer.wrap(into, at, Math.min(CHUNK, size - at));
-      int count = channel.read(target, offset + at);
-      if (count < 0) {
+  public boolean read(long offset, byte[] into, int at, int size) throws IOException {
+    ByteBuffer target = ByteBuffer.wrap(into, at, size);
+    while (target.hasRemaining()) {
+      if (channel.read(target, offset + target.position() - at) < 0) {
         return false;
       }
-      at += count;
     }
     return true;
   }

@@ -20,6 +20,9 @@ final class Page {
   int count;
   long first;
 
+  /** Where the next head is looked for. */
+  private int parsed;
+
   /** A page of at most `capacity` bytes. */
   Page(int capacity) {
     bytes = new byte[capacity];
@@ -34,18 +37,22 @@ final class Page {
     return offsets[count];
   }
 
-  /** Find the entries. The first one has to be `due`, unless that is negative. */
-  void parse(long due) throws Doubt {
-    int at = 0;
+  /** Begin with a page of this size, whose bytes are read into `bytes` one piece after another. */
+  void begin(int size) {
+    this.size = size;
     count = 0;
-    while (at < size && bytes[at] == Format.ENTRY) {
+    parsed = 0;
+  }
+
+  /** Find the entries that begin in the first `read` bytes. */
+  void parse(int read) throws Doubt {
+    int last = read == size ? size - 1 : read - Format.HEAD_SIZE;
+    int at = parsed;
+    while (at <= last && bytes[at] == Format.ENTRY) {
       int length = lengthAt(at);
       long number = BigEndian.u64(bytes, at + Format.NUMBER_AT);
       if (count == 0) {
         first = number;
-        if (number < 0 || (due >= 0 && number != due)) {
-          throw new Doubt("the first number");
-        }
       } else if (number != first + count) {
         throw new Doubt("a number");
       }
@@ -55,11 +62,19 @@ final class Page {
       offsets[count++] = at;
       at += length;
     }
-    offsets[count] = at;
+    parsed = at;
+  }
+
+  /** End with all bytes parsed. The first entry has to be `due`, unless that is negative. */
+  void finish(long due) throws Doubt {
+    offsets[count] = parsed;
     if (count == 0) {
       throw new Doubt("no entry");
     }
-    if (at < size && (bytes[at] != Format.PADDING || size < Format.PAGE_SIZE)) {
+    if (first < 0 || (due >= 0 && first != due)) {
+      throw new Doubt("the first number");
+    }
+    if (parsed < size && (bytes[parsed] != Format.PADDING || size < Format.PAGE_SIZE)) {
       throw new Doubt("neither an entry nor padding");
     }
     if (first + count <= 0) {

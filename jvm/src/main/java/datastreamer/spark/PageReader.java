@@ -10,6 +10,9 @@ import java.io.IOException;
  * padding may be a damaged entry.
  */
 final class PageReader implements Closeable {
+  // A piece stays in the core's cache while it is copied, hashed and searched for entries.
+  private static final int PIECE = 32 << 10;
+
   private final Part part;
   private final StreamBytes bytes;
   private Page page;
@@ -24,8 +27,7 @@ final class PageReader implements Closeable {
       part.file.compareWith(bytes);
       if (next < part.stopPage) {
         following = made();
-        load(following, next);
-        following.parse(next == 0 ? 0 : -1);
+        load(following, next, next == 0 ? 0 : -1);
       }
     } catch (IOException | Doubt error) {
       bytes.close();
@@ -50,12 +52,11 @@ final class PageReader implements Closeable {
     }
     following = free == null ? made() : free;
     if (next < part.stopPage) {
-      load(following, next);
-      following.parse(page.next());
+      load(following, next, page.next());
     } else {
       // Of the next part only the first head matters here.
       following.size = part.file.sizeOf(next);
-      readBytes(following, next, Math.min(following.size, Format.HEAD_SIZE));
+      readBytes(following, next, 0, Math.min(following.size, Format.HEAD_SIZE));
       if (following.firstNumber() != page.next()) {
         throw new Doubt("the start of the next page");
       }
@@ -68,18 +69,25 @@ final class PageReader implements Closeable {
     return new Page((int) Math.min(Format.PAGE_SIZE, part.file.length - Format.HEADER_PAGE_SIZE));
   }
 
-  private void load(Page into, int number) throws IOException, Doubt {
-    into.size = part.file.sizeOf(number);
-    readBytes(into, number, into.size);
-    part.sums.compare(number - part.firstPage, into);
+  private void load(Page into, int number, long due) throws IOException, Doubt {
+    into.begin(part.file.sizeOf(number));
+    PageSums.Comparison sums = part.sums.comparison(number - part.firstPage);
+    for (int read = 0; read < into.size; ) {
+      int more = Math.min(PIECE, into.size - read);
+      readBytes(into, number, read, more);
+      read += more;
+      sums.advance(into, read);
+      into.parse(read);
+    }
+    sums.finish(into);
+    into.finish(due);
     if (number == part.file.pages() - 1) {
-      into.parse(-1);
       part.file.compareTail(into);
     }
   }
 
-  private void readBytes(Page into, int number, int size) throws IOException, Doubt {
-    if (!bytes.read(Format.pageStart(number), into.bytes, size)) {
+  private void readBytes(Page into, int number, int at, int size) throws IOException, Doubt {
+    if (!bytes.read(Format.pageStart(number) + at, into.bytes, at, size)) {
       throw new Doubt("the file ends");
     }
   }

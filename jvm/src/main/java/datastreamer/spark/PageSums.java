@@ -17,20 +17,42 @@ final class PageSums implements Serializable {
     this.packed = packed;
   }
 
-  /** Compare the page with this index in the part. */
-  void compare(int index, Page page) throws Doubt {
-    int at = index * SIZE;
-    int end = at < packed.length ? BigEndian.u32(packed, at + END_AT) : 0;
-    if (end == 0) {
-      return;
+  /** Compares a page, as it is read, with the checksum at this index in the part. */
+  Comparison comparison(int index) {
+    return new Comparison(index * SIZE);
+  }
+
+  /** The comparison of one page. */
+  final class Comparison {
+    private final int at;
+    private final int end;
+    private final Xxh3.Sums sums = new Xxh3.Sums();
+
+    private Comparison(int at) {
+      this.at = at;
+      end = at < packed.length ? BigEndian.u32(packed, at + END_AT) : 0;
     }
-    if (end < 0 || end > page.size || page.size < Format.PAGE_SIZE) {
-      throw new Doubt("the end in a checksum");
+
+    /** Hash what can be hashed of a page of which `read` bytes are there. */
+    void advance(Page page, int read) {
+      if (end > 0) {
+        sums.advance(page.bytes, 0, Math.min(end, page.size), read);
+      }
     }
-    if (!Xxh3.hash128(page.bytes, 0, end).equals(packed, at)
-        || Xxh3.hash64(page.bytes, end, page.size - end)
-            != BigEndian.u64(packed, at + PADDING_AT)) {
-      throw new Doubt("the checksum of a page");
+
+    /** Compare the page, all of whose bytes are there. */
+    void finish(Page page) throws Doubt {
+      if (end == 0) {
+        return;
+      }
+      if (end < 0 || end > page.size || page.size < Format.PAGE_SIZE) {
+        throw new Doubt("the end in a checksum");
+      }
+      if (!Xxh3.hash128(page.bytes, 0, end, sums).equals(packed, at)
+          || Xxh3.hash64(page.bytes, end, page.size - end)
+              != BigEndian.u64(packed, at + PADDING_AT)) {
+        throw new Doubt("the checksum of a page");
+      }
     }
   }
 }

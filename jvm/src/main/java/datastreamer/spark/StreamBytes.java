@@ -7,6 +7,6 @@ import java.io.IOException;
 interface StreamBytes extends Closeable {
   long size() throws IOException;
 
-  /** Read `size` bytes at a file offset into an array; false if the file ends before. */
-  boolean read(long offset, byte[] into, int size) throws IOException;
+  /** Read `size` bytes at a file offset into an array from `at` on; false if the file ends before. */
+  boolean read(long offset, byte[] into, int at, int size) throws IOException;
 }

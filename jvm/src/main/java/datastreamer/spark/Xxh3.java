@@ -83,18 +83,23 @@ public final class Xxh3 {
       }
       return avalanche(acc + mix16(in, at + size - 16, 136 - 17));
     }
-    return merge(accumulate(in, at, size), 11, size * PRIME64_1);
+    return merge(new Sums().last(in, at, size), 11, size * PRIME64_1);
   }
 
   /** The hash of 128 bits of some bytes. */
   public static Hash128 hash128(byte[] in, int at, int size) {
+    return hash128(in, at, size, new Sums());
+  }
+
+  /** The same, after `sums` advanced over some or all of the bytes. */
+  static Hash128 hash128(byte[] in, int at, int size, Sums sums) {
     if (size <= 16) {
       return short128(in, at, size);
     }
     if (size <= 240) {
       return middle128(in, at, size);
     }
-    long[] acc = accumulate(in, at, size);
+    long[] acc = sums.last(in, at, size);
     int last = SECRET.length - STRIPE - 11;
     return new Hash128(
         merge(acc, last, ~(size * PRIME64_2)), merge(acc, 11, size * PRIME64_1));
@@ -212,30 +217,39 @@ public final class Xxh3 {
     return fold(i64(in, at) ^ secret(key), i64(in, at + 8) ^ secret(key + 8));
   }
 
-  /** The eight sums over more than 240 bytes. */
-  private static long[] accumulate(byte[] in, int at, int size) {
-    long[] acc = {
+  /** The eight sums over more than 240 bytes, which may be hashed as they are read. */
+  static final class Sums {
+    private final long[] acc = {
       PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1
     };
-    int blocks = (size - 1) / BLOCK;
-    for (int i = 0; i < blocks; i++) {
-      stripes(acc, in, at + i * BLOCK, STRIPES);
-      for (int j = 0; j < 8; j++) {
-        acc[j] = (acc[j] ^ acc[j] >>> 47 ^ KEYS[STRIPES + j]) * PRIME32_1;
+    private int blocks;
+
+    /** Add those of `size` bytes of which `read` are there; the last bytes wait for `last`. */
+    void advance(byte[] in, int at, int size, int read) {
+      int full = Math.min(read, size - 1) / BLOCK;
+      for (; blocks < full; blocks++) {
+        stripes(acc, in, at + blocks * BLOCK, STRIPES);
+        for (int j = 0; j < 8; j++) {
+          acc[j] = (acc[j] ^ acc[j] >>> 47 ^ KEYS[STRIPES + j]) * PRIME32_1;
+        }
       }
     }
-    int done = blocks * BLOCK;
-    stripes(acc, in, at + done, (size - 1 - done) / STRIPE);
-    // The last stripe overlaps the one before, and has a key of its own.
-    int last = at + size - STRIPE;
-    int key = SECRET.length - STRIPE - 7;
-    for (int j = 0; j < 8; j++) {
-      long value = i64(in, last + 8 * j);
-      long keyed = value ^ secret(key + 8 * j);
-      acc[j ^ 1] += value;
-      acc[j] += (keyed & LOW_32) * (keyed >>> 32);
+
+    private long[] last(byte[] in, int at, int size) {
+      advance(in, at, size, size);
+      int done = blocks * BLOCK;
+      stripes(acc, in, at + done, (size - 1 - done) / STRIPE);
+      // The last stripe overlaps the one before, and has a key of its own.
+      int last = at + size - STRIPE;
+      int key = SECRET.length - STRIPE - 7;
+      for (int j = 0; j < 8; j++) {
+        long value = i64(in, last + 8 * j);
+        long keyed = value ^ secret(key + 8 * j);
+        acc[j ^ 1] += value;
+        acc[j] += (keyed & LOW_32) * (keyed >>> 32);
+      }
+      return acc;
     }
-    return acc;
   }
 
   // Local variables: the compiler keeps them in registers, but not the elements of an array.
