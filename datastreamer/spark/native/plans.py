@@ -116,9 +116,7 @@ def read(request: Mapping[str, Any]) -> Iterator[Any]:
 
 def flat(parts: Sequence[Any]) -> list[FilePart]:
     """The parts without their packing: Java packs what it reads itself."""
-    return [
-        part for it in parts for part in (it.parts if isinstance(it, PackedParts) else (it,))
-    ]
+    return [part for it in parts for part in (it.parts if isinstance(it, PackedParts) else (it,))]
 
 
 def _least(options: Options) -> StructType:
