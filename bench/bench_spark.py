@@ -57,16 +57,19 @@ def stream(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[P
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Path]:
-    """Blocks as a sequencer writes them, nothing else; Parquet files beside it."""
+    """Blocks as a sequencer writes them, each with three hashes of its own, and nothing else;
+    Parquet files beside it."""
     tiny = request.config.getoption("benchmark_disable")
     folder = tmp_path_factory.mktemp("blocks")
     root = bytes(range(32))
+    chance = random.Random(3)
     with DataStream.create(folder / "stream.bin", version=3, sync="os", index="memory") as made:
         for first in range(0, 1_000 if tiny else 1_000_000, 10_000):
             some = [
                 L2Block(
                     *(number, number // 100, 1_700_000_000 + number, 3, 0, root, 7),
-                    *(root, root, root, root[:20], 30_000_000, root),
+                    *(chance.randbytes(32), chance.randbytes(32), root, root[:20], 30_000_000),
+                    chance.randbytes(32),
                 )
                 for number in range(first, first + 10_000)
             ]
@@ -89,11 +92,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pa
             with made.atomic_op() as op:
                 for number in range(first, first + 1_000):
                     op.add_bookmark(key_of(3, BookmarkName("block", number)))
-                    hash = noise[number % 60_000 :][:32]
-                    time = 1_700_000_000 + number
-                    op.add_entry(
-                        *encode(L2Block(number, number // 100, time, hash=hash), version=3)
-                    )
+                    time, own = 1_700_000_000 + number, noise[number % 60_000 :][:32]
+                    op.add_entry(*encode(L2Block(number, number // 100, time, hash=own), version=3))
                     op.add_entry(*encode(Transaction(number, 0, True, noise[:500]), version=3))
     arrow.export(folder / "stream.bin", folder / "parquet", "blocks")
     yield folder / "stream.bin"
