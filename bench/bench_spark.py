@@ -213,6 +213,22 @@ def test_blocks(versus: Any, spark: Any, blocks: Path, columns: str, promised: f
     )
 
 
+def test_to_parquet(versus: Any, spark: Any, stream: Path, tmp_path: Path) -> None:
+    def run(reader: Any) -> object:
+        return reader.write.mode("overwrite").parquet(str(tmp_path / "written"))
+
+    ours = spark.read.format("datastream").load(str(stream))
+    rival = spark.read.parquet(str(stream.parent / "parquet"))
+    versus(
+        f"Spark, entries of {_SIZE} bytes: to Parquet",
+        lambda: run(ours),
+        {"spark.read.parquet": lambda: run(rival)},
+        unit="GB/s",
+        amount=stream.stat().st_size / 1e9,
+        at_least=1.1,
+    )
+
+
 def test_a_range_of_blocks(versus: Any, spark: Any, chain: Path) -> None:
     ours = spark.read.format("datastream").option("table", "blocks").load(str(chain))
     rival = spark.read.parquet(str(chain.parent / "parquet"))

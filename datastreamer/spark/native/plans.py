@@ -74,7 +74,8 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
         flat(reader.partitions()) if request["plan"] is None else unpacked(request["plan"])
     )
     plan = packed(parts) if request["plan"] is None else request["plan"]
-    entries = wanted(options.table, request["filters"])
+    # In the other modes, what is lost in a damaged page also depends on the pages before it.
+    entries = wanted(options.table, request["filters"]) if options.mode == "FAILFAST" else ALL
     return {"plan": plan, "reader": packed(reader), **described(options, parts, entries)}
 
 

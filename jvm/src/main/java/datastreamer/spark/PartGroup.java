@@ -8,8 +8,8 @@ import org.apache.spark.sql.connector.read.InputPartition;
 final class PartGroup implements InputPartition {
   private static final long serialVersionUID = 1;
 
-  /** What opening a file costs, in bytes: the default of Spark's own file sources. */
-  private static final long OPEN_COST = 4 << 20;
+  /** What opening a file costs, in bytes, as for the source in Python. */
+  private static final long OPEN_COST = 1 << 20;
 
   final ArrayList<Part> parts = new ArrayList<>();
 
