@@ -99,7 +99,7 @@ docs: setup $(VENV)/.docs
 	@echo "open build/site/index.html"
 
 # Compiles all modules for each Python of the machine.
-wheels:
+wheels: jar
 	.ci/wheels dist
 
 bench: setup jar

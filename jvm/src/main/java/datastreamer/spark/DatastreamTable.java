@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.EnumSet;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -26,6 +27,17 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
 
   /** A pickle of the parts that the first plan found: all scans of the table read the same. */
   private String parts;
+
+  /** The last plans, by their requests. */
+  private final Map<Object, Plan> plans =
+      new LinkedHashMap<>() {
+        private static final long serialVersionUID = 1;
+
+        @Override
+        protected boolean removeEldestEntry(Map.Entry<Object, Plan> eldest) {
+          return size() > 4;
+        }
+      };
 
   DatastreamTable(CaseInsensitiveStringMap options, StructType schema, PythonTable python) {
     this.options = options;
@@ -69,10 +81,16 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
     request.put("schema", columns.json());
     request.put("table", schema.json());
     request.put("filters", filters);
+    Object key = List.of(columns, filters);
+    Plan known = plans.get(key);
+    if (known != null) {
+      return known;
+    }
     request.put("plan", parts);
     try {
       Plan plan = new Plan(PythonProcess.ask(request));
       parts = plan.all;
+      plans.put(key, plan);
       return plan;
     } catch (PythonFailure failure) {
       throw Failures.unchecked(failure.inPlan());
