@@ -95,7 +95,7 @@ async def following(web: Web, query: str = "", *headers: str) -> AsyncIterator[E
 
 
 async def live(web: Web, count: int = 1) -> None:
-    """Wait until so many followers are in the pass."""
+    """Wait until `count` followers are in the pass."""
     [group] = {reader for reader in web.server.other_readers if hasattr(reader, "join")} or [None]
     while group is None or len(group._live) < count:
         await trio.lowlevel.checkpoint()

@@ -46,7 +46,7 @@ def test_examples_of_following_and_writing(
 ) -> None:
     """In the order of the page, with the names that are made on the way."""
     examples = re.findall(r"```python\n(.*?)```", FOLLOWING, re.DOTALL)
-    # Those of Delta need packages that are none of ours.
+    # Those of Delta need packages that `[dev]` does not install.
     following, shown, writing = (example for example in examples if "delta" not in example)
     following = following.replace("query.awaitTermination()", "")
     with StreamServer(

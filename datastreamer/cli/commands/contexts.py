@@ -67,9 +67,13 @@ def _toml(value: str | int) -> str:
 
 def _replace(path: Path, text: str) -> None:
     try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise Failure(f"{path}: what is to be written is not UTF-8; use another name") from None
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
         os.replace(file.name, path)
     except OSError as error:
         raise Failure(f"{path}: cannot be written: {error.strerror}") from None

@@ -57,8 +57,8 @@ class HttpEndpoint:
         write_timeout: float | None = None,
         tls: ServerTLS | None = None,
     ) -> None:
-        """A client that has acknowledged none of the bytes for it for `write_timeout` (None: a
-        minute) is disconnected."""
+        """A client is disconnected if it acknowledges no bytes for `write_timeout` seconds (None:
+        60) while bytes wait for it."""
         self.counts = counts
         self._respond = respond
         self._most = most

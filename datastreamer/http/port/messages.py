@@ -136,7 +136,7 @@ class HttpAnswer:
     follows: bool = False
     """Whether the body waits for commits: it counts against the limit of followers."""
     route: str = ""
-    """The path, with the names of its variable parts; empty for none of the port's paths."""
+    """The path, with the names of its variable parts; empty for an unknown path."""
 
 
 @dataclass(frozen=True, slots=True)

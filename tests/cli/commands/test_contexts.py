@@ -113,3 +113,8 @@ def test_names_of_any_characters(invoke: Invoke, server: str) -> None:
     for name in ('tab\t"quoted"', "DEL\x7f", "größe", "a.b # c"):
         invoke("context", "add", name, server)
         assert invoke("info", "--context", name, "--json").code == 0
+
+
+def test_a_name_that_is_not_text(invoke: Invoke, home: Path) -> None:
+    assert "not UTF-8" in invoke("context", "add", "a\udcff", "127.0.0.1").failed()
+    assert list(home.rglob("tmp*")) == []

@@ -658,7 +658,7 @@ def test_long_scans_take_turns(tmp_path: Path, gate: Gate, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("index", ["lmdb", "memory"])
 def test_look_ups_that_follow_each_other(tmp_path: Path, index: str) -> None:
-    """They see one state; if bookmarks leave the memory meanwhile, none is answered wrongly."""
+    """They see one state, and answer correctly if bookmarks leave the memory meanwhile."""
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index=index) as stream:
         bookmarks = stream.bookmarks

@@ -556,7 +556,7 @@ def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     run(machine, 10)
 
 
-# Found after so many examples that each takes some ten seconds, or a minute.
+# Mutants that take tens of seconds to find.
 LATE = {
     "a close keeps its doubts quiet",
     "a page is hashed before it changes",
