@@ -40,8 +40,6 @@ from datastreamer.zkevm.transactions import load_tools
 _MOST_ENTRIES: Final = 2_000
 _MOST_BYTES: Final = 1 << 20
 _SLICE_SECONDS: Final = 0.001
-# One answer at a time: in between, other tasks run.
-_DECODING = trio.Lock()
 
 T = TypeVar("T")
 
@@ -56,6 +54,8 @@ class BlockQueries:
 
     def __init__(self, source: HttpSource) -> None:
         self._source = source
+        # One answer at a time: in between, other tasks run.
+        self._decoding = trio.Lock()
 
     async def block(self, request: HttpRequest) -> HttpAnswer:
         return await self._answer(request, "block")
@@ -69,7 +69,7 @@ class BlockQueries:
         reading = self._source.reading()
 
         async def decode() -> HttpAnswer:
-            async with _DECODING:
+            async with self._decoding:
                 return await self._decoded(reading, kind, wanted)
 
         try:

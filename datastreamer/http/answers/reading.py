@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import trio
@@ -37,7 +38,7 @@ EVENT_BYTES: Final = 12 * 1024
 """Bytes of the file in one event, which has at most about 64 KiB, or one entry."""
 
 # Conversions that run at a time for all clients: more would only compete for the processor.
-_CONVERSIONS = trio.CapacityLimiter(2)
+_CONVERSIONS = 2
 
 # Of a stream's id, in a client's position.
 _ID_BYTES: Final = 4
@@ -72,6 +73,10 @@ class HttpSource:
     server: Callable[[], Server | None]
     gather: Gather
     unready: Callable[[], str]
+    # An event loop of its own for each port, if one process has several.
+    _conversions: trio.CapacityLimiter = field(
+        default_factory=partial(trio.CapacityLimiter, _CONVERSIONS), init=False, repr=False
+    )
 
     def reading(self) -> Reading:
         """The stream as it is now. Raises `HttpProblem` if there is none."""
@@ -79,7 +84,7 @@ class HttpSource:
         if server is None or server.stream_missing:
             why = self.unready() or "there is no stream"
             raise HttpProblem(503, f"{why}; try again later", [("Retry-After", "5")])
-        reading = Reading(server)
+        reading = Reading(server, self._conversions)
         reading.refresh()
         return reading
 
@@ -87,8 +92,9 @@ class HttpSource:
 class Reading:
     """One answer's view of the stream."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, conversions: trio.CapacityLimiter) -> None:
         self.server = server
+        self._conversions = conversions
         self.broadcast = server.broadcast
         self.stream = server.stream
         self.broken = False
@@ -208,7 +214,7 @@ class Reading:
         async def read() -> Piece:
             if inline:
                 return await broadcast.read_from(make, place, place.offset, most_bytes)
-            async with _CONVERSIONS:
+            async with self._conversions:
                 return await broadcast.cold.run_verified(
                     make, place, lambda it: pages_between(place.offset, it.offset)
                 )
