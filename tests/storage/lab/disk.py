@@ -166,12 +166,15 @@ class SimDisk:
             clean = [sector for sector in inode.doubtful if sector not in dirty]
             counts = [len(inode.doubtful[sector]) + 1 for sector in clean]
             things = [Unsettled("sector", path, s, n) for s, n in zip(clean, counts, strict=True)]
+            size = inode.seen.size
             for sector, pick in zip(clean, choose(things), strict=True):
                 parts = inode.doubtful.pop(sector)
                 if pick:
                     inode.durable.write(parts[pick - 1], sector * SECTOR)
                 stored = inode.durable.read(SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
                 inode.seen.write(stored, sector * SECTOR)
+            # There are no pages behind the end of a file that shrank.
+            inode.seen.resize(size)
             self.evictions += bool(clean)
 
     def _like(self, boot: bytes) -> SimDisk:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import shutil
 import tempfile
@@ -97,6 +98,21 @@ def made(after: int, cut: str | None) -> bool:
             with stream.atomic_op() as op:
                 op.add_entry(1, b"one")
     return done
+
+
+def test_a_file_that_shrank_has_no_pages_behind_its_end() -> None:
+    """Of a sync that failed: nothing of them is left that the system could drop."""
+    disk = SimDisk()
+    process = disk.process()
+    file = process.create(PATH)
+    file.resize(8192)
+    file.write(b"a" * 8192, 0)
+    process.interruption = Interruption(0, errno.EIO, only="sync")
+    file.resize(4096)
+    with pytest.raises(OSError):
+        file.sync()
+    disk.evict(PATH, Cut("nothing arrived"))
+    assert file.size() == 4096
 
 
 def test_it_writes_what_the_real_disk_gets(tmp_path: Path) -> None:
