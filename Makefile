@@ -19,8 +19,11 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help core setup test test-fast test-oldest demo spark-demo lint format types proto build docs wheels bench soak \
-	sanitize clean distclean
+JAR := datastreamer/spark/native/datastreamer-spark.jar
+MVN ?= mvn
+
+.PHONY: help core setup jar test test-fast test-oldest demo spark-demo lint format types proto build docs wheels \
+	bench soak sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +31,7 @@ help:
 	@echo "make spark-demo the pipeline on a live server: tables, a report, charts; needs Java"
 	@echo "make lint       ruff                     make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
+	@echo "make jar        the reader in Java for Spark; needs a JDK 17 and Maven"
 	@echo "make bench      measure, one table       make soak      the long tests"
 	@echo "make sanitize   the tests of the C code with bounds checks, AddressSanitizer, ThreadSanitizer"
 	@echo "make test-fast  the tests for an edit loop: the lower layers"
@@ -43,7 +47,7 @@ core: $(VENV)/.core $(VENV)/.built
 
 setup: core $(VENV)/.dev
 
-test: setup
+test: setup jar
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-fast: setup
@@ -75,7 +79,16 @@ types: setup
 proto: setup
 	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO)
 
-build: setup
+# The reader in Java is a part of the wheel where there is a JDK to build it.
+jar:
+	@if command -v javac >/dev/null && command -v $(MVN) >/dev/null; then $(MAKE) --no-print-directory $(JAR); \
+	else echo "no reader in Java: building it needs a JDK 17 and Maven, and javac or $(MVN) is missing"; fi
+
+$(JAR): jvm/pom.xml $(shell find jvm/src -type f)
+	$(MVN) --quiet --batch-mode --file jvm/pom.xml package
+	@cp jvm/target/datastreamer-spark.jar $@
+
+build: setup jar
 	rm -rf dist
 	$(PY) -m build
 
@@ -86,10 +99,10 @@ docs: setup $(VENV)/.docs
 	@echo "open build/site/index.html"
 
 # Compiles all modules for each Python of the machine.
-wheels:
+wheels: jar
 	.ci/wheels dist
 
-bench: setup
+bench: setup jar
 	@mkdir -p $(dir $(FIGURES))
 	$(PY) -m pytest $(BENCH) --benchmark-only --benchmark-quiet --benchmark-json=$(FIGURES) $(ARGS)
 	@$(PY) bench/table.py $(FIGURES)
@@ -101,9 +114,9 @@ sanitize: setup
 	PYTHON=$(abspath $(PY)) tests/sanitize.sh $(SIDE_BY_SIDE)
 
 clean:
-	rm -rf build dist *.egg-info .cache .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist jvm/target *.egg-info .cache .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f $(patsubst %.pyx,%.c,$(filter %.pyx,$(CYTHON))) $(VENV)/.built
-	find datastreamer -name '*.so' -delete
+	find datastreamer -name '*.so' -delete -o -name '*.jar' -delete
 	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean

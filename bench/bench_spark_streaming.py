@@ -1,7 +1,7 @@
 """Spark following a stream: how soon a batch has what was published, how many rows a second.
 
-The rival of the defaults are the settings that pay on a local disk. ``SPARK_BENCH_ROWS`` says how
-many rows go into Parquet (3,000,000).
+The rival of `session()`'s checkpoints on a local disk are those of Spark's default.
+``SPARK_BENCH_ROWS`` says how many rows go into Parquet (3,000,000).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bench.spark_session import local_session
 from datastreamer import DataStream, StreamServer
 
 _SIZE = 155  # of an entry, as in the streams of production nodes
-_LOCAL_CHECKPOINT = (
+_SPARKS_CHECKPOINT = (
     "spark.sql.streaming.checkpointFileManagerClass",
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager",
 )
 
 
@@ -84,12 +84,12 @@ def test_latency(spark: Any, record: Any, smoke: bool, tmp_path: Path) -> None:
         _delays(spark, sources["a server"], server.stream, tmp_path / "warm", count)
         for name, source in sources.items():
             found[name] = _delays(spark, source, server.stream, tmp_path / name, count)
-        name = "a file, checkpoint on a local disk"
-        spark.conf.set(*_LOCAL_CHECKPOINT)
+        name = "a file, checkpoint by Spark's default"
+        spark.conf.set(*_SPARKS_CHECKPOINT)
         try:
             found[name] = _delays(spark, sources["a file"], server.stream, tmp_path / name, count)
         finally:
-            spark.conf.unset(_LOCAL_CHECKPOINT[0])
+            spark.conf.unset(_SPARKS_CHECKPOINT[0])
     for name, delays in found.items():
         late = 1000 * sorted(delays)[9 * len(delays) // 10]
         record(

@@ -25,6 +25,7 @@ if find_spec("datastreamer._codec") is None:
     )
 
 from datastreamer.spark.java import find_java
+from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.spark.read.frames import frame
@@ -53,6 +54,7 @@ __all__ = [
     "frame",
     "lag",
     "messages",
+    "native_jar",
     "open_tables",
     "payloads_of",
     "reassemble",

@@ -20,6 +20,7 @@ from datastreamer.transport.address import Address, parse_address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
 Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+Implementation: TypeAlias = Literal["auto", "native", "python"]
 ON_ERROR: Final[dict[Mode, OnError]] = {
     "FAILFAST": "raise",
     "PERMISSIVE": "null",
@@ -92,6 +93,9 @@ class Options:
     retry_for: float = RETRY_SECONDS
     """Seconds without an answer from a server before the query fails; infinity: never."""
 
+    reader: Implementation = "auto"
+    """Which implementation reads files: `native` is in Java, `auto` is that one if Spark has it."""
+
     from_latest: bool = False
     """Begin with what is committed after the query starts. This option and those below are for
     `spark.readStream` only."""
@@ -113,7 +117,7 @@ NAMES_OF_OPTIONS: Final = (
     *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
-    "stagingPath",
+    *("reader", "stagingPath"),
 )
 
 
@@ -154,6 +158,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         tls=read.tls(),
         timeout=read.seconds("timeout", 10.0, least=0.001),
         retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
+        reader=cast("Implementation", read.choice("reader", get_args(Implementation), "auto")),
         from_latest=from_latest,
         max_entries=read.count("maxEntriesPerTrigger"),
         max_bytes=read.size("maxBytesPerTrigger", None),

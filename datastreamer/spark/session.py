@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from datastreamer.spark.java import find_java
+from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.source import DatastreamSource
 
 SETTINGS: Final = {
@@ -36,7 +37,8 @@ def register(spark: SparkSession) -> None:
 def session(
     master: str = "local[*]", name: str = "datastreamer", settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """A session with `SETTINGS`, overridden by `settings`, and with the format registered.
+    """A session with `SETTINGS`, overridden by `settings`, with the format registered and, if the
+    package has it, with the reader in Java.
 
     With a local master checkpoints are written in the way that is fast on local disks.
 
@@ -48,7 +50,11 @@ def session(
     builder = SparkSession.builder.appName(name).master(master)
     given = settings or {}
     local = LOCAL_SETTINGS if _is_local(master, given) else {}
-    for setting, value in {**SETTINGS, **local, **given}.items():
+    chosen = {**SETTINGS, **local, **given}
+    jars = [jar for jar in (chosen.get("spark.jars"), native_jar()) if jar]
+    if jars:
+        chosen["spark.jars"] = ",".join(jars)
+    for setting, value in chosen.items():
         builder = builder.config(setting, value)
     spark = builder.getOrCreate()
     register(spark)

@@ -38,7 +38,13 @@ class DatastreamSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of these columns of what is committed now."""
-        return BatchReader(read_options(self.options), schema)
+        options = read_options(self.options)
+        if options.reader == "native":
+            raise UsageError(
+                "option reader: Spark has no native reader: add the jar that "
+                "datastreamer.spark.native_jar() names to spark.jars before the session starts"
+            )
+        return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of these columns as the stream grows.

@@ -26,6 +26,7 @@ from datastreamer.spark.pipeline.tables import (
     with_day,
 )
 from datastreamer.spark.pipeline.transactions import decoded_transactions
+from datastreamer.spark.read.frames import frame
 
 CHUNK: Final = 1_000_000
 """Entries per range of a backfill."""
@@ -161,14 +162,12 @@ class Ingest:
         self._manifest.finish(wanted)
 
     def _read(self, table: str, wanted: EntryRange, start: int | None = None) -> DataFrame:
-        return (
-            self._spark.read.format("datastream")
-            .options(**self._source)
-            .option("table", table)
-            .option("startingOffset", wanted.start if start is None else start)
-            .option("endingOffset", wanted.stop)
-            .load()
-        )
+        # Not `spark.read`, which starts two Python processes to plan each table of each range.
+        offsets = {
+            "startingOffset": str(wanted.start if start is None else start),
+            "endingOffset": str(wanted.stop),
+        }
+        return frame(self._spark, **{**self._source, "table": table, **offsets})
 
     def _transactions(self, wanted: EntryRange) -> DataFrame:
         """Decoded transactions with the day and time of their blocks; null for an unknown

@@ -97,7 +97,7 @@ def test_filters_give_the_same_with_and_without_sparks_setting(
     assert entries.where("type in (2, 3) or number < 2").count() == 11318 + 465 + 2
     assert few.union(entries.select("*")).count() == 34726
     # What would read less is refused: Spark would use one scan's filters for all scans.
-    with pytest.raises(Exception, match="UsageError: there is no option 'pushf"):
+    with pytest.raises(Exception, match="UsageError: there is no option 'push"):
         read(real_stream, pushFilters="true")
 
 

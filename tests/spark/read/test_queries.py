@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from datastreamer.format import HEADER_PAGE_SIZE
-from datastreamer.spark import frame
+from datastreamer.spark import frame, native_jar
 from datastreamer.zkevm.proto import datastream_pb2 as messages
 from tests import oracle
 from tests.spark.read.test_batch import PUSHING
@@ -100,20 +100,23 @@ def sorted_rows(found: Any) -> list[Any]:
     return sorted(rows, key=lambda row: [(value is None, value or 0) for value in row])
 
 
-@pytest.fixture(scope="module", params=["read", "frame"])
+@pytest.fixture(scope="module", params=["native", "python", "frame"])
 def tables(
     spark: Any, answers: dict[str, list[Any]], real_stream: Path, request: pytest.FixtureRequest
 ) -> Iterator[dict[str, Any]]:
     """The same tables of the stream, as views, with Spark's own setting for filters on."""
+    if request.param == "native" and native_jar() is None:
+        pytest.skip("the reader in Java was not built: make jar")
     before = spark.conf.get(PUSHING)
     spark.conf.set(PUSHING, "true")
     made = {}
     for name in VIEWS:
         options = {"table": {"sent": "transactions"}.get(name, name), "partitionBytes": "4m"}
-        if request.param == "read":
-            made[name] = spark.read.format("datastream").options(**options).load(str(real_stream))
-        else:
+        if request.param == "frame":
             made[name] = frame(spark, real_stream, **options)
+        else:
+            reader = spark.read.format("datastream").options(**options, reader=request.param)
+            made[name] = reader.load(str(real_stream))
         made[name].createOrReplaceTempView(name)
     yield made
     spark.conf.set(PUSHING, before)

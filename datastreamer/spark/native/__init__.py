@@ -1,0 +1,1 @@
+"""What the reader in Java (`jvm/`) asks of Python: plans, and the rows of what it does not read."""

@@ -1,0 +1,74 @@
+"""``python -m datastreamer.spark.native.process``: answers the requests of the reader in Java.
+
+Owns the frames on stdin and stdout: a request is a u32 length and JSON; an answer is any number of
+frames with the letter ``A`` (an Arrow IPC stream), then one with ``J`` (JSON) or ``E`` (an error).
+A frame is its letter, a u32 length and the content. Numbers are big-endian. The process ends when
+stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import traceback
+from collections.abc import Iterator
+from typing import IO, Any, Final
+
+import pyarrow as pa
+
+from datastreamer.errors import DatastreamerError
+from datastreamer.spark.native.answers import Answers
+
+_LENGTH: Final = struct.Struct(">I")
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests until there are no more."""
+    known = Answers()
+    while len(length := requests.read(_LENGTH.size)) == _LENGTH.size:
+        request = json.loads(requests.read(*_LENGTH.unpack(length)))
+        try:
+            found = known.answer(request)
+            if isinstance(found, Iterator):
+                for batch in found:
+                    _put(answers, b"A", _as_stream(batch))
+                found = {}
+            _put(answers, b"J", json.dumps(found).encode())
+        except Exception as error:  # noqa: BLE001 - the JVM raises it
+            _put(answers, b"E", _described(error).encode())
+        answers.flush()
+
+
+def _put(answers: IO[bytes], letter: bytes, content: bytes | memoryview) -> None:
+    answers.write(letter + _LENGTH.pack(len(content)))
+    answers.write(content)
+
+
+def _as_stream(batch: Any) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def _described(error: Exception) -> str:
+    """As the last line of a traceback; of an error that is not this package's, all lines."""
+    if isinstance(error, DatastreamerError):
+        return "".join(traceback.format_exception_only(error)).strip()
+    return "".join(traceback.format_exception(error)).strip()
+
+
+def main() -> None:
+    # Of Ctrl-C the JVM decides what happens.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a library prints must not get between the frames.
+    frames = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(0, "rb") as requests, os.fdopen(frames, "wb") as answers:
+        serve(requests, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+package datastreamer.spark;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.Map;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableProvider;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
+import org.apache.spark.sql.sources.DataSourceRegister;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** `format("datastream")`: Spark prefers it to the source in Python of the same name. */
+public final class DatastreamProvider implements TableProvider, DataSourceRegister {
+  static final String NAME = "datastream";
+
+  private final PythonDataSourceV2 python = new PythonDataSourceV2();
+
+  public DatastreamProvider() {
+    python.setShortName(NAME);
+  }
+
+  @Override
+  public String shortName() {
+    return NAME;
+  }
+
+  @Override
+  public boolean supportsExternalMetadata() {
+    return true;
+  }
+
+  @Override
+  public StructType inferSchema(CaseInsensitiveStringMap options) {
+    if (!DatastreamTable.isNative(options)) {
+      return python.inferSchema(options);
+    }
+    try {
+      String found =
+          PythonProcess.ask(DatastreamTable.request("schema", options)).get("schema").textValue();
+      return (StructType) DataType.fromJson(found);
+    } catch (PythonFailure failure) {
+      throw Failures.unchecked(failure.inPlan());
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
+  }
+
+  @Override
+  public Table getTable(
+      StructType schema, Transform[] partitioning, Map<String, String> properties) {
+    return new DatastreamTable(
+        new CaseInsensitiveStringMap(properties),
+        schema,
+        (PythonTable) python.getTable(schema, partitioning, properties));
+  }
+}

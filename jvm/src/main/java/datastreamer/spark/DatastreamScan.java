@@ -1,0 +1,98 @@
+package datastreamer.spark;
+
+import java.util.Arrays;
+import java.util.OptionalLong;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+
+/** A planned scan of files. */
+final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
+  private final DatastreamTable table;
+  private final StructType columns;
+  private final NumberFilters filters;
+  private final long limit;
+
+  /** Made when it is first needed: a streaming query needs none. */
+  private Plan plan;
+
+  DatastreamScan(DatastreamTable table, StructType columns, NumberFilters filters, long limit) {
+    this.table = table;
+    this.columns = columns;
+    this.filters = filters;
+    this.limit = limit;
+  }
+
+  private synchronized Plan plan() {
+    if (plan == null) {
+      plan = table.plan(columns, filters.limits);
+    }
+    return plan;
+  }
+
+  @Override
+  public StructType readSchema() {
+    return columns;
+  }
+
+  @Override
+  public String description() {
+    return "datastream (native) " + filters.filters;
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return new CustomMetric[] {new PythonPartsMetric()};
+  }
+
+  @Override
+  public Batch toBatch() {
+    return this;
+  }
+
+  @Override
+  public MicroBatchStream toMicroBatchStream(String checkpoint) {
+    return table.follow(columns);
+  }
+
+  @Override
+  public Statistics estimateStatistics() {
+    Plan plan = plan();
+    boolean isEntries = plan.parts.stream().allMatch(part -> part.file.events == null);
+    OptionalLong rows = isEntries ? OptionalLong.of(plan.entries()) : OptionalLong.empty();
+    // Only columns of bytes can have most of the bytes of a file.
+    boolean isNarrow =
+        isEntries
+            && Arrays.stream(columns.fields())
+                .noneMatch(field -> field.dataType().equals(DataTypes.BinaryType));
+    long size = isNarrow ? 8L * columns.length() * plan.entries() : plan.size();
+    return new Statistics() {
+      @Override
+      public OptionalLong sizeInBytes() {
+        return OptionalLong.of(size);
+      }
+
+      @Override
+      public OptionalLong numRows() {
+        return rows;
+      }
+    };
+  }
+
+  @Override
+  public InputPartition[] planInputPartitions() {
+    return plan().groups();
+  }
+
+  @Override
+  public PartitionReaderFactory createReaderFactory() {
+    return new PartReaderFactory(new ScanContext(columns, plan().reader, limit));
+  }
+}

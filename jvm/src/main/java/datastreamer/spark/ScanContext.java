@@ -1,0 +1,13 @@
+package datastreamer.spark;
+
+import java.io.Serializable;
+import org.apache.spark.sql.types.StructType;
+
+/**
+ * What all parts of a scan have in common.
+ *
+ * @param columns the columns that Spark wants
+ * @param reader a pickle of the reader in Python, for parts that Java does not read
+ * @param limit the most rows that Spark wants of a part
+ */
+record ScanContext(StructType columns, String reader, long limit) implements Serializable {}

@@ -1,0 +1,50 @@
+"""`spark.readStream` of a file: the reader in Java and the source in Python share checkpoints."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from datastreamer import DataStream
+from tests.spark.read.reading import Query
+
+
+def follow(spark: Any, path: Path, folder: Path, **options: str) -> Any:
+    """Read what is there into Parquet files in `folder`; gives the query, which has ended."""
+    query = (
+        spark.readStream.format("datastream")
+        .options(**options)
+        .load(str(path))
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "rows"))
+    )
+    query.awaitTermination()
+    return query
+
+
+def test_either_reader_continues_where_the_other_ended(native: Any, tmp_path: Path) -> None:
+    path, chance = tmp_path / "growing.bin", random.Random(8)
+    with DataStream.create(path, version=3, sync="os", index="memory") as stream:
+        for reader in ("native", "python", "native"):
+            with stream.atomic_op() as op:
+                for _ in range(90):
+                    op.add_entry(9, chance.randbytes(chance.choice((0, 10, 40_000))))
+            query = follow(native, path, tmp_path, reader=reader, maxBytesPerTrigger="500k")
+            assert len(query.recentProgress) > 1
+    rows = native.read.parquet(str(tmp_path / "rows")).orderBy("number").collect()
+    found = [(row.number, row.type, bytes(row.data)) for row in rows]
+    assert found == [(row["number"], row["type"], row["data"]) for row in Query(path=path).rows()]
+
+
+def test_a_refused_option_ends_a_query_with_its_reason(native: Any, tmp_path: Path) -> None:
+    path = tmp_path / "stream.bin"
+    with DataStream.create(path, version=3, sync="os") as stream, stream.atomic_op() as op:
+        op.add_entry(9, b"")
+    with pytest.raises(StreamingQueryException, match="endingOffset is for spark"):
+        follow(native, path, tmp_path, reader="native", endingOffset="5")
