@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import pickle
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
 from datastreamer.arrow.fixed_layouts import fixed_columns
 from datastreamer.arrow.tables import TABLES
-from datastreamer.errors import DamagedEntry, UsageError
-from datastreamer.format import U64_MAX, page_of
+from datastreamer.errors import UsageError
+from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
 from datastreamer.spark.native.pushdown import ALL, NumberRange, wanted
 from datastreamer.spark.options import Options, read_options
@@ -29,12 +29,12 @@ from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.files import FileSnapshot, open_location, open_reader
 from datastreamer.spark.read.page_sums import open_records
 from datastreamer.spark.read.partitions import FilePart, PackedParts
+from datastreamer.spark.read.planning import pages_of
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import VISIBLE_LAYOUT
-from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums.hashes import last_page
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
@@ -155,25 +155,18 @@ def _narrowed(
 ) -> list[FilePart]:
     """The parts without entries that a scan does not need."""
     with open_reader(snapshot, verify=options.verify) as reader:
-        limited = [_limited(part, reader, entries) for part in parts]
-        return [part for part in limited if part is not None]
-
-
-def _limited(part: FilePart, reader: Reader, entries: NumberRange) -> FilePart | None:
-    start, stop = max(part.start, entries.first), min(part.stop, entries.last + 1)
-    if start >= stop:
-        return None
-    first, end = part.first_page, part.stop_page
-    try:
-        first = max(first, page_of(reader.cursor(start).offset))
-        end = min(end, page_of(reader.cursor(stop - 1).offset) + 1)
-    except DamagedEntry:
-        first, end = part.first_page, part.stop_page
-    return (
-        replace(part, first_page=first, stop_page=end, start=start, stop=stop)
-        if first < end
-        else None
-    )
+        # Parts of a file have the same entries.
+        pages = functools.cache(functools.partial(pages_of, reader, snapshot))
+        narrowed = []
+        for part in parts:
+            start, stop = max(part.start, entries.first), min(part.stop, entries.last + 1)
+            if start < stop:
+                needed = pages(start, stop)
+                first = max(part.first_page, needed.start)
+                end = min(part.stop_page, needed.stop)
+                if first < end:
+                    narrowed.append(FilePart(snapshot, first, end, start, stop))
+        return narrowed
 
 
 def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartiti
 
 def pages_of(reader: Reader, snapshot: FileSnapshot, start: int, stop: int) -> range:
     """The pages with the entries from `start` up to, not including, `stop`; all pages if damage
-    hides which."""
+    hides which. `start` is less than `stop`."""
     everything = range(snapshot.pages)
     try:
         first, last = 0, snapshot.pages - 1
@@ -102,7 +102,8 @@ def pages_of(reader: Reader, snapshot: FileSnapshot, start: int, stop: int) -> r
             last = page_of(reader.cursor(stop - 1).offset)
     except DamagedEntry:
         return everything
-    return range(first, last + 1)
+    # The numbers of pages that are at the place of others do not rise.
+    return range(first, last + 1) if first <= last else everything
 
 
 def _plan_servers(options: Options) -> Iterator[InputPartition]:

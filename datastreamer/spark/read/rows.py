@@ -59,7 +59,9 @@ class RowMaker:
         """The rows of the entries from `start` up to, not including, `stop`.
 
         `Lost` entries become one row, at the first of them that the query reads: the query begins
-        at entry `begin` (None: at `start`), and other parts report what precedes `start`.
+        at entry `begin` (None: at `start`), and other parts report what precedes `start`. Behind
+        `Lost` entries whose numbers go back, entries of the query may come again: it is reported
+        wherever it is.
         In mode FAILFAST, raises `DamagedEntry` or `DecodeFailed` after the rows that precede it.
         """
         for run in runs:
@@ -92,8 +94,9 @@ class RowMaker:
 
     def _lost(self, lost: Lost, start: int, stop: int, begin: int) -> Iterator[Any]:
         first = lost.first if lost.first is not None else max(0, (lost.next or 1) - 1)
-        before = lost.next is not None and lost.next <= start
-        if first >= stop or before:
+        if lost.next is not None and lost.next < first:
+            first = min(first, stop - 1)
+        elif first >= stop or (lost.next is not None and lost.next <= start):
             return
         if self._mode == "FAILFAST":
             raise lost.error

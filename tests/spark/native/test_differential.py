@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from datastreamer.arrow.tables import NAMES
 from datastreamer.zkevm import fixed
@@ -151,6 +152,43 @@ def test_random_damage_to_events(native: Any, streams: list[Path], tmp_path: Pat
 
 def test_random_damage_ends_a_query(native: Any, streams: list[Path], tmp_path: Path) -> None:
     _fuzz(native, streams[0], tmp_path, range(50, 62), mode="FAILFAST")
+
+
+def _fuzz_narrowed(spark: Any, source: Path, folder: Path, seeds: range) -> int:
+    """A filter in mode FAILFAST: each entry once, or an error. Returns how many queries raised."""
+    total, raised = len(Query(path=source).rows()), 0
+    for seed in seeds:
+        chance = random.Random(seed)
+        path = folder / "damaged.bin"
+        damaged_copy(source, path, chance)
+        first, last = sorted(chance.sample(range(total), 2))
+        if chance.random() < 0.3:
+            last = total - 1
+        query = frame(spark, path=str(path), partitionBytes=chance.choice(("1m", "128m")))
+        try:
+            rows = rows_of(query.where(f"number >= {first} AND number <= {last}"))
+        except PySparkException:
+            raised += 1
+        else:
+            assert [row["number"] for row in rows] == list(range(first, last + 1)), seed
+            python = {row["number"]: row for row in Query(path=path, mode="PERMISSIVE").rows()}
+            assert all(python[row["number"]]["data"] == row["data"] for row in rows), seed
+        path.unlink()
+        path.with_name(f"{path.name}.sums").unlink(missing_ok=True)
+    return raised
+
+
+def test_random_damage_and_a_filter_that_narrows(
+    native: Any, streams: list[Path], tmp_path: Path
+) -> None:
+    assert 5 < _fuzz_narrowed(native, streams[0], tmp_path, range(25)) < 25
+
+
+@pytest.mark.soak
+def test_much_random_damage_and_a_filter_that_narrows(
+    native: Any, streams: list[Path], tmp_path: Path
+) -> None:
+    _fuzz_narrowed(native, streams[0], tmp_path, range(10_000, 11_500))
 
 
 @pytest.mark.soak
