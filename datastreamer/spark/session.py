@@ -5,15 +5,23 @@ Any other session also works once `register` has added the format to it.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import shlex
 import sys
+from pathlib import Path
 from typing import Final
 
+from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from datastreamer.spark.java import find_java
 from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.source import DatastreamSource
+
+_log = logging.getLogger(__name__)
 
 SETTINGS: Final = {
     # Transfers 25 % more rows per second between the JVM and Python.
@@ -40,7 +48,9 @@ def session(
     """A session with `SETTINGS`, overridden by `settings`, with the format registered and, if the
     package has it, with the reader in Java.
 
-    With a local master checkpoints are written in the way that is fast on local disks.
+    With a local master checkpoints are written in the way that is fast on local disks. The jar of
+    the reader in Java joins the `spark.jars` of `settings` and of ``spark-defaults.conf``; where
+    PYSPARK_SUBMIT_ARGS has ``--jars``, or spark-submit has started Java, add it there.
 
     Python workers run this interpreter unless PYSPARK_PYTHON is set. Raises `UsageError` if there
     is no usable Java.
@@ -51,14 +61,39 @@ def session(
     given = settings or {}
     local = LOCAL_SETTINGS if _is_local(master, given) else {}
     chosen = {**SETTINGS, **local, **given}
-    jars = [jar for jar in (chosen.get("spark.jars"), native_jar()) if jar]
-    if jars:
-        chosen["spark.jars"] = ",".join(jars)
+    if SparkContext._gateway is None:
+        _start_java({**chosen, "spark.master": master, "spark.app.name": name})
+        chosen.pop("spark.jars", None)
     for setting, value in chosen.items():
         builder = builder.config(setting, value)
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _start_java(settings: dict[str, str]) -> None:
+    """Start the JVM with the jar among its own. A session that is only told of `spark.jars` would
+    replace the jars that Java found itself, those of packages among them."""
+    jar = native_jar()
+    # Others than Spark's command line cannot add to its jars.
+    if jar is not None and "--jars" not in shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "")):
+        jars = settings.get("spark.jars", _default_jars())
+        settings["spark.jars"] = f"{jars},{jar}" if jars else jar
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(settings.items()))
+    found = SparkConf(_jvm=SparkContext._jvm).get("spark.jars", "")
+    if jar is not None and Path(jar).name not in found:
+        _log.warning("the reader in Java is not used: add %s to --jars", jar)
+
+
+def _default_jars() -> str:
+    """The `spark.jars` of ``spark-defaults.conf``; empty if it has none."""
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
+    try:
+        text = Path(folder, "spark-defaults.conf").read_text()
+    except OSError:
+        return ""
+    found = re.findall(r"^\s*spark\.jars(?:\s*[=:]\s*|\s+)(\S+)\s*$", text, re.MULTILINE)
+    return found[-1] if found else ""
 
 
 def _is_local(master: str, settings: dict[str, str]) -> bool:

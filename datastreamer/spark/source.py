@@ -5,6 +5,8 @@ Spark pickles it by this module's name, so executors need the package installed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -15,7 +17,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import DatastreamerError, UsageError
-from datastreamer.spark.options import BATCH_PART_BYTES, Options, read_options
+from datastreamer.spark.options import (
+    BATCH_PART_BYTES,
+    PARTITION_BYTES,
+    Options,
+    read_options,
+)
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.paths import is_single
 from datastreamer.spark.read.schemas import table_schema
@@ -38,13 +45,7 @@ class DatastreamSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of these columns of what is committed now."""
-        options = read_options(self.options)
-        if options.reader == "native":
-            raise UsageError(
-                "option reader: Spark has no native reader: add the jar that "
-                "datastreamer.spark.native_jar() names to spark.jars before the session starts"
-            )
-        return BatchReader(options, schema)
+        return BatchReader(_read_options(self.options, PARTITION_BYTES), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of these columns as the stream grows.
@@ -52,7 +53,7 @@ class DatastreamSource(DataSource):
         Raises nothing: Spark's worker fails with an error of its own, after ours, if this does.
         """
         try:
-            return TailReader(read_options(self.options, BATCH_PART_BYTES), schema)
+            return TailReader(_read_options(self.options, BATCH_PART_BYTES), schema)
         except DatastreamerError as error:
             return RefusedReader(error)
 
@@ -66,6 +67,16 @@ class DatastreamSource(DataSource):
             "a streaming query cannot write to a stream directly: write its batches with "
             ".writeStream.foreachBatch(lambda frame, _: frame.write.format('datastream')...)"
         )
+
+
+def _read_options(given: Mapping[str, str], part_bytes: int) -> Options:
+    options = read_options(given, part_bytes)
+    if options.reader == "native":
+        raise UsageError(
+            "option reader: Spark has no native reader: add the jar that "
+            "datastreamer.spark.native_jar() names to spark.jars before the session starts"
+        )
+    return options
 
 
 def _has_system_id(options: Options) -> bool:

@@ -12,6 +12,7 @@ Answer = dict[str, Any] | Iterator[Any]
 _PLANS: Final[dict[str, Callable[[Mapping[str, Any]], Answer]]] = {
     "schema": plans.schema_of,
     "scan": plans.scan,
+    "count": plans.count,
     "read": plans.read,
 }
 

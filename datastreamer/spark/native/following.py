@@ -18,8 +18,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from datastreamer.spark.native.plans import described, flat, packed
-from datastreamer.spark.options import BATCH_PART_BYTES, read_options
+from datastreamer.spark.native.plans import described, flat, options_of, packed
+from datastreamer.spark.options import BATCH_PART_BYTES
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.reader import TailReader
 from datastreamer.zkevm.bookmark_keys import BookmarkName
@@ -31,7 +31,7 @@ class Following:
     """A followed stream; each method answers one kind of request."""
 
     def __init__(self, request: Request) -> None:
-        self._options = read_options(request["options"], BATCH_PART_BYTES)
+        self._options = options_of(request, BATCH_PART_BYTES)
         schema = StructType.fromJson(json.loads(request["schema"]))
         self._tail = TailReader(self._options, schema)
         self._reader = BatchReader(replace(self._options, from_latest=False), schema)

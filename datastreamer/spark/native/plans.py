@@ -19,16 +19,21 @@ from typing import Any, Final
 from pyspark.sql.types import StructType
 
 from datastreamer.arrow.fixed_layouts import fixed_columns
-from datastreamer.arrow.tables import TABLES
+from datastreamer.arrow.tables import ENTRIES, TABLES
 from datastreamer.errors import UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
 from datastreamer.spark.native.pushdown import ALL, NumberRange, wanted
-from datastreamer.spark.options import Options, read_options
+from datastreamer.spark.options import PARTITION_BYTES, Options, read_options
 from datastreamer.spark.read.batch import BatchReader
-from datastreamer.spark.read.files import FileSnapshot, open_location, open_reader
+from datastreamer.spark.read.files import (
+    FileSnapshot,
+    ensure_same,
+    open_location,
+    open_reader,
+)
 from datastreamer.spark.read.page_sums import open_records
-from datastreamer.spark.read.partitions import FilePart, PackedParts
+from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts
 from datastreamer.spark.read.planning import pages_of
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.source import DatastreamSource
@@ -47,8 +52,9 @@ _MOST: Final = U64_MAX >> 1
 _TOTALS_OFFSET, _TOTALS_END, _ENDS_OFFSET = VISIBLE_LAYOUT[:3]
 
 
-def _options(request: Mapping[str, Any]) -> Options:
-    options = read_options(request["options"])
+def options_of(request: Mapping[str, Any], part_bytes: int = PARTITION_BYTES) -> Options:
+    """The options of a request. Raises `UsageError` for those of a server."""
+    options = read_options(request["options"], part_bytes)
     if options.servers:
         raise UsageError("option reader: the native reader reads files, not servers: leave it out")
     return options
@@ -56,7 +62,7 @@ def _options(request: Mapping[str, Any]) -> Options:
 
 def schema_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """All columns of the table."""
-    _options(request)
+    options_of(request)
     return {"schema": DatastreamSource(request["options"]).schema().json()}
 
 
@@ -66,7 +72,7 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
     All scans of a table read the same entries: those of the `plan` that the answer to the first one
     has.
     """
-    options = _options(request)
+    options = options_of(request)
     schema = StructType.fromJson(json.loads(request["schema"]))
     wanted_columns(options, StructType.fromJson(json.loads(request["table"])))
     reader = BatchReader(options, schema if schema.fields else _least(options))
@@ -106,7 +112,35 @@ def described(
                 for part, of_part in zip(needed, sums, strict=True)
             ]
             files.append(_file(options, snapshot, file))
-    return {"files": files, "parts": described, "partBytes": options.partition_bytes}
+    return {
+        "files": files,
+        "parts": described,
+        "partBytes": options.partition_bytes,
+        "openCost": OPEN_COST,
+    }
+
+
+def count(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of rows, which the headers of the files have; None if other things decide it.
+
+    Of the `plan` of a scan of the table, if there is one: raises `StreamFileError` for a file that
+    was truncated or changed since.
+    """
+    options = options_of(request)
+    if options.table != ENTRIES or options.mode != "FAILFAST":
+        return {"count": None}
+    wanted_columns(options, StructType.fromJson(json.loads(request["table"])))
+    if request["plan"] is None:
+        parts = flat(BatchReader(options, _least(options)).partitions())
+    else:
+        parts = unpacked(request["plan"])
+    found = 0
+    for snapshot, (part, *_) in _by_snapshot(parts):
+        if request["plan"] is not None:
+            with _opened(snapshot) as file:
+                ensure_same(file, snapshot)
+        found += part.stop - part.start
+    return {"count": found, "plan": request["plan"] or packed(parts)}
 
 
 def read(request: Mapping[str, Any]) -> Iterator[Any]:

@@ -1,4 +1,5 @@
-"""``python -m datastreamer.spark.native.process``: answers the requests of the reader in Java.
+"""``python -m datastreamer.spark.native.process PROTOCOL``: answers the requests of the reader in
+Java, which speaks that version of the protocol.
 
 Owns the frames on stdin and stdout: a request is a u32 length and JSON; an answer is any number of
 frames with the letter ``A`` (an Arrow IPC stream), then one with ``J`` (JSON) or ``E`` (an error).
@@ -12,24 +13,34 @@ import json
 import os
 import signal
 import struct
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
 import pyarrow as pa
 
-from datastreamer.errors import DatastreamerError
+from datastreamer.errors import DatastreamerError, UsageError
 from datastreamer.spark.native.answers import Answers
+
+PROTOCOL: Final = "1"
+"""The version of requests and answers, as the jar of this package speaks it."""
 
 _LENGTH: Final = struct.Struct(">I")
 
 
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer requests until there are no more."""
+def serve(requests: IO[bytes], answers: IO[bytes], protocol: str = PROTOCOL) -> None:
+    """Answer requests until there are no more: all of another protocol with an error."""
     known = Answers()
     while len(length := requests.read(_LENGTH.size)) == _LENGTH.size:
         request = json.loads(requests.read(*_LENGTH.unpack(length)))
         try:
+            if protocol != PROTOCOL:
+                raise UsageError(
+                    "the reader in Java is of another version than the package datastreamer in "
+                    f"{sys.executable}: give Spark the jar that datastreamer.spark.native_jar() "
+                    "names there, and the same version of the package on all machines"
+                )
             found = known.answer(request)
             if isinstance(found, Iterator):
                 for batch in found:
@@ -67,7 +78,7 @@ def main() -> None:
     frames = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(0, "rb") as requests, os.fdopen(frames, "wb") as answers:
-        serve(requests, answers)
+        serve(requests, answers, sys.argv[1] if len(sys.argv) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,43 @@ def test_either_reader_continues_where_the_other_ended(native: Any, tmp_path: Pa
     assert found == [(row["number"], row["type"], row["data"]) for row in Query(path=path).rows()]
 
 
+def test_a_stream_from_its_end_joins_a_table(native: Any, tmp_path: Path) -> None:
+    """Spark asks for the size of both: that of a stream is not known."""
+    path = tmp_path / "growing.bin"
+    with DataStream.create(path, version=3, sync="os", index="memory") as stream:
+        for data in (b"before", b"after"):
+            with stream.atomic_op() as op:
+                op.add_entry(9, data)
+            table = native.createDataFrame([(0, "zero"), (1, "one")], "number LONG, name STRING")
+            found = native.readStream.format("datastream").option("startingOffset", "latest")
+            query = (
+                found.load(str(path))
+                .join(table, "number")
+                .writeStream.format("parquet")
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start(str(tmp_path / "rows"))
+            )
+            query.awaitTermination()
+    rows = native.read.parquet(str(tmp_path / "rows")).collect()
+    assert [(row.number, bytes(row.data), row.name) for row in rows] == [(1, b"after", "one")]
+
+
+def test_a_server_is_not_for_the_reader_in_java(native: Any, tmp_path: Path) -> None:
+    found = native.readStream.format("datastream").options(server="127.0.0.1:1", reader="native")
+    query = (
+        found.schema("number LONG, type LONG, data BINARY")
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(60)
+    assert "the native reader reads files, not servers: leave it out" in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
 def test_a_refused_option_ends_a_query_with_its_reason(native: Any, tmp_path: Path) -> None:
     path = tmp_path / "stream.bin"
     with DataStream.create(path, version=3, sync="os") as stream, stream.atomic_op() as op:

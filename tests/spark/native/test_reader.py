@@ -67,6 +67,8 @@ def test_what_it_does_not_read(native: Any, path: Path) -> None:
     source = DatastreamSource({"path": str(path), "reader": "native"})
     with pytest.raises(UsageError, match="add the jar that"):
         source.reader(source.schema())
+    with pytest.raises(UsageError, match="add the jar that"):
+        source.streamReader(source.schema()).initialOffset()
 
 
 def test_filters_are_those_of_one_scan(native: Any, path: Path) -> None:
@@ -172,12 +174,13 @@ def test_a_frame_reads_the_same_entries_in_every_query(native: Any, tmp_path: Pa
         for number in range(20):
             with stream.atomic_op() as op:
                 op.add_entry(9, bytes([number]))
-    # It has as many entries as before: only the epoch shows the change.
-    with pytest.raises(PySparkException) as raised:
-        found.collect()
-    assert "the stream was truncated or changed since this query was planned" in reason(
-        raised.value
-    )
+    # It has more entries than before: only the epoch shows the change.
+    for query in (found.collect, found.count):
+        with pytest.raises(PySparkException) as raised:
+            query()
+        assert "the stream was truncated or changed since this query was planned" in reason(
+            raised.value
+        )
 
 
 def test_python_reads_a_part_from_the_first_doubtful_page_on(

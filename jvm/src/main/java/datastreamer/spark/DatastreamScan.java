@@ -23,6 +23,8 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
   /** Made when it is first needed: a streaming query needs none. */
   private Plan plan;
 
+  private boolean follows;
+
   DatastreamScan(DatastreamTable table, StructType columns, NumberFilters filters, long limit) {
     this.table = table;
     this.columns = columns;
@@ -59,11 +61,16 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpoint) {
+    follows = true;
     return table.follow(columns);
   }
 
   @Override
   public Statistics estimateStatistics() {
+    if (follows || table.startsAtEnd()) {
+      // Of a stream it is not known, and a batch would be planned to say so.
+      return new Size(OptionalLong.empty(), OptionalLong.empty());
+    }
     Plan plan = plan();
     boolean isEntries = plan.parts.stream().allMatch(part -> part.file.events == null);
     OptionalLong rows = isEntries ? OptionalLong.of(plan.entries()) : OptionalLong.empty();
@@ -73,17 +80,7 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
             && Arrays.stream(columns.fields())
                 .noneMatch(field -> field.dataType().equals(DataTypes.BinaryType));
     long size = isNarrow ? 8L * columns.length() * plan.entries() : plan.size();
-    return new Statistics() {
-      @Override
-      public OptionalLong sizeInBytes() {
-        return OptionalLong.of(size);
-      }
-
-      @Override
-      public OptionalLong numRows() {
-        return rows;
-      }
-    };
+    return new Size(OptionalLong.of(size), rows);
   }
 
   @Override
@@ -93,6 +90,8 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public PartitionReaderFactory createReaderFactory() {
-    return new PartReaderFactory(new ScanContext(columns, plan().reader, limit));
+    return new PartReaderFactory(ScanContext.inDriver(columns, plan().reader, limit));
   }
+
+  private record Size(OptionalLong sizeInBytes, OptionalLong numRows) implements Statistics {}
 }

@@ -1,5 +1,6 @@
 package datastreamer.spark;
 
+import java.util.OptionalLong;
 import org.apache.spark.sql.connector.expressions.aggregate.AggregateFunc;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
@@ -23,7 +24,7 @@ final class DatastreamScanBuilder
   private StructType columns;
   private NumberFilters filters = new NumberFilters(new Filter[0]);
   private long limit = Long.MAX_VALUE;
-  private boolean counts;
+  private OptionalLong count = OptionalLong.empty();
 
   DatastreamScanBuilder(DatastreamTable table) {
     this.table = table;
@@ -59,20 +60,21 @@ final class DatastreamScanBuilder
     return functions.length == 1
         && functions[0] instanceof CountStar
         && aggregation.groupByExpressions().length == 0
-        && filters.filters.isEmpty()
-        && table.countsByHeader();
+        && filters.filters.isEmpty();
   }
 
   @Override
   public boolean pushAggregation(Aggregation aggregation) {
-    counts = supportCompletePushDown(aggregation);
-    return counts;
+    if (supportCompletePushDown(aggregation)) {
+      count = table.count();
+    }
+    return count.isPresent();
   }
 
   @Override
   public Scan build() {
-    return counts
-        ? new CountScan(table.plan(columns, filters.limits).entries())
+    return count.isPresent()
+        ? new CountScan(count.getAsLong())
         : new DatastreamScan(table, columns, filters, limit);
   }
 }

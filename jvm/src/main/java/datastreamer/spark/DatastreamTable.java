@@ -1,5 +1,6 @@
 package datastreamer.spark;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.EnumSet;
@@ -8,6 +9,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.OptionalLong;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -70,10 +72,32 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
     return request;
   }
 
-  /** Whether the header of each file has the number of rows, and nothing else may change it. */
-  boolean countsByHeader() {
-    return options.getOrDefault("table", "entries").strip().equalsIgnoreCase("entries")
-        && options.getOrDefault("mode", "FAILFAST").strip().equalsIgnoreCase("FAILFAST");
+  /** Whether a streaming query that reads the table begins at its end. */
+  boolean startsAtEnd() {
+    return options.getOrDefault("startingOffset", "").strip().equalsIgnoreCase("latest");
+  }
+
+  /** The number of rows, if the files' headers have it, as they are when it is asked for. */
+  synchronized OptionalLong count() {
+    Map<String, Object> request = request("count", options);
+    request.put("table", schema.json());
+    request.put("plan", parts);
+    JsonNode found = ask(request);
+    if (found.get("count").isNull()) {
+      return OptionalLong.empty();
+    }
+    parts = found.get("plan").textValue();
+    return OptionalLong.of(found.get("count").longValue());
+  }
+
+  private static JsonNode ask(Map<String, Object> request) {
+    try {
+      return PythonProcess.ask(request);
+    } catch (PythonFailure failure) {
+      throw Failures.unchecked(failure.inPlan());
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
   }
 
   synchronized Plan plan(StructType columns, List<Map<String, Object>> filters) {
@@ -87,16 +111,10 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
       return known;
     }
     request.put("plan", parts);
-    try {
-      Plan plan = new Plan(PythonProcess.ask(request));
-      parts = plan.all;
-      plans.put(key, plan);
-      return plan;
-    } catch (PythonFailure failure) {
-      throw Failures.unchecked(failure.inPlan());
-    } catch (IOException error) {
-      throw new UncheckedIOException(error);
-    }
+    Plan plan = new Plan(ask(request));
+    parts = plan.all;
+    plans.put(key, plan);
+    return plan;
   }
 
   FollowedStream follow(StructType columns) {

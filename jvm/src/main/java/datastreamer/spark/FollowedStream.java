@@ -43,7 +43,7 @@ final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailable
   FollowedStream(Map<String, ?> request, StructType columns) {
     this.columns = columns;
     try {
-      process = PythonProcess.take();
+      process = PythonProcess.take(PythonProcess.python());
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
@@ -132,7 +132,7 @@ final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailable
   @Override
   public PartitionReaderFactory createReaderFactory() {
     return new PartReaderFactory(
-        new ScanContext(columns, begun.get("reader").textValue(), Long.MAX_VALUE));
+        ScanContext.inDriver(columns, begun.get("reader").textValue(), Long.MAX_VALUE));
   }
 
   @Override

@@ -20,8 +20,8 @@ final class HadoopBytes implements StreamBytes {
           path.getFileSystem(SparkHadoopUtil.get().newConfiguration(SparkEnv.get().conf()));
       size = system.getFileStatus(path).getLen();
       stream = system.open(path);
-    } catch (RuntimeException error) {
-      // As of a file system whose class is missing.
+    } catch (RuntimeException | LinkageError error) {
+      // As of a file system whose class, or what it needs, is missing.
       throw new IOException(uri + ": Hadoop cannot open it", error);
     }
   }

@@ -3,6 +3,7 @@ package datastreamer.spark;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
+import java.nio.file.InvalidPathException;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 
@@ -11,7 +12,12 @@ final class LocalBytes implements StreamBytes {
   private final FileChannel channel;
 
   LocalBytes(String path) throws IOException {
-    channel = FileChannel.open(Path.of(path), StandardOpenOption.READ);
+    try {
+      channel = FileChannel.open(Path.of(path), StandardOpenOption.READ);
+    } catch (InvalidPathException error) {
+      // In a locale without UTF-8 a JVM has no names for some files.
+      throw new IOException(path + ": this JVM cannot name it", error);
+    }
   }
 
   @Override

@@ -17,11 +17,13 @@ final class Plan {
   final List<Part> parts = new ArrayList<>();
 
   private final long partBytes;
+  private final long openCost;
 
   Plan(JsonNode found) {
     all = found.get("plan").textValue();
     reader = found.get("reader").textValue();
     partBytes = found.get("partBytes").longValue();
+    openCost = found.get("openCost").longValue();
     List<FileState> files = new ArrayList<>();
     for (JsonNode file : found.get("files")) {
       files.add(new FileState(file));
@@ -34,7 +36,7 @@ final class Plan {
   /** What tasks read. */
   InputPartition[] groups() {
     int tasks = SparkContext.getOrCreate().defaultParallelism();
-    return PartGroup.of(parts, partBytes, tasks);
+    return PartGroup.of(parts, partBytes, openCost, tasks);
   }
 
   /** The bytes that are read. */

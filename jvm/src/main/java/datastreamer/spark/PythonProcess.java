@@ -1,5 +1,7 @@
 package datastreamer.spark;
 
+import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.StreamReadConstraints;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedInputStream;
@@ -10,7 +12,7 @@ import java.io.DataOutputStream;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Map;
-import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.LinkedBlockingDeque;
 import org.apache.spark.SparkEnv;
 import org.apache.spark.api.python.PythonUtils;
 import scala.jdk.javaapi.CollectionConverters;
@@ -22,17 +24,32 @@ import scala.jdk.javaapi.CollectionConverters;
  * end. A process ends with this JVM, because its standard input does.
  */
 final class PythonProcess implements Closeable {
-  private static final ObjectMapper JSON = new ObjectMapper();
-  private static final ConcurrentLinkedDeque<PythonProcess> IDLE = new ConcurrentLinkedDeque<>();
+  /** What `process.py` of another version of the package may not understand, and says so. */
+  private static final String PROTOCOL = "1";
 
+  /** How many processes wait for the next request: each holds some 100 MB. */
+  private static final int MOST_IDLE = 2;
+
+  // The plan of many files is one long text.
+  private static final ObjectMapper JSON =
+      new ObjectMapper(
+          JsonFactory.builder()
+              .streamReadConstraints(
+                  StreamReadConstraints.builder().maxStringLength(Integer.MAX_VALUE).build())
+              .build());
+
+  private static final LinkedBlockingDeque<PythonProcess> IDLE =
+      new LinkedBlockingDeque<>(MOST_IDLE);
+
+  private final String python;
   private final Process process;
   private final DataOutputStream requests;
   private final DataInputStream answers;
 
-  private PythonProcess() throws IOException {
-    String python = python();
+  private PythonProcess(String python) throws IOException {
+    this.python = python;
     ProcessBuilder builder =
-        new ProcessBuilder(python, "-m", "datastreamer.spark.native.process")
+        new ProcessBuilder(python, "-m", "datastreamer.spark.native.process", PROTOCOL)
             .redirectError(ProcessBuilder.Redirect.INHERIT);
     Map<String, String> environment = builder.environment();
     String given = environment.getOrDefault("PYTHONPATH", "");
@@ -47,8 +64,8 @@ final class PythonProcess implements Closeable {
     answers = new DataInputStream(new BufferedInputStream(process.getInputStream(), 1 << 16));
   }
 
-  /** The interpreter that Spark's own Python workers run on. */
-  private static String python() {
+  /** In the driver: the interpreter that Spark's own Python workers run on, on all machines. */
+  static String python() {
     String found = SparkEnv.get().conf().get("spark.pyspark.python", "");
     if (found.isEmpty()) {
       found = System.getenv().getOrDefault("PYSPARK_PYTHON", "");
@@ -56,18 +73,26 @@ final class PythonProcess implements Closeable {
     return found.isEmpty() ? "python3" : found;
   }
 
-  static PythonProcess take() throws IOException {
+  static PythonProcess take(String python) throws IOException {
     PythonProcess idle = IDLE.poll();
-    return idle != null && idle.process.isAlive() ? idle : new PythonProcess();
+    if (idle != null && idle.process.isAlive() && idle.python.equals(python)) {
+      return idle;
+    }
+    if (idle != null) {
+      idle.close();
+    }
+    return new PythonProcess(python);
   }
 
   void giveBack() {
-    IDLE.push(this);
+    if (!IDLE.offerFirst(this)) {
+      close();
+    }
   }
 
-  /** The answer in JSON to one request. */
+  /** In the driver: the answer in JSON to one request. */
   static JsonNode ask(Map<String, ?> request) throws IOException, PythonFailure {
-    PythonProcess process = take();
+    PythonProcess process = take(python());
     try {
       JsonNode answer = process.answer(request);
       process.giveBack();
@@ -119,7 +144,7 @@ final class PythonProcess implements Closeable {
         "the Python process of datastreamer ended: its last lines are in the log. It needs the "
             + "package datastreamer with the extra spark in the interpreter that PYSPARK_PYTHON "
             + "or spark.pyspark.python names, here "
-            + python(),
+            + python,
         error);
   }
 

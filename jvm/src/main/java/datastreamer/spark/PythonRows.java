@@ -27,7 +27,7 @@ final class PythonRows implements Closeable {
   PythonRows(ScanContext context, Part part, long skipped) throws IOException {
     this.context = context;
     this.skipped = skipped;
-    process = PythonProcess.take();
+    process = PythonProcess.take(context.python());
     try {
       process.send(
           Map.of(
