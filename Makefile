@@ -19,9 +19,6 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-JAR := datastreamer/spark/native/datastreamer-spark.jar
-MVN ?= mvn
-
 .PHONY: help core setup jar test test-fast test-oldest demo spark-demo lint format types proto build docs wheels \
 	bench soak sanitize clean distclean
 .DELETE_ON_ERROR:
@@ -81,12 +78,7 @@ proto: setup
 
 # The reader in Java is a part of the wheel where there is a JDK to build it.
 jar:
-	@if command -v javac >/dev/null && command -v $(MVN) >/dev/null; then $(MAKE) --no-print-directory $(JAR); \
-	else echo "no reader in Java: building it needs a JDK 17 and Maven, and javac or $(MVN) is missing"; fi
-
-$(JAR): jvm/pom.xml $(shell find jvm/src -type f)
-	$(MVN) --quiet --batch-mode --file jvm/pom.xml package
-	@cp jvm/target/datastreamer-spark.jar $@
+	@.ci/jar datastreamer/spark/native/datastreamer-spark.jar
 
 build: setup jar
 	rm -rf dist

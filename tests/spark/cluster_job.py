@@ -40,8 +40,21 @@ def digests(rows: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
         yield row.number, int.from_bytes(found[:8], "big"), executor
 
 
+def damaged_rows(spark: Any, path: str) -> int:
+    """The rows with an error, of a copy with a damaged entry."""
+    content = bytearray(Path(path).read_bytes())
+    content[4096] ^= 1
+    Path(f"{path}.damaged").write_bytes(content)
+    read = spark.read.format("datastream").option("mode", "PERMISSIVE")
+    return int(read.load(f"{path}.damaged").where("error IS NOT NULL").count())
+
+
 def main(path: str) -> None:
-    settings = SETTINGS | {"spark.executor.memory": "512m"}
+    settings = SETTINGS | {
+        "spark.executor.memory": "512m",
+        # Executors run the driver's Python, whatever their own environment names.
+        "spark.executorEnv.PYSPARK_PYTHON": "/nowhere/python",
+    }
     spark = session("local-cluster[1,1,1024]", "cluster", settings)
     spark.sparkContext.setLogLevel("OFF")
     frame = spark.read.format("datastream").option("partitionBytes", "2m").load(path)
@@ -52,6 +65,7 @@ def main(path: str) -> None:
         "rows": len(rows),
         "digest": hashlib.sha256(b"".join(b"%d %d," % row[:2] for row in rows)).hexdigest(),
         "executors": len({row[2] for row in rows}),
+        "errors": damaged_rows(spark, path),
     }
     print(json.dumps(result))
     spark.stop()

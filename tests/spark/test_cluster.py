@@ -45,3 +45,4 @@ def test_a_killed_executor_changes_nothing(java: None, tmp_path: Path) -> None:
     assert result["digest"] == expected.hexdigest()
     # The killed one, and the one that Spark started in its place.
     assert result["executors"] == 2
+    assert result["errors"] == 1
