@@ -72,10 +72,10 @@ def session(
 
 
 def _start_java(settings: dict[str, str]) -> None:
-    """Start the JVM with the jar among its own. A session that is only told of `spark.jars` would
-    replace the jars that Java found itself, those of packages among them."""
+    """Start the JVM with the jar among its own. `spark.jars` of a later session would replace the
+    jars that Java found itself, those of packages among them."""
     jar = native_jar()
-    # Others than Spark's command line cannot add to its jars.
+    # What Spark's command line says of jars replaces this.
     if jar is not None and "--jars" not in shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "")):
         jars = settings.get("spark.jars", _default_jars())
         settings["spark.jars"] = f"{jars},{jar}" if jars else jar
