@@ -79,7 +79,9 @@ def _start_java(settings: dict[str, str]) -> None:
     if jar is not None and "--jars" not in shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "")):
         jars = settings.get("spark.jars", _default_jars())
         settings["spark.jars"] = f"{jars},{jar}" if jars else jar
-    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
+    SparkContext._ensure_initialized(
+        conf=SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    )
     found = SparkConf(_jvm=SparkContext._jvm).get("spark.jars", "")
     if jar is not None and Path(jar).name not in found:
         _log.warning("the reader in Java is not used: add %s to --jars", jar)
