@@ -285,7 +285,7 @@ class RawRange:
             await output.end()
             # Until the client has all of it, a change resets the connection.
             wait, longest = _ACKNOWLEDGE_SECONDS
-            while sender.refers:  # noqa: ASYNC110 - the kernel reports no event
+            while sender.refers:  # the kernel reports no event
                 await trio.sleep(wait)
                 wait = min(2 * wait, longest)
         except (DamagedFile, StreamClosed) as error:
