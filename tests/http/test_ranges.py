@@ -19,6 +19,7 @@ from datastreamer.http.answers.ranges import FormedRange, RawRange, WantedRange
 from datastreamer.http.port.messages import AnswerCut
 from datastreamer.http.serving import source_of
 from datastreamer.metrics.counters import HttpCounts
+from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask, joined
 from tests.http.serving import Web, serving
@@ -317,6 +318,21 @@ async def test_a_change_after_the_range_does_not_matter(stream: DataStream, form
                 client.got += await client.stream.receive_some(1 << 16)
         body = joined(bytes(client.got).partition(b"\r\n\r\n")[2])
         assert parsed(format, body) == held(stream, 0, 9001)
+
+
+async def test_a_client_that_asked_for_the_end_gets_it_at_once(
+    filled: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the server waits to hear that the client has all: a system that is told of the end
+    says so at once, and may take 40 ms otherwise."""
+    unacknowledged = True
+    monkeypatch.setattr(Sender, "refers", property(lambda _: unacknowledged))
+    async with serving(filled) as web:
+        with trio.fail_after(5):
+            code, _, body = await ask(web.port, "/v1/entries?format=raw")
+        assert (code, parsed("raw", body)) == (200, held(filled, 0, filled.total_entries))
+        assert web.server.other_readers, "the server waits"
+        unacknowledged = False
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -53,7 +53,9 @@ _PIECE_BYTES: Final = 256 * 1024
 _RAW_BYTES: Final = 16 << 20
 # Smaller answers are not compressed.
 _COMPRESSED_BYTES: Final = 1024
-_ACKNOWLEDGE_SECONDS: Final = 0.01
+# The first look at whether a client has all of an answer is after this; each later one waits twice
+# as long, up to the second.
+_ACKNOWLEDGE_SECONDS: Final = (0.0005, 0.01)
 
 
 class WantedRange(NamedTuple):
@@ -282,8 +284,10 @@ class RawRange:
                 at = answer.stop.number
             await output.end()
             # Until the client has all of it, a change resets the connection.
-            while sender.refers:  # noqa: ASYNC110 - the kernel reports no event
-                await trio.sleep(_ACKNOWLEDGE_SECONDS)
+            wait, longest = _ACKNOWLEDGE_SECONDS
+            while sender.refers:  # the kernel reports no event
+                await trio.sleep(wait)
+                wait = min(2 * wait, longest)
         except (DamagedFile, StreamClosed) as error:
             if isinstance(error, DamagedFile):
                 await self._reading.damaged(error)

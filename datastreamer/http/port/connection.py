@@ -241,6 +241,9 @@ class HttpConnection:
 
     async def end(self) -> None:
         await self._send_raw(self._h11.send(h11.EndOfMessage()) or b"")
+        if self._h11.our_state is h11.MUST_CLOSE:
+            # Now: a part may wait until the client has received all, which it delays until then.
+            await self.transport.end_sending()
 
     @property
     def direct_fd(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import os
 import shutil
 import tempfile
 import time
@@ -109,7 +110,7 @@ def test_a_file_that_shrank_has_no_pages_behind_its_end() -> None:
     file.write(b"a" * 8192, 0)
     process.interruption = Interruption(0, errno.EIO, only="sync")
     file.resize(4096)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         file.sync()
     disk.evict(PATH, Cut("nothing arrived"))
     assert file.size() == 4096
