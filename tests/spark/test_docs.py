@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "SPARK.md").read_text()
 FOLLOWING = (ROOT / "docs" / "SPARK_STREAMING.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-TABLE = re.findall(r"^\| (`.*?) \| .* \| (.*?) ?\|$", TEXT, re.MULTILINE)
+OPTIONS = TEXT.partition("\n## Options\n")[2].partition("\n## ")[0]
+TABLE = re.findall(r"^\| (`.*?) \| .* \| (.*?) ?\|$", OPTIONS, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_the_defaults_are_those_of_the_code() -> None:
         for name in re.findall(r"`(\w+)`", names):
             if name in NAMES_OF_OPTIONS and default.strip("`") and default != "as above":
                 shown[name] = default.strip("`")
-    assert len(shown) == 10
+    assert len(shown) == 11
     one = read_options({"server": "a:1"} | shown)
     assert one == read_options({"server": "a:1"})
 
