@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from pyspark import SparkConf, SparkContext
-from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from datastreamer.spark.java import find_java
@@ -61,8 +59,7 @@ def session(
     given = settings or {}
     local = LOCAL_SETTINGS if _is_local(master, given) else {}
     chosen = {**SETTINGS, **local, **given}
-    if SparkContext._gateway is None:
-        _start_java({**chosen, "spark.master": master, "spark.app.name": name})
+    if _start_java({**chosen, "spark.master": master, "spark.app.name": name}):
         chosen.pop("spark.jars", None)
     for setting, value in chosen.items():
         builder = builder.config(setting, value)
@@ -71,9 +68,14 @@ def session(
     return spark
 
 
-def _start_java(settings: dict[str, str]) -> None:
-    """Start the JVM with the jar among its own. `spark.jars` of a later session would replace the
-    jars that Java found itself, those of packages among them."""
+def _start_java(settings: dict[str, str]) -> bool:
+    """Start the JVM with the jar among its own; False if it runs already. `spark.jars` of a later
+    session would replace the jars that Java found itself, those of packages among them."""
+    # A client of Spark Connect lacks these.
+    from pyspark import SparkConf, SparkContext
+
+    if SparkContext._gateway is not None:
+        return False
     jar = native_jar()
     # What Spark's command line says of jars replaces this.
     if jar is not None and "--jars" not in shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "")):
@@ -85,13 +87,16 @@ def _start_java(settings: dict[str, str]) -> None:
     found = SparkConf(_jvm=SparkContext._jvm).get("spark.jars", "")
     if jar is not None and Path(jar).name not in found:
         _log.warning("the reader in Java is not used: add %s to --jars", jar)
+    return True
 
 
 def _default_jars() -> str:
     """The `spark.jars` of ``spark-defaults.conf``; empty if it has none."""
+    from pyspark.find_spark_home import _find_spark_home
+
     folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
     try:
-        text = Path(folder, "spark-defaults.conf").read_text()
+        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     found = re.findall(r"^\s*spark\.jars(?:\s*[=:]\s*|\s+)(\S+)\s*$", text, re.MULTILINE)
