@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     ROOT / "README.md": "index.md",
     ROOT / "bench" / "README.md": "MEASURE.md",
+    ROOT / "jvm" / "README.md": "JVM.md",
     **{ROOT / name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
     **{path: str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")},
 }
