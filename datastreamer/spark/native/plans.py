@@ -11,6 +11,7 @@ import base64
 import contextlib
 import functools
 import json
+import math
 import pickle
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from datastreamer.spark.read.files import (
     open_reader,
 )
 from datastreamer.spark.read.page_sums import open_records
-from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts
+from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts, cut_pages
 from datastreamer.spark.read.planning import pages_of
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.source import DatastreamSource
@@ -48,6 +49,9 @@ _SUM: Final = struct.Struct(">16sIQ")
 _NO_SUM: Final = _SUM.pack(bytes(16), 0, 0)
 
 _MOST: Final = U64_MAX >> 1
+
+_LEAST_BYTES: Final = 8 << 20
+"""Cutting further costs more for the start of tasks than it saves."""
 
 _TOTALS_OFFSET, _TOTALS_END, _ENDS_OFFSET = VISIBLE_LAYOUT[:3]
 
@@ -76,9 +80,7 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
     schema = StructType.fromJson(json.loads(request["schema"]))
     wanted_columns(options, StructType.fromJson(json.loads(request["table"])))
     reader = BatchReader(options, schema if schema.fields else _least(options))
-    parts: list[FilePart] = (
-        flat(reader.partitions()) if request["plan"] is None else unpacked(request["plan"])
-    )
+    parts = _parts(request, options, reader)
     plan = packed(parts) if request["plan"] is None else request["plan"]
     # In the other modes, what is lost in a damaged page also depends on the pages before it.
     entries = wanted(options.table, request["filters"]) if options.mode == "FAILFAST" else ALL
@@ -130,10 +132,7 @@ def count(request: Mapping[str, Any]) -> dict[str, Any]:
     if options.table != ENTRIES or options.mode != "FAILFAST":
         return {"count": None}
     wanted_columns(options, StructType.fromJson(json.loads(request["table"])))
-    if request["plan"] is None:
-        parts = flat(BatchReader(options, _least(options)).partitions())
-    else:
-        parts = unpacked(request["plan"])
+    parts = _parts(request, options, BatchReader(options, _least(options)))
     found = 0
     for snapshot, (part, *_) in _by_snapshot(parts):
         if request["plan"] is not None:
@@ -152,6 +151,37 @@ def read(request: Mapping[str, Any]) -> Iterator[Any]:
 def flat(parts: Sequence[Any]) -> list[FilePart]:
     """The parts without their packing: Java packs what it reads itself."""
     return [part for it in parts for part in (it.parts if isinstance(it, PackedParts) else (it,))]
+
+
+def _parts(request: Mapping[str, Any], options: Options, reader: BatchReader) -> list[FilePart]:
+    """Those of the request's plan; without one, of what is there now."""
+    if request["plan"] is not None:
+        found: list[FilePart] = unpacked(request["plan"])
+        return found
+    return _spread(flat(reader.partitions()), options.partition_bytes, request["tasks"])
+
+
+def _spread(parts: list[FilePart], most: int, tasks: int) -> list[FilePart]:
+    """The parts, or smaller ones, so that each of `tasks` at a time has the same work.
+
+    Parts of `most` bytes may leave all but one of them without work at the end.
+    """
+    total = sum(part.cost for part in parts)
+    turns = max(1, math.ceil(total / most / tasks))
+    size = max(_LEAST_BYTES, total // (turns * tasks))
+    if size >= most:
+        return parts
+    return [
+        smaller
+        for snapshot, of_file in _by_snapshot(parts)
+        for smaller in cut_pages(
+            snapshot,
+            range(of_file[0].first_page, of_file[-1].stop_page),
+            of_file[0].start,
+            of_file[0].stop,
+            size,
+        )
+    ]
 
 
 def _least(options: Options) -> StructType:

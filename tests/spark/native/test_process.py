@@ -46,7 +46,7 @@ def test_counts_of_many_files(make: Make, tmp_path: Path) -> None:
         make([(9, b"x")] * at, name=f"{at:02}.bin")
     options = {"path": str(tmp_path)}
     schema = table_schema(read_options(options), system_id=True).json()
-    request = {"options": options, "table": schema, "plan": None}
+    request = {"options": options, "table": schema, "plan": None, "tasks": 2}
     first = plans.count(request)
     assert first["count"] == sum(range(30))
     (tmp_path / "07.bin").unlink()

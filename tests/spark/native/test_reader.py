@@ -18,7 +18,7 @@ from datastreamer.spark.failures import reason
 from datastreamer.zkevm import encode, events
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 from tests.spark.conftest import Make
-from tests.spark.native.comparing import frame, python_parts, rows_of
+from tests.spark.native.comparing import assert_equal, frame, python_parts, rows_of
 from tests.spark.native.fuzz import write_stream
 from tests.spark.read.reading import Query
 
@@ -207,3 +207,35 @@ def test_small_files_share_a_task(native: Any, make: Make, tmp_path: Path) -> No
     assert parts(found) == 2
     assert [row.data[0] for row in found.collect()] == [at for at in range(40) for _ in range(3)]
     assert parts(frame(native, path=str(tmp_path), partitionBytes="1m")) == 40
+
+
+def test_all_cores_have_the_same_work(native: Any, make: Make) -> None:
+    path = make([(9, bytes(500_000))] * 100)
+    found = frame(native, path=str(path))
+    # Two cores: two parts of 25 MB, although one part may have 128 MiB.
+    sizes = [len(rows) for rows in found.rdd.glom().collect()]
+    assert len(sizes) == 2
+    assert max(sizes) - min(sizes) <= 2
+    # As for a count of the same plan; and a part has no more than it may have.
+    assert found.count() == 100
+    assert parts(frame(native, path=str(path), partitionBytes="16m")) == 4
+    assert parts(frame(native, path=str(path), partitionBytes="4m")) == 12
+
+
+def test_numbers_of_all_sizes(native: Any, make: Make) -> None:
+    """Enough of each size one after the other that the reader learns where its digits are."""
+    numbers = [
+        number
+        for bits in range(64)
+        for edge in (1 << bits, (1 << bits) - 1)
+        for number in [edge] * 20
+        if number < 1 << 63
+    ]
+    entries = [
+        encode(events.L2Block(number, number % 251, timestamp=7, hash=bytes(32)), version=3)
+        for number in numbers
+    ]
+    path = make(entries, version=3)
+    assert_equal(native, [path], table="blocks")
+    found = frame(native, path=str(path), table="blocks").select("number", "batch_number")
+    assert [tuple(row) for row in found.collect()] == [(it, it % 251) for it in numbers]

@@ -11,6 +11,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.OptionalLong;
 import java.util.Set;
+import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -81,13 +82,18 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   synchronized OptionalLong count() {
     Map<String, Object> request = request("count", options);
     request.put("table", schema.json());
-    request.put("plan", parts);
+    putPlan(request);
     JsonNode found = ask(request);
     if (found.get("count").isNull()) {
       return OptionalLong.empty();
     }
     parts = found.get("plan").textValue();
     return OptionalLong.of(found.get("count").longValue());
+  }
+
+  private void putPlan(Map<String, Object> request) {
+    request.put("plan", parts);
+    request.put("tasks", SparkContext.getOrCreate().defaultParallelism());
   }
 
   private static JsonNode ask(Map<String, Object> request) {
@@ -110,7 +116,7 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
     if (known != null) {
       return known;
     }
-    request.put("plan", parts);
+    putPlan(request);
     Plan plan = new Plan(ask(request));
     parts = plan.all;
     plans.put(key, plan);

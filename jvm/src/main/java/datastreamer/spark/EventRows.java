@@ -19,8 +19,13 @@ final class EventRows implements Rows {
   private int[] wanted = new int[0];
   private Values[] values = new Values[0];
 
-  private long[] numbers = new long[0];
-  private byte[] bytes;
+  private Page page;
+
+  /** By row: the index of its entry in the page. */
+  private int[] entries = new int[0];
+
+  /** By row: the shape that says where its values are; null if the columns keep them. */
+  private MessageShape[] shapeOf = new MessageShape[0];
 
   EventRows(EventTable table) {
     this.table = table;
@@ -31,22 +36,29 @@ final class EventRows implements Rows {
 
   @Override
   public int take(Page page, int from, int to) throws Doubt {
-    bytes = page.bytes;
+    this.page = page;
     int rows = 0;
     if (table.type == null) {
       return rows;
     }
+    byte[] bytes = page.bytes;
     long type = table.type;
     for (int i = from; i < to; i++) {
       int head = page.offsets[i];
       if ((BigEndian.u32(bytes, head + Format.TYPE_AT) & 0xFFFFFFFFL) == type) {
-        decode(head + Format.HEAD_SIZE, page.offsets[i + 1]);
-        if (rows == numbers.length) {
+        if (rows == entries.length) {
           grow(Math.max(1024, 2 * rows));
         }
-        numbers[rows] = page.first + i;
-        for (int j = 0; j < wanted.length; j++) {
-          values[j].set(rows, cells, wanted[j]);
+        int start = head + Format.HEAD_SIZE;
+        int end = page.offsets[i + 1];
+        MessageShape shape = fixed == null ? shapes.find(bytes, start, end) : null;
+        if (shape == null) {
+          decode(bytes, start, end, rows);
+        }
+        entries[rows] = i;
+        // To compare costs less than to tell the garbage collector of it.
+        if (shapeOf[rows] != shape) {
+          shapeOf[rows] = shape;
         }
         rows++;
       }
@@ -54,32 +66,25 @@ final class EventRows implements Rows {
     return rows;
   }
 
-  /** Put the values of the wanted columns into the cells. */
-  private void decode(int start, int end) throws Doubt {
-    int fields = table.fields();
-    MessageShape shape = fixed == null ? shapes.find(bytes, start, end) : null;
-    if (shape != null) {
-      for (int column : wanted) {
-        if (column < fields) {
-          shape.read(bytes, start, column, cells);
-        }
-      }
+  /** Let the wanted columns keep the values of the event of a row. */
+  private void decode(byte[] bytes, int start, int end, int row) throws Doubt {
+    cells.clear();
+    if (fixed != null) {
+      fixed.decode(bytes, start, end);
     } else {
-      cells.clear();
-      if (fixed != null) {
-        fixed.decode(bytes, start, end);
-      } else {
-        messages.decode(bytes, start, end);
-        shapes.learn(table, bytes, start, end);
-      }
+      messages.decode(bytes, start, end);
+      shapes.learn(table, bytes, start, end);
     }
-    if (fields < table.kinds.length) {
-      cells.put(fields, start, end - start);
+    for (int i = 0; i < wanted.length; i++) {
+      if (wanted[i] < table.fields()) {
+        values[i].set(row, cells, wanted[i]);
+      }
     }
   }
 
   private void grow(int rows) {
-    numbers = Arrays.copyOf(numbers, rows);
+    entries = Arrays.copyOf(entries, rows);
+    shapeOf = Arrays.copyOf(shapeOf, rows);
     for (Values each : values) {
       each.grow(rows);
     }
@@ -91,7 +96,7 @@ final class EventRows implements Rows {
       return new Column(DataTypes.LongType) {
         @Override
         public long getLong(int row) {
-          return numbers[row];
+          return page.first + entries[row];
         }
       };
     }
@@ -100,35 +105,49 @@ final class EventRows implements Rows {
       return null;
     }
     int kind = table.kinds[column];
+    if (kind == EventTable.DATA) {
+      return new Column(DataTypes.BinaryType) {
+        @Override
+        public byte[] getBinary(int row) {
+          int[] offsets = page.offsets;
+          int entry = entries[row];
+          return Arrays.copyOfRange(
+              page.bytes, offsets[entry] + Format.HEAD_SIZE, offsets[entry + 1]);
+        }
+      };
+    }
     // A field that one generation of a layout has, another lacks.
-    boolean nullable =
-        kind == EventTable.DEBUG || (fixed != null && kind != EventTable.DATA);
+    boolean nullable = kind == EventTable.DEBUG || fixed != null;
     int count = wanted.length;
     wanted = Arrays.copyOf(wanted, count + 1);
     wanted[count] = column;
     values = Arrays.copyOf(values, count + 1);
-    values[count] = new Values(kind, nullable);
+    values[count] = new Values(column, nullable);
     return values[count];
   }
 
   /** The values of one column. */
   private final class Values extends Column {
+    private final int field;
     private final int kind;
     private final boolean nullable;
+
+    // Of rows without a shape.
     private long[] number = new long[0];
     private int[] at = new int[0];
     private boolean[] there = new boolean[0];
 
-    Values(int kind, boolean nullable) {
+    Values(int field, boolean nullable) {
       super(
-          switch (kind) {
+          switch (table.kinds[field]) {
             case EventTable.U64, EventTable.U32 -> DataTypes.LongType;
             case EventTable.BOOL -> DataTypes.BooleanType;
             case EventTable.ENUM -> DataTypes.IntegerType;
             case EventTable.DEBUG -> DataTypes.StringType;
             default -> DataTypes.BinaryType;
           });
-      this.kind = kind;
+      this.field = field;
+      kind = table.kinds[field];
       this.nullable = nullable;
     }
 
@@ -159,28 +178,42 @@ final class EventRows implements Rows {
 
     @Override
     public boolean isNullAt(int row) {
-      return nullable && !there[row];
+      return nullable && (shapeOf[row] != null || !there[row]);
+    }
+
+    private long number(int row) {
+      MessageShape shape = shapeOf[row];
+      return shape == null ? number[row] : shape.number(page.bytes, start(row), field);
+    }
+
+    private int start(int row) {
+      return page.offsets[entries[row]] + Format.HEAD_SIZE;
     }
 
     @Override
     public long getLong(int row) {
-      return kind == EventTable.U32 ? number[row] & 0xFFFFFFFFL : number[row];
+      return kind == EventTable.U32 ? number(row) & 0xFFFFFFFFL : number(row);
     }
 
     @Override
     public int getInt(int row) {
-      return (int) number[row];
+      return (int) number(row);
     }
 
     @Override
     public boolean getBoolean(int row) {
-      return number[row] != 0;
+      return number(row) != 0;
     }
 
     @Override
     public byte[] getBinary(int row) {
-      int size = (int) number[row];
-      return size == 0 ? NOTHING : Arrays.copyOfRange(bytes, at[row], at[row] + size);
+      MessageShape shape = shapeOf[row];
+      int size = shape == null ? (int) number[row] : shape.size(field);
+      if (size == 0) {
+        return NOTHING;
+      }
+      int from = shape == null ? at[row] : start(row) + shape.at(field);
+      return Arrays.copyOfRange(page.bytes, from, from + size);
     }
 
     @Override

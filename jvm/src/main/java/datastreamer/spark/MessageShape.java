@@ -32,9 +32,9 @@ final class MessageShape {
     }
   }
 
-  private static final int LONGEST_NUMBER = 9;
+  /** A longer number does not fit into a word, and may be above those of a signed column. */
+  private static final int LONGEST_NUMBER = Long.BYTES;
 
-  private final EventTable table;
   private final int size;
 
   /** Where words are compared, which bits of them, and with what. */
@@ -42,15 +42,16 @@ final class MessageShape {
   private long[] masks = new long[0];
   private long[] expected = new long[0];
 
-  /** By field: where its value is, and its size; both zero if it is missing. */
+  /** By field: where its value is, the size of bytes, the bits of a number; zeros if it is missing. */
   private final int[] at;
   private final int[] sizes;
+  private final long[] bits;
 
-  private MessageShape(EventTable table, int size) {
-    this.table = table;
+  private MessageShape(int fields, int size) {
     this.size = size;
-    at = new int[table.fields()];
-    sizes = new int[table.fields()];
+    at = new int[fields];
+    sizes = new int[fields];
+    bits = new long[fields];
   }
 
   /** The shape of a valid message; null for those with rare fields, which differ more. */
@@ -58,7 +59,7 @@ final class MessageShape {
     if (size < Long.BYTES) {
       return null;
     }
-    MessageShape shape = new MessageShape(table, size);
+    MessageShape shape = new MessageShape(table.fields(), size);
     byte[] mask = new byte[size];
     for (int next = 0; next < size; ) {
       int tag = bytes[start + next];
@@ -73,13 +74,15 @@ final class MessageShape {
         mask[next] = (byte) (isNumber ? 0x80 : 0xFF);
       } while (bytes[start + next++] < 0);
       if (next - first > LONGEST_NUMBER) {
-        // Only such a number can be above those of a signed column.
         return null;
       }
-      shape.at[field] = isNumber ? first : next;
-      shape.sizes[field] =
-          isNumber ? next - first : (int) number(bytes, start + first, next - first);
-      next += isNumber ? 0 : shape.sizes[field];
+      shape.at[field] = first;
+      shape.bits[field] = 0x7F7F7F7F7F7F7F7FL >>> Byte.SIZE * (Long.BYTES - (next - first));
+      if (!isNumber) {
+        shape.sizes[field] = (int) shape.number(bytes, start, field);
+        shape.at[field] = next;
+        next += shape.sizes[field];
+      }
     }
     shape.compare(mask, bytes, start);
     return shape;
@@ -116,23 +119,22 @@ final class MessageShape {
     return true;
   }
 
-  /** Put the value of a field of the message that begins at `start` into a cell. */
-  void read(byte[] bytes, int start, int field, Cells cells) {
-    int place = start + at[field];
-    if (table.kinds[field] < EventTable.BYTES) {
-      cells.number[field] = number(bytes, place, sizes[field]);
-    } else {
-      cells.at[field] = place;
-      cells.number[field] = sizes[field];
-      cells.there[field] = false;
-    }
+  /** The number that is a field of the message that begins at `start`. */
+  long number(byte[] bytes, int start, int field) {
+    // The low seven bits of each byte, the first byte's lowest, moved together.
+    long word = Long.reverseBytes(BigEndian.u64(bytes, start + at[field])) & bits[field];
+    word = (word & 0x007F007F007F007FL) | (word & 0x7F007F007F007F00L) >>> 1;
+    word = (word & 0x00003FFF00003FFFL) | (word & 0x3FFF00003FFF0000L) >>> 2;
+    return (word & 0x000000000FFFFFFFL) | (word & 0x0FFFFFFF00000000L) >>> 4;
   }
 
-  private static long number(byte[] bytes, int at, int size) {
-    long value = 0;
-    for (int i = 0; i < size; i++) {
-      value |= (bytes[at + i] & 0x7FL) << 7 * i;
-    }
-    return value;
+  /** Where the bytes begin that are a field, from the start of the message. */
+  int at(int field) {
+    return at[field];
+  }
+
+  /** The size of the bytes that are a field. */
+  int size(int field) {
+    return sizes[field];
   }
 }

@@ -9,6 +9,7 @@ import java.util.Arrays;
  * without gaps, up to the end or to padding that the format allows there. The arrays are reused.
  */
 final class Page {
+  /** Those of the page, and some more: a word can be read from each of them on. */
   final byte[] bytes;
 
   /** The bytes of the page that belong to the stream. */
@@ -25,7 +26,7 @@ final class Page {
 
   /** A page of at most `capacity` bytes. */
   Page(int capacity) {
-    bytes = new byte[capacity];
+    bytes = new byte[capacity + Long.BYTES];
   }
 
   /** The number after the last entry's. */
