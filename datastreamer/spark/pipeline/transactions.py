@@ -23,7 +23,13 @@ from datastreamer.spark.read.planning import plan_ranges
 from datastreamer.spark.read.schemas import table_schema
 
 PER_TASK: Final = 5_000
-"""Transactions per task: about 0.4 s of work."""
+"""The fewest transactions of a task: about 0.4 s of work."""
+
+MOST_PER_TASK: Final = 4 * PER_TASK
+"""The most: a task costs some 0.2 s of its own, and writes a file."""
+
+_TASKS_PER_CORE: Final = 4
+"""As many tasks let no core wait long for the last one."""
 
 _MOST: Final = (1 << 63) - 1
 _DECODED: Final = (
@@ -57,7 +63,9 @@ def decoded_transactions(
     marks = sorted(found.collect())
     options = read_options(given)
     full = table_schema(options, system_id=False)
-    edges = [start, *(mark.entry_number for mark in marks[1:]), stop] if marks else []
+    each = max(1, len(marks) // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
+    inner = marks[:: min(each, MOST_PER_TASK // PER_TASK)][1:]
+    edges = [start, *(mark.entry_number for mark in inner), stop] if marks else []
     parts = list(plan_ranges(options, edges))
     kept = [field for field in full if field.name != "encoded"]
     decoded = cast("StructType", StructType.fromDDL(_DECODED))
