@@ -323,7 +323,21 @@ def _live(
     for fileno in connections:
         poll.register(fileno, select.POLLIN)
     left = clients * operations * size
-    received: list[tuple[int, bytes, int]] = []  # looked at when all have come
+    received = _receipts(connections, poll, left, timeout)
+    if left <= _KEPT:
+        # Looked at when all have come, so that a client costs as little as it can. (Memory for more
+        # than this would cost more than a look.)
+        received = iter(list(received))
+    return Latencies.of([wait / 1e9 for wait in _waits(received, size)])
+
+
+_KEPT = 256 << 20
+
+
+def _receipts(
+    connections: dict[int, socket.socket], poll: Any, left: int, timeout: float
+) -> Iterator[tuple[int, bytes, int]]:
+    """The descriptor, the bytes and the time of each receipt, up to `left` bytes in all."""
     receive = {fileno: connection.recv for fileno, connection in connections.items()}
     deadline = time.monotonic() + timeout
     unit = 1 if hasattr(select, "epoll") else 1000
@@ -333,13 +347,12 @@ def _live(
             raise TimeoutError(f"{left} bytes did not come in {timeout} s")
         for fileno, _ in events:
             data = receive[fileno](_GATHERED)
-            received.append((fileno, data, time.time_ns()))
+            yield fileno, data, time.time_ns()
             if not data:
                 raise ConnectionError(f"the server closed, {left} bytes too early")
             left -= len(data)
     if left:
         raise ConnectionError(f"{-left} bytes came that had come already")
-    return Latencies.of([wait / 1e9 for wait in _waits(received, size)])
 
 
 def _waits(received: Iterable[tuple[int, bytes, int]], size: int) -> Iterator[int]:
