@@ -23,7 +23,7 @@ from datastreamer.spark.read.planning import plan_ranges
 from datastreamer.spark.read.schemas import table_schema
 
 PER_TASK: Final = 5_000
-"""The fewest transactions of a task: about 0.4 s of work."""
+"""The fewest transactions of a task that others follow: about 0.4 s of work."""
 
 MOST_PER_TASK: Final = 4 * PER_TASK
 """The most: a task costs some 0.2 s of its own, and writes a file."""
