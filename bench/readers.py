@@ -81,6 +81,7 @@ def catch_up(
 
 
 _GATHERED = 64 << 10
+_KEPT = 256 << 20
 
 
 def drain(connection: socket.socket, left: int, chunk: int = 1 << 20) -> None:
@@ -329,9 +330,6 @@ def _live(
         # than this would cost more than a look.)
         received = iter(list(received))
     return Latencies.of([wait / 1e9 for wait in _waits(received, size)])
-
-
-_KEPT = 256 << 20
 
 
 def _receipts(

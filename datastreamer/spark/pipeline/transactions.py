@@ -63,8 +63,7 @@ def decoded_transactions(
     marks = sorted(found.collect())
     options = read_options(given)
     full = table_schema(options, system_id=False)
-    each = max(1, len(marks) // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
-    inner = marks[:: min(each, MOST_PER_TASK // PER_TASK)][1:]
+    inner = marks[:: marks_per_task(len(marks), spark.sparkContext.defaultParallelism)][1:]
     edges = [start, *(mark.entry_number for mark in inner), stop] if marks else []
     parts = list(plan_ranges(options, edges))
     kept = [field for field in full if field.name != "encoded"]
@@ -72,6 +71,11 @@ def decoded_transactions(
     columns = StructType([*kept, *decoded])
     rows = frame_of(spark, BatchReader(options, full), parts, columns, _decoder(columns))
     return Transactions(rows, marks[0].l2block_number if marks else None)
+
+
+def marks_per_task(marks: int, cores: int) -> int:
+    """How many of so many marks each task has: `PER_TASK` transactions each."""
+    return max(1, min(marks // (_TASKS_PER_CORE * cores), MOST_PER_TASK // PER_TASK))
 
 
 def _marks(batches: Iterator[Any]) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from datastreamer.errors import FileMissing, StreamFileError, UsageError
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
+from datastreamer.spark.pipeline.transactions import marks_per_task
 
 TIME = 1_700_000_000
 
@@ -352,3 +353,11 @@ def rows_of(spark: Any, out: Path) -> dict[str, list[Any]]:
         name: sorted(tuple(row) for row in table.drop("range").collect())
         for name, table in open_tables(spark, out).items()
     }
+
+
+@pytest.mark.parametrize(
+    "marks, cores, each",
+    [(0, 2, 1), (1, 1, 1), (15, 2, 1), (16, 2, 2), (32, 2, 4), (1_000, 2, 4), (1_000, 100, 2)],
+)
+def test_tasks_are_larger_where_there_are_many(marks: int, cores: int, each: int) -> None:
+    assert marks_per_task(marks, cores) == each

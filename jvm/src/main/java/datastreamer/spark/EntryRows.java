@@ -1,6 +1,5 @@
 package datastreamer.spark;
 
-import java.util.Arrays;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
@@ -35,9 +34,7 @@ final class EntryRows implements Rows {
       case "data" -> new Column(DataTypes.BinaryType) {
         @Override
         public byte[] getBinary(int row) {
-          int[] offsets = page.offsets;
-          int at = offsets[from + row] + Format.HEAD_SIZE;
-          return Arrays.copyOfRange(page.bytes, at, offsets[from + row + 1]);
+          return page.data(from + row);
         }
       };
       default -> null;

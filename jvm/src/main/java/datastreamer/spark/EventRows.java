@@ -15,8 +15,7 @@ final class EventRows implements Rows {
   private final MessageDecoder messages;
   private final MessageShape.Cache shapes = new MessageShape.Cache();
 
-  /** The wanted columns of the table, and their values. */
-  private int[] wanted = new int[0];
+  /** The wanted columns that are fields of the events. */
   private Values[] values = new Values[0];
 
   private Page page;
@@ -75,10 +74,8 @@ final class EventRows implements Rows {
       messages.decode(bytes, start, end);
       shapes.learn(table, bytes, start, end);
     }
-    for (int i = 0; i < wanted.length; i++) {
-      if (wanted[i] < table.fields()) {
-        values[i].set(row, cells, wanted[i]);
-      }
+    for (Values each : values) {
+      each.set(row, cells);
     }
   }
 
@@ -109,18 +106,13 @@ final class EventRows implements Rows {
       return new Column(DataTypes.BinaryType) {
         @Override
         public byte[] getBinary(int row) {
-          int[] offsets = page.offsets;
-          int entry = entries[row];
-          return Arrays.copyOfRange(
-              page.bytes, offsets[entry] + Format.HEAD_SIZE, offsets[entry + 1]);
+          return page.data(entries[row]);
         }
       };
     }
     // A field that one generation of a layout has, another lacks.
     boolean nullable = kind == EventTable.DEBUG || fixed != null;
-    int count = wanted.length;
-    wanted = Arrays.copyOf(wanted, count + 1);
-    wanted[count] = column;
+    int count = values.length;
     values = Arrays.copyOf(values, count + 1);
     values[count] = new Values(column, nullable);
     return values[count];
@@ -161,13 +153,13 @@ final class EventRows implements Rows {
       }
     }
 
-    void set(int row, Cells cells, int column) {
-      number[row] = cells.number[column];
+    void set(int row, Cells cells) {
+      number[row] = cells.number[field];
       if (kind >= EventTable.BYTES) {
-        at[row] = cells.at[column];
+        at[row] = cells.at[field];
       }
       if (nullable) {
-        there[row] = cells.there[column];
+        there[row] = cells.there[field];
       }
     }
 

@@ -38,6 +38,11 @@ final class Page {
     return offsets[count];
   }
 
+  /** A copy of the data of the entry at this index in the page. */
+  byte[] data(int index) {
+    return Arrays.copyOfRange(bytes, offsets[index] + Format.HEAD_SIZE, offsets[index + 1]);
+  }
+
   /** Begin with a page of this size, whose bytes are read into `bytes` one piece after another. */
   void begin(int size) {
     this.size = size;
