@@ -74,7 +74,7 @@ def decoded_transactions(
 
 
 def marks_per_task(marks: int, cores: int) -> int:
-    """How many of so many marks each task has: `PER_TASK` transactions each."""
+    """How many of the marks, one for `PER_TASK` transactions, each task has."""
     return max(1, min(marks // (_TASKS_PER_CORE * cores), MOST_PER_TASK // PER_TASK))
 
 
