@@ -1,6 +1,7 @@
 """Look-ups of bookmarks that do not make other clients wait.
 
-Owns which look-ups run in a thread, and that a result is of the stream as it is. Knows no client.
+Owns which look-ups run in a thread, that a result is of the stream as it is, and when the view of
+the index that look-ups share is released. Knows no client.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 
 # A look-up that has to scan more than this many bytes of the stream runs in a thread.
 _INLINE_SCAN = 1 << 20
-# Look-ups that take less time have not waited for a disk.
+# A turn of the event loop that takes less time has not waited for a disk.
 _QUICK_SECONDS = 0.000_05
 
 
-class BookmarkQueries:
-    """The look-ups in the stream of one broadcast."""
+class BookmarkQueries(trio.abc.Instrument):
+    """The look-ups in the stream of one broadcast.
+
+    Those at hand in one turn of the event loop share a view of the index, which is released before
+    the loop waits for events, so that the index can reuse its pages.
+    """
 
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
         self._stream = broadcast.stream
+        self._shared: LookUpsAtHand | None = None
         self._began = 0.0
+        self._instrumenting = False
 
     async def find(self, key: bytes) -> int | None:
         """The newest entry with this key. A look-up that is long or may read the disk runs in a
@@ -54,21 +61,42 @@ class BookmarkQueries:
             if stream.epoch == epoch:
                 return number
 
-    def begin_at_hand(self) -> LookUpsAtHand:
-        """For look-ups without a wait, up to `end_at_hand`. Raises `NotAtHandError` if they need
-        the disk, a repair of the index or a scan of the stream, or if that is being changed."""
-        stream, broadcast = self._stream, self._broadcast
-        stream.refresh_open_file()
-        if broadcast.changing or not broadcast.cold.index_at_hand:
+    def at_hand(self) -> LookUpsAtHand:
+        """For look-ups before the caller waits for anything, at the stream's state of the last
+        refresh. Raises `NotAtHandError` if they need the disk, a repair of the index or a scan of
+        the stream."""
+        stream, shared = self._stream, self._shared
+        if shared is not None:
+            if shared.hold_at(stream.reader.state):
+                return shared
+            self._release()
+        if not self._broadcast.cold.index_at_hand:
             raise NotAtHandError
         self._began = time.perf_counter()
-        return stream.bookmarks.at_hand(_INLINE_SCAN)
+        self._shared = shared = stream.bookmarks.at_hand(_INLINE_SCAN)
+        if not self._instrumenting:
+            self._instrumenting = True
+            trio.lowlevel.add_instrument(self)
+        return shared
 
-    def end_at_hand(self, look_ups: LookUpsAtHand) -> None:
-        """Release what `begin_at_hand` returned."""
-        look_ups.end()
-        if time.perf_counter() - self._began > _QUICK_SECONDS:
-            self._broadcast.cold.looked_up_slowly()
+    def before_io_wait(self, timeout: float) -> None:
+        """The end of a turn."""
+        if self._shared is not None:
+            self._release()
+            if time.perf_counter() - self._began > _QUICK_SECONDS:
+                self._broadcast.cold.looked_up_slowly()
+
+    def close(self) -> None:
+        """Release what is shared; for the event loop that called `at_hand`."""
+        self._release()
+        if self._instrumenting:
+            self._instrumenting = False
+            trio.lowlevel.remove_instrument(self)
+
+    def _release(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.end()
 
     def _scan(self, key: bytes) -> int:
         """A look-up that reads entries which are not indexed yet."""

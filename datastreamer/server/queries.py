@@ -68,10 +68,16 @@ _NO_BOOKMARK = messages.OK + messages.NOT_FOUND
 class QueryAnswers:
     """The answers to one client's queries that are not sent yet."""
 
-    def __init__(self, broadcast: Broadcast, output: ClientOutput, limits: Limits) -> None:
+    def __init__(
+        self,
+        broadcast: Broadcast,
+        bookmarks: BookmarkQueries,
+        output: ClientOutput,
+        limits: Limits,
+    ) -> None:
         self.batches = BatchAnswers(broadcast, limits)
         self.filters = FilteredReads(broadcast, limits)
-        self._bookmarks = BookmarkQueries(broadcast)
+        self._bookmarks = bookmarks
         self._broadcast = broadcast
         self._stream = broadcast.stream
         self._output = output
@@ -82,6 +88,9 @@ class QueryAnswers:
         self._epoch = 0
         # Whether a change kept one of them from being read.
         self._unread = False
+        # The reader's state that answers of the header and bookmarks show, which `send` compares;
+        # None: there are none.
+        self._shows: object = None
         self.size = 0
         """Bytes of answers that wait to be sent."""
 
@@ -110,15 +119,30 @@ class QueryAnswers:
         `full`, as long as they are queries of the header, or of entries and bookmarks whose entries
         are known to be resident. Returns how many were answered, and the next event if it is not
         answered yet."""
-        packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
+        before = len(self._answers)
+        left, entries, bookmarks = self._read_at_hand(question, next_event, before + most)
+        count, commands = len(self._answers) - before, self._broadcast.counts.commands
+        if entries:
+            commands[ENTRY] += entries
+        if bookmarks:
+            commands[BOOKMARK] += bookmarks
+        if headers := count - entries - bookmarks:
+            commands[HEADER] += headers
+        return count, left
+
+    def _read_at_hand(
+        self, question: Event | None, next_event: Callable[[], Event | None], most: int
+    ) -> tuple[Event | None, int, int]:
+        """As `answer_at_hand`, until there are `most` answers. Returns the next event, and how many
+        queries of entries and bookmarks were answered."""
+        reader, cold = self._stream.reader, self._broadcast.cold
+        packed_from, warm = reader.packed_from, cold.warm
         answers, questions = self._answers, self._questions
         if not answers:
             self._epoch = self._stream.epoch
-        size, before, entries, bookmarks = self.size, len(answers), 0, 0
-        most += before
-        left: Event | None = question
-        # All were asked before the first look at what is committed.
-        look_ups, header = None, b""
+        size, entries, bookmarks = self.size, 0, 0
+        left = question
+        look_ups, header, state = None, b"", None
         found: bytes | None
         try:
             while True:
@@ -127,7 +151,8 @@ class QueryAnswers:
                     entries += found is not None
                 elif type(left) is BookmarkQuery:
                     if look_ups is None:
-                        look_ups = self._bookmarks.begin_at_hand()
+                        state = state or reader.state
+                        look_ups = self._bookmarks.at_hand()
                     number = look_ups.newest(left.key)
                     if number is None:
                         found = _NO_BOOKMARK
@@ -135,10 +160,11 @@ class QueryAnswers:
                         found = packed_from(warm, number, messages.OK, PACKET_ANSWER, left.key)
                     bookmarks += found is not None
                 elif type(left) is HeaderQuery:
-                    found = header = header or self._header_at_hand()
+                    state = state or reader.state
+                    found = header = header or messages.OK + self._stream.header.pack()
                 else:
                     break
-                if not found:
+                if found is None:
                     break
                 answers.append(found)
                 questions.append(left)
@@ -148,23 +174,22 @@ class QueryAnswers:
                     break
         except NotAtHandError:
             pass
-        finally:
-            if look_ups is not None:
-                self._bookmarks.end_at_hand(look_ups)
         self.size = size
-        count, commands = len(answers) - before, self._broadcast.counts.commands
-        if entries:
-            commands[ENTRY] += entries
-        if bookmarks:
-            commands[BOOKMARK] += bookmarks
-        if header:
-            commands[HEADER] += count - entries - bookmarks
-        return count, left
+        if self._shows is None:
+            self._shows = state
+        return left, entries, bookmarks
 
-    def _header_at_hand(self) -> bytes:
-        """The answer to a header query; empty while the stream is being changed."""
-        self._stream.refresh_open_file()
-        return b"" if self._broadcast.changing else messages.OK + self._stream.header.pack()
+    def _renew(self) -> None:
+        """Entries were committed since the answers of the header and bookmarks were read, and may
+        have been when these were asked for: read all answers again."""
+        answers, questions, size = self._answers, self._questions, self.size
+        self._answers, self._questions, self.size = [], [], 0
+        rest = iter(questions)
+        if not self._broadcast.changing:
+            self._read_at_hand(next(rest), lambda: next(rest, None), len(questions))
+        if len(self._answers) < len(questions):
+            self._answers, self._questions, self.size = answers, questions, size
+            self._unread = True
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)
@@ -176,6 +201,8 @@ class QueryAnswers:
         stream = self._stream
         if not stream.writable:
             stream.refresh_open_file()
+            if self._shows is not None and self._shows is not stream.reader.state:
+                self._renew()
         # The file may have been changed while they were read, by another process or by another
         # task during a wait for the disk.
         while self._unread or stream.epoch != self._epoch:
@@ -186,6 +213,7 @@ class QueryAnswers:
                 if question is not None:
                     self._answers[at] = await self._answer_to(question)
             stream.refresh_open_file()
+        self._shows = None
         answers, self._answers, self._questions = self._answers, [], []
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)

@@ -22,11 +22,13 @@ from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.admission.acceptor import Acceptor
 from datastreamer.server.admission.gate import ConnectionSlot, Gate
 from datastreamer.server.admission.tokens import TokenExaminer
+from datastreamer.server.bookmark_queries import BookmarkQueries
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.healer import Healer
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.policy import Publishing
+from datastreamer.server.read_ahead import BusyPoll
 from datastreamer.server.scrub import Scrub
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.server.streaming.broadcast import Broadcast, wakeup
@@ -110,6 +112,8 @@ class Server:
         tokens = self.limits.client_token_file
         self._token_examiner = TokenExaminer(tokens, self.counts.not_allowed, self.gate.refusals)
         self.broadcast = self._broadcast_of(stream)
+        self._bookmark_queries = BookmarkQueries(self.broadcast)
+        self._busy_poll = BusyPoll()
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._finishing = False
@@ -167,6 +171,8 @@ class Server:
                 before, self._opened = self.stream, successor
                 self.stream = successor
                 self.broadcast = self._broadcast_of(successor)
+                self._bookmark_queries.close()
+                self._bookmark_queries = BookmarkQueries(self.broadcast)
                 # An open descriptor would keep a removed file on the disk.
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(before.close)
@@ -180,6 +186,7 @@ class Server:
         return made
 
     def _close_opened(self) -> None:
+        self._bookmark_queries.close()
         if self._opened is not None:
             self._opened.close()
 
@@ -281,12 +288,14 @@ class Server:
         session = Session(
             self.broadcast,
             transport,
+            bookmark_queries=self._bookmark_queries,
             connection=connection,
             limits=self.limits,
             publish_lease=self.publish_lease,
             token_examiner=self._token_examiner,
             gate=self.gate,
             place=place,
+            busy_poll=self._busy_poll,
         )
         self.sessions[session] = None
         _log.debug("%s: connected", transport.peer)

@@ -39,13 +39,14 @@ from datastreamer.server import damage
 from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
+from datastreamer.server.bookmark_queries import BookmarkQueries
 from datastreamer.server.command_labels import AUTHENTICATE, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
 from datastreamer.server.long_answers import LongAnswers
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
 from datastreamer.server.queries import AnyStart, QueryAnswers
-from datastreamer.server.read_ahead import ReadAhead
+from datastreamer.server.read_ahead import BusyPoll, ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten
 from datastreamer.server.streaming.output import ClientOutput
@@ -98,12 +99,14 @@ class Session:
         broadcast: Broadcast,
         transport: Transport,
         *,
+        bookmark_queries: BookmarkQueries,
         connection: socket.socket | None,
         limits: Limits,
         publish_lease: PublishLease | None,
         token_examiner: TokenExaminer,
         gate: Gate,
         place: ConnectionSlot | None,
+        busy_poll: BusyPoll,
     ) -> None:
         self.id = next(_ids)
         """Unique in this process."""
@@ -113,7 +116,7 @@ class Session:
         self.socket = connection
         self._output = ClientOutput(transport, broadcast.counts)
         self.sender = Sender(broadcast, transport, self._output)
-        self.answers = QueryAnswers(broadcast, self._output, limits)
+        self.answers = QueryAnswers(broadcast, bookmark_queries, self._output, limits)
         self.protocol = ServerConnection(
             broadcast.stream.header.stream_type,
             publishing=publish_lease is not None,
@@ -139,7 +142,7 @@ class Session:
         self._stream = broadcast.stream
         rate = limits.request_rate
         self._pace = None if rate is None else Pace(rate, now)
-        self._read_ahead = ReadAhead(transport)
+        self._read_ahead = ReadAhead(transport, busy_poll)
         self._long_answers = LongAnswers(
             broadcast, self.answers, self.sender, self._read_ahead, self.protocol
         )
@@ -276,13 +279,12 @@ class Session:
             if event is None:
                 if answers:
                     await answers.send()
-                    await trio.lowlevel.checkpoint()
                 if self._finishing and not self.sender.streaming:
                     self.reason = self.reason or SERVER_ENDED
                     await self._hang_up()
                     return
                 self.waiting = True
-                data = await self._read_ahead.receive()
+                data = await self._read_ahead.receive_query()
                 self.waiting = False
                 self.heard = True
                 protocol.receive(data)

@@ -48,6 +48,9 @@ class Transport(Protocol):
     async def receive(self) -> bytes:
         """Receive some bytes; empty at the end of the peer's stream."""
 
+    def receive_now(self) -> bytes | None:
+        """As `receive`, without waiting; None if nothing has arrived, or without a plain socket."""
+
     async def send(self, data: Buffer) -> None:
         """Send all of `data`. After a cancellation or failure the connection is unusable."""
 
@@ -100,7 +103,7 @@ class SocketTransport:
 
     async def receive(self) -> bytes:
         try:
-            data = self._receive_now()
+            data = self._received()
             self._unpaused += 1
             if data is not None and self._unpaused >= _RECEIVES_A_TURN:
                 self._unpaused = 0
@@ -108,12 +111,18 @@ class SocketTransport:
             while data is None:
                 self._unpaused = 0
                 await trio.lowlevel.wait_readable(self._socket)
-                data = self._receive_now()
+                data = self._received()
         except (OSError, ValueError) as error:
             raise _broken(error) from error
         return data
 
-    def _receive_now(self) -> bytes | None:
+    def receive_now(self) -> bytes | None:
+        try:
+            return self._received()
+        except OSError as error:
+            raise _broken(error) from error
+
+    def _received(self) -> bytes | None:
         try:
             return self._socket.recv(RECEIVE_SIZE)
         except BlockingIOError:

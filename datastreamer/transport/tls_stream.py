@@ -114,6 +114,9 @@ class TLSTransport:
                     self._flush_now()  # the alert that says why
                 raise trio.BrokenResourceError(f"TLS: {why(error)}") from error
 
+    def receive_now(self) -> bytes | None:
+        return None
+
     async def _take_in(self) -> None:
         data = await self._socket.receive()
         if data:

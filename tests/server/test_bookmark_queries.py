@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from datastreamer.errors import DamagedEntry
 from datastreamer.server import bookmark_queries as look_ups
 from datastreamer.server import queries as answers_module
 from datastreamer.server.streaming import page_cache as cold_module
 from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import append, over_loopback, seeds
@@ -224,3 +228,57 @@ async def test_a_question_that_meets_a_change_is_answered(
             answers_module.QueryAnswers, "answer_at_hand", lambda _, q, *more: (0, q)
         )
         await peer.ask(question, OK + wire.pack(1, 1, b"event", packet=0xFE))
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["one process", "a follower"])
+async def test_look_ups_of_one_turn_share_a_view(
+    path: Path, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is released before the event loop waits, so that the index can reuse its pages."""
+    monkeypatch.setattr(cold_module, "_QUICK_LOOKUPS", 0)
+    views: list[LookUpsAtHand] = []
+    open_views: list[LookUpsAtHand] = []
+    at_hand, end = BookmarkKeeper.at_hand, LookUpsAtHand.end
+
+    def begun(self: BookmarkKeeper, most: int) -> LookUpsAtHand:
+        views.append(at_hand(self, most))
+        open_views.append(views[-1])
+        return views[-1]
+
+    def ended(self: LookUpsAtHand) -> None:
+        open_views.remove(self)
+        end(self)
+
+    monkeypatch.setattr(BookmarkKeeper, "at_hand", begun)
+    monkeypatch.setattr(LookUpsAtHand, "end", ended)
+    clients, rounds = 20, 10
+    with contextlib.ExitStack() as streams:
+        served = writer = streams.enter_context(DataStream.create(path, index="lmdb"))
+        for turn in range(rounds):
+            append(writer, (BOOKMARK, b"%d" % turn), (1, b"event"))
+        writer.bookmarks.wait()
+        if follows:
+            served = streams.enter_context(DataStream.open(path, follow=True))
+        async with over_loopback(served) as rig, contextlib.AsyncExitStack() as stack:
+            peers = [await stack.enter_async_context(rig.client()) for _ in range(clients)]
+            for turn in range(rounds):
+                for peer in peers:
+                    # At once, so that the event loop finds them in one turn.
+                    peer.stream.socket._sock.sendall(wire.bookmark(b"%d" % turn))
+                for peer in peers:
+                    await peer.expect(OK + wire.pack(2 * turn + 1, 1, b"event", packet=0xFE))
+                await trio.testing.wait_all_tasks_blocked()
+                assert not open_views
+    assert rounds <= len(views) <= 2 * rounds
+
+
+async def test_answers_that_a_commit_overtakes(writer: DataStream) -> None:
+    """A client that saw a commit is answered with it, whatever the server had seen before."""
+    with DataStream.open(writer.path, follow=True) as served:
+        async with over_loopback(served) as rig, rig.client() as peer:
+            for turn in range(200):
+                append(writer, (BOOKMARK, b"%d" % turn), (1, b"event"))
+                header = OK + writer.header.pack()
+                event = OK + wire.pack(2 * turn + 1, 1, b"event", packet=0xFE)
+                await peer.send(wire.header() + wire.bookmark(b"%d" % turn) + wire.header())
+                await peer.expect(header + event + header)

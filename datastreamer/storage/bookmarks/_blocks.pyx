@@ -53,11 +53,15 @@ class DamagedBlockError(Exception):
     """A block is not what was written, or belongs to another range."""
 
 
+class MissingBlockError(DamagedBlockError):
+    """There is no block for a place."""
+
+
 cdef inline Py_ssize_t packed_size(const Pair* pair) noexcept nogil:
     return 1 + pair.size + 8
 
 
-def newest_place(bytes key not None):
+cdef bytes newest_place(bytes key):
     """The place after all pairs with this key of 1 to 16 bytes."""
     cdef uint8_t[SORTED_SIZE] place
     if not 1 <= PyBytes_GET_SIZE(key) <= MAX_BOOKMARK_SIZE:
@@ -134,20 +138,32 @@ cdef class _BlockView:
         return count
 
 
-def look_up(block, bytes place not None):
-    """The newest number of a key up to `place`; -1 if there is none.
+def newest_number(cursor, bytes key not None):
+    """The newest number of `key`, of 1 to 16 bytes; None if the blocks show that there is none.
 
-    If the block's range begins among the numbers of that key, returns the place to look up next, as
-    bytes. `block` is the one that is stored for `place`. Raises `DamagedBlockError`.
+    `cursor.set_range(place)` moves the cursor to the first block that is stored at or after a
+    place, False if there is none; `cursor.value()` returns the block. Raises `MissingBlockError` or
+    `DamagedBlockError`.
     """
+    place = newest_place(key)
+    while cursor.set_range(place):
+        found = newest_in(cursor.value(), place)
+        if not isinstance(found, bytes):
+            return found
+        place = found
+    raise MissingBlockError("a block is missing")
+
+
+cdef object newest_in(block, bytes place):
+    """The newest number of a key up to `place` in the block that is stored for `place`; None if
+    there is none. If the block's range begins among the numbers of that key, returns the place to
+    look up next, as bytes."""
     cdef _BlockView view = _BlockView(block)
     cdef const uint8_t* wanted = <const uint8_t*>PyBytes_AS_STRING(place)
     cdef const uint8_t* p = view.base + PAIRS
     cdef const uint8_t* found = NULL
     cdef Py_ssize_t size, its_size
     cdef int order
-    if PyBytes_GET_SIZE(place) != SORTED_SIZE:
-        raise ValueError("a place has 25 bytes")
     view.check_at(wanted)
     size = wanted[MAX_BOOKMARK_SIZE]
     while p < view.end:
@@ -166,7 +182,7 @@ def look_up(block, bytes place not None):
         return get_u64(found)
     if memcmp(view.base + BEFORE, wanted, ORDER_SIZE) == 0:
         return PyBytes_FromStringAndSize(<const char*>view.base + BEFORE, SORTED_SIZE)
-    return -1
+    return None
 
 
 def unpacked(block, bytes before not None):

@@ -19,18 +19,31 @@ class LookUpsAtHand:
     """Look-ups that follow each other at once, at one state of the bookmarks, in memory and the
     index alone. Raises `NotAtHandError` if they need more; `end` releases the state."""
 
-    __slots__ = ("_builder", "_indexed", "_memory", "_reading", "_trusted")
+    __slots__ = ("_builder", "_indexed", "_memory", "_reading", "_state", "_trusted")
 
     def __init__(
-        self, trusted: TrustedIndex, builder: IndexBuilder, memory: dict[bytes, int], indexed: Head
+        self,
+        trusted: TrustedIndex,
+        builder: IndexBuilder,
+        memory: dict[bytes, int],
+        indexed: Head,
+        state: object,
     ) -> None:
-        """`memory` has the bookmarks of all entries that are not `indexed`."""
+        """`memory` has the bookmarks of all entries that are not `indexed`, as of the reader's
+        `state`."""
+        self._state = state
         self._trusted = trusted
         self._builder = builder
         self._memory = memory
         self._indexed = indexed
         index = trusted.index
         self._reading = None if index is None or not indexed.entries else index.reading()
+
+    def hold_at(self, state: object) -> bool:
+        """Whether they see all bookmarks of the reader's `state`, and no others."""
+        trusted = self._trusted
+        same = state is self._state and trusted.indexed is self._indexed
+        return same and not trusted.unfinished
 
     def newest(self, key: bytes) -> int | None:
         """The highest committed entry number that is a bookmark with this key."""

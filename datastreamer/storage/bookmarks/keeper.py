@@ -104,7 +104,7 @@ class BookmarkKeeper:
             with trusted.guard:
                 memory, indexed, start = recent.newest, trusted.indexed, recent.start
             if indexed.entries >= start.number:
-                return LookUpsAtHand(trusted, self.builder, memory, indexed)
+                return LookUpsAtHand(trusted, self.builder, memory, indexed, state)
         except (MovedError, DamagedEntry, IndexFailed):
             pass
         raise NotAtHandError

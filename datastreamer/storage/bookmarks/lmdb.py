@@ -29,11 +29,11 @@ from datastreamer.storage.bookmarks._blocks import (
     PLACE_SIZE,
     Blocks,
     DamagedBlockError,
+    MissingBlockError,
     empty_block,
     lacking,
-    look_up,
     merged,
-    newest_place,
+    newest_number,
     place_at,
     unpacked,
     without,
@@ -123,23 +123,18 @@ class _LmdbReading(IndexReading):
             raise _damaged(folder, "an older state has replaced the newest")
 
     def newest(self, key: bytes) -> int | None:
-        place, cursor = newest_place(key), self._cursor
         try:
-            while cursor.set_range(place):
-                found = look_up(cursor.value(), place)
-                if isinstance(found, int):
-                    if found < 0:
-                        self._ensure_newest()
-                        return None
-                    return found
-                place = found
+            found = newest_number(self._cursor, key)
+            if found is None:
+                self._ensure_newest()
+            return found
         except lmdb.Error as error:
             raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
         except DamagedBlockError as error:
+            never_written = self._opened is not self._known.opened
+            if never_written and isinstance(error, MissingBlockError):
+                return None
             raise _damaged(self._folder, str(error)) from None
-        if self._opened is not self._known.opened:
-            return None  # nothing was ever written to it
-        raise _damaged(self._folder, "a block is missing")
 
     def _ensure_newest(self) -> None:
         """Without the key: check that its block belongs to the newest state."""

@@ -691,7 +691,7 @@ def test_look_ups_that_need_more(tmp_path: Path, how: str, monkeypatch: pytest.M
         elif how == "being truncated":
             bookmarks.trusted.unfinished = True
         else:
-            monkeypatch.setattr(lmdb, "look_up", damaged)
+            monkeypatch.setattr(lmdb, "newest_number", damaged)
         with pytest.raises(NotAtHandError):
             bookmarks.at_hand(1 << 20).newest(b"old")
         monkeypatch.undo()
