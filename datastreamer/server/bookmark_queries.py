@@ -17,15 +17,17 @@ from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 
 # A look-up that has to scan more than this many bytes of the stream runs in a thread.
 _INLINE_SCAN = 1 << 20
-# A turn of the event loop that takes less time has not waited for a disk.
+# Look-ups in less time than this have not waited for a disk.
 _QUICK_SECONDS = 0.000_05
+# The longest time that a view of the index is shared while the event loop has no pause.
+_SHARED_SECONDS = 0.001
 
 
 class BookmarkQueries(trio.abc.Instrument):
     """The look-ups in the stream of one broadcast.
 
-    Those at hand in one turn of the event loop share a view of the index, which is released before
-    the loop waits for events, so that the index can reuse its pages.
+    Those at hand share a view of the index, which is released before the event loop waits, and
+    after a millisecond, so that the index can reuse its pages.
     """
 
     def __init__(self, broadcast: Broadcast) -> None:
@@ -80,11 +82,13 @@ class BookmarkQueries(trio.abc.Instrument):
         return shared
 
     def before_io_wait(self, timeout: float) -> None:
-        """The end of a turn."""
+        """The event loop looks for events, for as long as `timeout` seconds."""
         if self._shared is not None:
-            self._release()
-            if time.perf_counter() - self._began > _QUICK_SECONDS:
-                self._broadcast.cold.looked_up_slowly()
+            seconds = time.perf_counter() - self._began
+            if timeout > 0 or seconds > _SHARED_SECONDS:
+                self._release()
+                if seconds > _QUICK_SECONDS:
+                    self._broadcast.cold.looked_up_slowly()
 
     def close(self) -> None:
         """Release what is shared; for the event loop that called `at_hand`."""
