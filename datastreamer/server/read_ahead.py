@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.000_05
 # A client that was waited for longer than this is not polled for the next time. Includes the time
 # that it takes to wake up.
 _PROMPT_SECONDS = 0.000_15
-# A client asks alone if so many receipts in a row were its own.
+# A client that received this often in a row asks alone.
 _ALONE = 16
 
 
