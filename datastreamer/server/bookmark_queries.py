@@ -83,12 +83,10 @@ class BookmarkQueries(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """The event loop looks for events, for as long as `timeout` seconds."""
-        if self._shared is not None:
-            seconds = time.perf_counter() - self._began
-            if timeout > 0 or seconds > _SHARED_SECONDS:
-                self._release()
-                if seconds > _QUICK_SECONDS:
-                    self._broadcast.cold.looked_up_slowly()
+        if self._shared is None:
+            return
+        if timeout > 0 or time.perf_counter() - self._began > _SHARED_SECONDS:
+            self._release()
 
     def close(self) -> None:
         """Release what is shared; for the event loop that called `at_hand`."""
@@ -101,6 +99,8 @@ class BookmarkQueries(trio.abc.Instrument):
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.end()
+            if time.perf_counter() - self._began > _QUICK_SECONDS:
+                self._broadcast.cold.looked_up_slowly()
 
     def _scan(self, key: bytes) -> int:
         """A look-up that reads entries which are not indexed yet."""

@@ -46,7 +46,7 @@ from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.server.streaming.output import ClientOutput
-from datastreamer.storage.bookmarks.at_hand import NotAtHandError
+from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.spans import Cursor
 
@@ -119,29 +119,14 @@ class QueryAnswers:
         `full`, as long as they are queries of the header, or of entries and bookmarks whose entries
         are known to be resident. Returns how many were answered, and the next event if it is not
         answered yet."""
-        before = len(self._answers)
-        left, entries, bookmarks = self._read_at_hand(question, next_event, before + most)
-        count, commands = len(self._answers) - before, self._broadcast.counts.commands
-        if entries:
-            commands[ENTRY] += entries
-        if bookmarks:
-            commands[BOOKMARK] += bookmarks
-        if headers := count - entries - bookmarks:
-            commands[HEADER] += headers
-        return count, left
-
-    def _read_at_hand(
-        self, question: Event | None, next_event: Callable[[], Event | None], most: int
-    ) -> tuple[Event | None, int, int]:
-        """As `answer_at_hand`, until there are `most` answers. Returns the next event, and how many
-        queries of entries and bookmarks were answered."""
         reader, cold = self._stream.reader, self._broadcast.cold
         packed_from, warm = reader.packed_from, cold.warm
         answers, questions = self._answers, self._questions
         if not answers:
             self._epoch = self._stream.epoch
-        size, entries, bookmarks = self.size, 0, 0
-        left = question
+        size, before, entries, bookmarks = self.size, len(answers), 0, 0
+        most += before
+        left: Event | None = question
         look_ups, header, state = None, b"", None
         found: bytes | None
         try:
@@ -153,11 +138,7 @@ class QueryAnswers:
                     if look_ups is None:
                         state = state or reader.state
                         look_ups = self._bookmarks.at_hand()
-                    number = look_ups.newest(left.key)
-                    if number is None:
-                        found = _NO_BOOKMARK
-                    else:
-                        found = packed_from(warm, number, messages.OK, PACKET_ANSWER, left.key)
+                    found = self._bookmark_at_hand(look_ups, left.key)
                     bookmarks += found is not None
                 elif type(left) is HeaderQuery:
                     state = state or reader.state
@@ -177,19 +158,37 @@ class QueryAnswers:
         self.size = size
         if self._shows is None:
             self._shows = state
-        return left, entries, bookmarks
+        count, commands = len(answers) - before, self._broadcast.counts.commands
+        if entries:
+            commands[ENTRY] += entries
+        if bookmarks:
+            commands[BOOKMARK] += bookmarks
+        if header:
+            commands[HEADER] += count - entries - bookmarks
+        return count, left
 
-    def _renew(self) -> None:
+    def _bookmark_at_hand(self, look_ups: LookUpsAtHand, key: bytes) -> bytes | None:
+        """None if its entries are not known to be resident. Raises `NotAtHandError`."""
+        number = look_ups.newest(key)
+        if number is None:
+            return _NO_BOOKMARK
+        packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
+        return packed_from(warm, number, messages.OK, PACKET_ANSWER, key)
+
+    async def _renew(self) -> None:
         """Entries were committed since the answers of the header and bookmarks were read, and may
-        have been when these were asked for: read all answers again."""
-        answers, questions, size = self._answers, self._questions, self.size
-        self._answers, self._questions, self.size = [], [], 0
-        rest = iter(questions)
-        if not self._broadcast.changing:
-            self._read_at_hand(next(rest), lambda: next(rest, None), len(questions))
-        if len(self._answers) < len(questions):
-            self._answers, self._questions, self.size = answers, questions, size
-            self._unread = True
+        have been when these were asked for: read these answers again."""
+        for at, question in enumerate(self._questions):
+            found: bytes | None = None
+            if type(question) is BookmarkQuery and not self._broadcast.changing:
+                with contextlib.suppress(NotAtHandError):
+                    found = self._bookmark_at_hand(self._bookmarks.at_hand(), question.key)
+            elif type(question) not in (BookmarkQuery, HeaderQuery):
+                continue
+            if found is None:
+                assert question is not None
+                found = await self._answer_to(question)
+            self._answers[at] = found
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)
@@ -201,8 +200,10 @@ class QueryAnswers:
         stream = self._stream
         if not stream.writable:
             stream.refresh_open_file()
-            if self._shows is not None and self._shows is not stream.reader.state:
-                self._renew()
+            shows, now = self._shows, stream.reader.state
+            if shows is not None and shows is not now and stream.epoch == self._epoch:
+                await self._renew()
+                stream.refresh_open_file()
         # The file may have been changed while they were read, by another process or by another
         # task during a wait for the disk.
         while self._unread or stream.epoch != self._epoch:

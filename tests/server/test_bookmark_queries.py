@@ -281,3 +281,41 @@ async def test_answers_that_a_commit_overtakes(writer: DataStream) -> None:
                 event = OK + wire.pack(2 * turn + 1, 1, b"event", packet=0xFE)
                 await peer.send(wire.header() + wire.bookmark(b"%d" % turn) + wire.header())
                 await peer.expect(header + event + header)
+
+
+@pytest.mark.parametrize("change", ["truncated", "not changed"])
+async def test_answers_that_are_read_again(
+    path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit overtakes the first reading, and another process truncates the stream and writes
+    into its place during the second one."""
+    monkeypatch.setattr(cold_module, "_QUICK_LOOKUPS", 0)
+    readings: list[bytes | None] = []
+    first = answers_module.QueryAnswers._bookmark_at_hand
+
+    def changed(
+        self: answers_module.QueryAnswers, look_ups: LookUpsAtHand, key: bytes
+    ) -> bytes | None:
+        if len(readings) == 1 and change == "truncated":
+            writer.truncate(0)
+            writer.start_atomic_op()
+            writer.add_entries(1, [b"not committed" * 1_000] * 1_000)
+        readings.append(first(self, look_ups, key))
+        if len(readings) == 1:
+            append(writer, (1, b"a commit"))
+        return readings[-1]
+
+    with DataStream.create(path, index="lmdb") as writer:
+        append(writer, (BOOKMARK, b"key"), (1, b"event"), (1, b"another"))
+        event = OK + wire.pack(1, 1, b"event", packet=0xFE)
+        writer.bookmarks.wait()
+        with DataStream.open(path, follow=True) as served:
+            async with over_loopback(served) as rig, rig.client() as peer:
+                for _ in range(3):
+                    await peer.ask(wire.bookmark(b"key"), event)
+                monkeypatch.setattr(answers_module.QueryAnswers, "_bookmark_at_hand", changed)
+                truncated = change == "truncated"
+                await peer.ask(wire.bookmark(b"key"), NOT_FOUND if truncated else event)
+                assert len(readings) == 2
+                if truncated:
+                    writer.rollback_atomic_op()

@@ -10,7 +10,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
-from posix.unistd cimport close, pread, write
+from posix.unistd cimport close, pread, read, write
 
 from datastreamer._entry cimport (
     HEAD_SIZE, HEADER_PAGE_SIZE, NOTHING, PADDING, PAGE_SIZE, PART, WHOLE, Verdict, get_u64, judge,
@@ -76,18 +76,17 @@ cdef extern from *:
     #endif
     }
 
-    /* Wait for a write to `fd`, at most this long. Without `watch`, reads it. */
-    static void wait_for_write(int fd, int watch, int milliseconds) {
+    /* Wait for a write to `fd`, at most this long; whether it has to be read. */
+    static int wait_for_write(int fd, int watch, int milliseconds) {
     #if defined(__linux__)
         struct epoll_event event;
         if (watch >= 0) {
             epoll_wait(watch, &event, 1, milliseconds);
-            return;
+            return 0;
         }
     #endif
         struct pollfd it = {fd, POLLIN, 0};
-        char ignored[4096];
-        if (poll(&it, 1, milliseconds) > 0) while (read(fd, ignored, sizeof ignored) > 0);
+        return poll(&it, 1, milliseconds) > 0;
     }
 
     /* A signal's handler belongs to a thread of Python. */
@@ -139,7 +138,7 @@ cdef extern from *:
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
     int open_watch(int fd) nogil
-    void wait_for_write(int fd, int watch, int milliseconds) nogil
+    bint wait_for_write(int fd, int watch, int milliseconds) nogil
     int create_without_signals(pthread_t*, void* (*)(void*) noexcept nogil, void*) nogil
     void set_flag(int*, int) nogil
     int get_flag(int*) nogil
@@ -403,6 +402,8 @@ cdef void* run(void* what) noexcept nogil:
     cdef Shared* it = <Shared*>what
     cdef uint64_t turn
     cdef Outcome outcome
+    cdef bint readable
+    cdef uint8_t[4096] ignored
     pthread_mutex_lock(&it.guard)
     while True:
         while not it.closing and (not it.armed or get_flag(&it.waiting)):
@@ -420,8 +421,11 @@ cdef void* run(void* what) noexcept nogil:
             notify(it)
             continue
         pthread_mutex_unlock(&it.guard)
-        wait_for_write(it.wakeup, it.watch, POLL_MS)
+        readable = wait_for_write(it.wakeup, it.watch, POLL_MS)
         pthread_mutex_lock(&it.guard)
+        # If it is not armed any more, the event loop waits for it.
+        if readable and give_way(it, turn):
+            read(it.wakeup, ignored, 4096)
     pthread_mutex_unlock(&it.guard)
     return NULL
 
@@ -605,7 +609,8 @@ cdef class LiveThread:
             self._it.clients[i].error = 0
             self._it.clients[i].cursor.offset = self._it.clients[i].at = offset
             self._it.clients[i].cursor.number = number
-            if self._it.armed and number < self._it.top.number:
+            # A pass in progress may have gone past its slot.
+            if self._it.armed:
                 write(self._it.wakeup, &one, 8)
             return i
         finally:

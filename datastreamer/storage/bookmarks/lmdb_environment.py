@@ -79,8 +79,8 @@ class SharedEnvironment:
                 )
             # A reader that uses LMDB's lock file writes to it, which it need not do if no process
             # writes the index. (If a writer starts nevertheless: LMDB reuses the pages of a
-            # snapshot two transactions later at the earliest, and each look-up is a transaction of
-            # its own.)
+            # snapshot two transactions later at the earliest, and a transaction of look-ups lasts
+            # some milliseconds at most.)
             lock = self.write or (beside_writer and os.access("lock.mdb", os.W_OK, dir_fd=place.fd))
             if self.write:
                 _reserve(place, "lock.mdb", _LOCK_FILE_BYTES)

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -573,6 +574,55 @@ def test_no_descriptor_left_for_it(follower: DataStream) -> None:
 def flood(writer: DataStream, stop: threading.Event) -> None:
     while not stop.wait(0.0002):
         append(writer, *[(1, bytes(100))] * 10)
+
+
+def test_a_client_that_joins_during_a_pass_is_served(
+    writer: DataStream, follower: DataStream
+) -> None:
+    """The pass may have gone past its slot: the thread looks again at once."""
+    wakeup, notice = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+    thread = LiveThread(follower.fileno(), wakeup, notice)
+    try:
+        thread.arm(settled_page(follower), *follower.reader.head)
+        with client_of(thread, follower):
+            assert os.eventfd_read(wakeup) == 1
+    finally:
+        thread.close()
+        os.close(wakeup)
+        os.close(notice)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_pipe_wakes_it(writer: DataStream, follower: DataStream, blocking: bool) -> None:
+    """It is read while the thread is armed, so that it does not become full, and is left to the
+    event loop then."""
+    wakeup, written = os.pipe()
+    os.set_blocking(wakeup, blocking)
+    notice = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    thread = LiveThread(follower.fileno(), wakeup, notice)
+    try:
+        os.write(written, bytes(8))
+        thread.arm(settled_page(follower), *follower.reader.head)
+        with client_of(thread, follower) as client:
+            append(writer, (1, b"an entry"))
+            assert client.recv(100) == wire.pack(1, 1, b"an entry")
+            deadline = time.monotonic() + PATIENCE
+            while select.select([wakeup], [], [], 0)[0]:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            for _ in range(20):
+                thread.disarm()
+                os.write(written, bytes(8))
+                time.sleep(0.002)
+                assert os.read(wakeup, 100) == bytes(8)
+                thread.arm(settled_page(follower), *writer.reader.head)
+                time.sleep(0.002)  # it waits again
+    finally:
+        thread.disarm()
+        os.write(written, bytes(8))  # what wakes it at its end
+        thread.close()
+        for fd in (wakeup, written, notice):
+            os.close(fd)
 
 
 async def test_sessions_that_end_while_it_sends(
