@@ -299,7 +299,9 @@ async def test_answers_that_are_read_again(
         if len(readings) == 1 and change == "truncated":
             writer.truncate(0)
             writer.start_atomic_op()
-            writer.add_entries(1, [b"not committed" * 1_000] * 1_000)
+            writer.add_bookmark(b"key")
+            writer.add_entry(1, b"never")  # which is as long as "event"
+            writer.add_entries(1, [bytes(100_000)] * 200)  # more than memory keeps
         readings.append(first(self, look_ups, key))
         if len(readings) == 1:
             append(writer, (1, b"a commit"))
