@@ -49,7 +49,7 @@ class Transport(Protocol):
         """Receive some bytes; empty at the end of the peer's stream."""
 
     def receive_now(self) -> bytes | None:
-        """As `receive`, without waiting; None if nothing has arrived, or without a plain socket."""
+        """As `receive`, without waiting; None if nothing has arrived, or if that is not known."""
 
     async def send(self, data: Buffer) -> None:
         """Send all of `data`. After a cancellation or failure the connection is unusable."""

@@ -101,24 +101,38 @@ class TLSTransport:
         if tls is None:
             # Input after our TLS close is not decrypted.
             return await self._socket.receive()
-        while True:
-            try:
-                return tls.read(RECEIVE_SIZE)
-            except ssl.SSLWantReadError:
-                await self._take_in()
-            except ssl.SSLZeroReturnError:
-                return b""
-            except ssl.SSLError as error:
-                self._object = None
-                with contextlib.suppress(trio.BrokenResourceError):
-                    self._flush_now()  # the alert that says why
-                raise trio.BrokenResourceError(f"TLS: {why(error)}") from error
+        while (data := self._decrypted(tls)) is None:
+            await self._take_in()
+        return data
 
     def receive_now(self) -> bytes | None:
-        return None
+        tls = self._object
+        if tls is None:
+            return None
+        data = self._decrypted(tls)
+        if data is None and (taken := self._socket.receive_now()) is not None:
+            self._put_in(taken)
+            data = self._decrypted(tls)
+        return data
+
+    def _decrypted(self, tls: ssl.SSLObject) -> bytes | None:
+        """Some bytes of the peer, empty at their end; None before more ciphertext is there."""
+        try:
+            return tls.read(RECEIVE_SIZE)
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLZeroReturnError:
+            return b""
+        except ssl.SSLError as error:
+            self._object = None
+            with contextlib.suppress(trio.BrokenResourceError):
+                self._flush_now()  # the alert that says why
+            raise trio.BrokenResourceError(f"TLS: {why(error)}") from error
 
     async def _take_in(self) -> None:
-        data = await self._socket.receive()
+        self._put_in(await self._socket.receive())
+
+    def _put_in(self, data: bytes) -> None:
         if data:
             self._incoming.write(data)
         else:
