@@ -82,7 +82,7 @@ async def test_clients_that_take_turns_are_not_polled_for() -> None:
 async def test_other_tasks_run_while_a_client_is_polled_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(read_ahead, "_POLL_SECONDS", PATIENCE)
+    monkeypatch.setattr(read_ahead, "_POLLS", 1 << 30)
     monkeypatch.setattr(read_ahead, "_PROMPT_SECONDS", PATIENCE)
     transport = Counted()
     receiving = ReadAhead(transport, BusyPoll())

@@ -109,7 +109,7 @@ async def test_a_prompt_client_is_polled_for(
         return polled[-1]
 
     monkeypatch.setattr(TLSTransport, "receive_now", counted)
-    monkeypatch.setattr(read_ahead, "_POLL_SECONDS", PATIENCE)
+    monkeypatch.setattr(read_ahead, "_POLLS", 1 << 30)
     monkeypatch.setattr(read_ahead, "_PROMPT_SECONDS", PATIENCE)
     append(stream, (1, b"entry"))
     answer = OK + wire.pack(0, 1, b"entry", packet=0xFE)
