@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.errors import DamagedEntry
 from datastreamer.server import bookmark_queries as look_ups
@@ -266,7 +267,7 @@ async def test_look_ups_share_a_view(
                     peer.stream.socket._sock.sendall(wire.bookmark(b"%d" % turn))
                 for peer in peers:
                     await peer.expect(OK + wire.pack(2 * turn + 1, 1, b"event", packet=0xFE))
-                await trio.sleep(0.02)
+                await wait_all_tasks_blocked(0.001)
                 assert not open_views
     assert rounds <= len(views) <= 2 * rounds
 

@@ -96,13 +96,15 @@ async def test_other_tasks_run_while_a_client_is_polled_for(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
             while transport.polls < 3:
-                await trio.sleep(0.001)
+                await trio.lowlevel.checkpoint()
             transport.bytes_soon = [b"query"]
         assert got == [b"query"]
         # It ends when it is cancelled.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
-            await trio.sleep(0.01)
+            polls = transport.polls
+            while transport.polls < polls + 3:
+                await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
     assert got == [b"query"]
 

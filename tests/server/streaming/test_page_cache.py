@@ -292,7 +292,8 @@ async def test_an_index_in_memory_is_asked_without_a_thread(stream: DataStream) 
             patched.setattr(bookmark_queries, "_QUICK_SECONDS", -1.0)
             for _ in range(4):
                 await asks.ask(wire.bookmark(b"key"), expected)
-                await trio.sleep(0.01)  # look-ups without a pause share a view for a moment
+                # (Look-ups without a pause share a view for a moment.)
+                await wait_all_tasks_blocked(0.001)
             assert reads.count(b"key") == 18, "the second one found out"
 
 
