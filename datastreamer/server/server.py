@@ -308,6 +308,9 @@ class Server:
             self.broadcast.forget(session.sender)
             if place is None or not place.short_of:
                 self.counts.ended[session.reason or SERVER_ENDED] += 1
+            if place is not None:
+                # Its slot is free when the metrics cease to count it, not some turns later.
+                self.gate.leave(place, trio.current_time())
             with trio.CancelScope(shield=True):
                 await transport.close()
             _log.debug("%s: disconnected (%s)", transport.peer, session.reason or SERVER_ENDED)
