@@ -211,9 +211,7 @@ def live(
                     time.sleep(left)
                 else:
                     sum(range(200))
-            with stream.atomic_op() as op:
-                op.add_entry(1, time.time_ns().to_bytes(8, "big") + tail)
-                op.add_entries(1, rest)
+            stream.append_many(1, [time.time_ns().to_bytes(8, "big") + tail, *rest])
         return reading.result()
 
 
