@@ -72,11 +72,11 @@ def bare_commits(
 
 
 def bare_copy(folder: Path, size: int) -> float:
-    """Seconds to write `size` bytes, a page at a time."""
+    """Seconds to write `size` bytes to where a stream has its pages, a page at a time."""
     page = bytes(PAGE_SIZE)
-    with new_file(folder, size + PAGE_SIZE) as fd:
+    with new_file(folder, HEADER_PAGE_SIZE + size + PAGE_SIZE) as fd:
         begin = time.perf_counter()
-        for offset in range(0, size, PAGE_SIZE):
+        for offset in range(HEADER_PAGE_SIZE, HEADER_PAGE_SIZE + size, PAGE_SIZE):
             os.pwrite(fd, page, offset)
         return time.perf_counter() - begin
 

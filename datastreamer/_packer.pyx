@@ -42,7 +42,9 @@ cdef extern from "Python.h":
 
 cdef enum:
     SMALLEST_ARENA = 64 << 10
-    SPILL_SIZE = 4 << 20
+    SPILL_SIZE = PAGE_SIZE
+    # While a thread writes some arenas, the next one is filled.
+    MOST_SPARE_ARENAS = 3
     # An operation with more bookmarks than this, some 2.5 MB of Python objects, discards them: the
     # index then reads them from the file.
     MOST_BOOKMARKS = 20_000
@@ -154,10 +156,11 @@ cdef class EntryPacker(Packed):
     cdef Py_ssize_t _room         # bytes left in the page at `_offset`; 0 after a full page
     cdef list _bookmarks
     cdef bint _open
-    cdef Arena _spare             # the previous arena, used again once it is not exported
+    cdef list _spare              # earlier arenas, used again once they are not exported
 
     def __cinit__(self, *args, **kwargs):
         self._bookmarks = []
+        self._spare = []
         self._room = PAGE_SIZE
         self._spill_size = self._spill_at = SPILL_SIZE
 
@@ -177,7 +180,7 @@ cdef class EntryPacker(Packed):
     cdef int _begin(self, int64_t offset, uint64_t number) except -1:
         if offset > INT64_MAX - LARGEST_OPERATION:
             raise ValueError(f"a stream of {offset} bytes has no space for an operation")
-        self._spare = None
+        self._spare = []
         self._empty()
         self._bookmarks = []
         self._offset = offset
@@ -192,17 +195,23 @@ cdef class EntryPacker(Packed):
 
     def drain(self):
         """Discard arena and segments: they are written, or the holder of the exported arena
-        writes them. Positions and bookmarks remain. From then on two arenas are used in turn."""
+        writes them. Positions and bookmarks remain. A few arenas are used in turn."""
         cdef Arena full = self._arena
-        cdef Arena spare = self._spare
+        cdef Arena arena
+        cdef Py_ssize_t i
         self._empty()
         if self._arena is full:
             return
-        if spare is not None and not spare.exports:
-            self._arena = spare
-            self._bytes = spare.memory
-            self._size = spare.size
-        self._spare = full if self._fits(full.size) else None
+        for i in range(len(self._spare)):
+            arena = self._spare[i]
+            if not arena.exports:
+                del self._spare[i]
+                self._arena = arena
+                self._bytes = arena.memory
+                self._size = arena.size
+                break
+        if len(self._spare) < MOST_SPARE_ARENAS and self._fits(full.size):
+            self._spare.append(full)
 
     def spill(self):
         """Called if the arena exceeds `spill_size`; for subclasses. Does nothing here."""
@@ -313,9 +322,10 @@ cdef class EntryPacker(Packed):
             if total < 0 or total > self._spill_at - self._used:
                 # Python code will run in between: it must not change the items.
                 items = tuple(items)
-                if measure(items) < 0:
-                    items = [copied(item) for item in items]
                 total = measure(items)
+                if total < 0:
+                    items = [copied(item) for item in items]
+                    total = measure(items)
             count = PySequence_Fast_GET_SIZE(items)
             if types is not None and len(types) != count:
                 raise ValueError(f"{len(types)} types for {count} entries")

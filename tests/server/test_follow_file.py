@@ -478,7 +478,7 @@ async def test_changes_elsewhere_at_random(
                 for n in range(40):
                     writer.add_entry(1, b"\xee" * sizes[(total + n) % 5])
                 op = writer.atomic_op()
-                writer._ensure_writable().uncommitted.place(op.arena, op.segments, op.total_length)
+                op.spill()
                 writer.rollback_atomic_op()
             else:
                 count = choose.randrange(1, 10)

@@ -96,6 +96,7 @@ def sum_at(content: bytes, head: Sequence[int], *, chained_from: int = 0) -> End
             at = FIRST + (page + 1) * PAGE
             continue
         _, size, _, number = HEAD.unpack_from(content, at)
+        assert size >= HEAD.size
         tail += content[at : at + size]
         at += size
     assert number == (entries - 1 if entries else None)

@@ -255,8 +255,8 @@ cdef class Descriptor:
             PyBuffer_Release(&head)
 
     def place(self, arena, segments):
-        """Start to write the segments, as those of `commit`, in a thread."""
-        if self._placer is None or not self._placer.free:
+        """Start to write the segments, as those of `commit`, in a thread, after earlier ones."""
+        if self._placer is None:
             self._placer = Placer()
         return Placement(self._fd, arena, segments, self._placer)
 

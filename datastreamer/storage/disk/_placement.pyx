@@ -6,26 +6,19 @@ Owns that thread, and keeps the memory that it writes. Knows a descriptor and of
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.pythread cimport (
-    WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
-    PyThread_release_lock, PyThread_type_lock,
-)
 from libc.errno cimport EINTR, ENOSPC, errno
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
-from posix.signal cimport sigdelset, sigfillset, sigset_t
 from posix.types cimport off_t, pid_t
 from posix.unistd cimport getpid, pwrite
 
+from datastreamer.storage.disk._threads cimport (
+    create_without_signals, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init,
+    pthread_cond_signal, pthread_cond_t, pthread_cond_wait, pthread_join, pthread_mutex_destroy,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_t,
+)
+
 import os
-
-cdef extern from "<signal.h>":
-    enum: SIG_SETMASK, SIGSEGV, SIGBUS, SIGABRT
-    int pthread_sigmask(int how, const sigset_t* new, sigset_t* old) noexcept
-
-cdef extern from "Python.h":
-    unsigned long PyThread_start_new_thread(void (*)(void*) noexcept nogil, void*) noexcept
-    unsigned long PYTHREAD_INVALID_THREAD_ID
 
 
 cdef int write_all(int fd, const char* data, int64_t length, int64_t offset) noexcept nogil:
@@ -85,91 +78,103 @@ cdef struct Job:
     Piece* pieces
     Py_ssize_t count
     int failed
+    bint done
+    Job* next
 
 
-cdef struct Hand:
-    # What a thread works on.
-    Job* job                    # NULL: the thread ends
-    PyThread_type_lock due      # released when there is a job
-    PyThread_type_lock done     # released when the job is done
+cdef struct Queue:
+    # What a thread works on, without the job in progress.
+    pthread_mutex_t guard
+    pthread_cond_t due          # there is a job, or `closing`
+    pthread_cond_t done         # a job is done
+    Job* first
+    Job* last
+    bint closing
 
 
 cdef void carry_out(Job* job) noexcept nogil:
     job.failed = write_pieces(job.fd, job.arena, job.pieces, job.count)
 
 
-cdef void work(void* argument) noexcept nogil:
-    cdef Hand* hand = <Hand*>argument
+cdef void* work(void* argument) noexcept nogil:
+    cdef Queue* queue = <Queue*>argument
+    cdef Job* job
+    pthread_mutex_lock(&queue.guard)
     while True:
-        PyThread_acquire_lock(hand.due, WAIT_LOCK)
-        if hand.job == NULL:
-            PyThread_release_lock(hand.done)
-            return
-        carry_out(hand.job)
-        PyThread_release_lock(hand.done)
-
-
-cdef unsigned long start_thread(Hand* hand) noexcept:
-    """Start a thread that blocks all signals except those of its own faults: a signal that it
-    received would not interrupt the main thread's wait, which would delay Ctrl-C."""
-    cdef sigset_t all_signals, before
-    cdef unsigned long started
-    sigfillset(&all_signals)
-    sigdelset(&all_signals, SIGSEGV)
-    sigdelset(&all_signals, SIGBUS)
-    sigdelset(&all_signals, SIGABRT)
-    pthread_sigmask(SIG_SETMASK, &all_signals, &before)  # a new thread inherits it
-    started = PyThread_start_new_thread(work, hand)
-    pthread_sigmask(SIG_SETMASK, &before, NULL)
-    return started
+        job = queue.first
+        if job != NULL:
+            queue.first = job.next
+            pthread_mutex_unlock(&queue.guard)
+            carry_out(job)
+            pthread_mutex_lock(&queue.guard)
+            job.done = True
+            pthread_cond_broadcast(&queue.done)
+        elif queue.closing:
+            pthread_mutex_unlock(&queue.guard)
+            return NULL
+        else:
+            pthread_cond_wait(&queue.due, &queue.guard)
 
 
 @cython.final
 cdef class Placer:
-    """A thread that executes one placement after another: waking it is faster than starting one.
+    """A thread that executes placements, one after another, in their order.
 
     It sleeps in between, and ends with this object. It does not exist in the child of a fork.
     """
 
-    cdef Hand _hand
+    cdef Queue _queue
+    cdef pthread_t _thread
     cdef pid_t _process         # that has the thread; 0: the system could not start one
-    cdef bint _busy
 
     def __cinit__(self):
-        hand = &self._hand
-        hand.due = PyThread_allocate_lock()
-        hand.done = PyThread_allocate_lock()
-        if hand.due == NULL or hand.done == NULL:
-            raise MemoryError
-        PyThread_acquire_lock(hand.due, WAIT_LOCK)
-        PyThread_acquire_lock(hand.done, WAIT_LOCK)
-        if start_thread(hand) != PYTHREAD_INVALID_THREAD_ID:
+        pthread_mutex_init(&self._queue.guard, NULL)
+        pthread_cond_init(&self._queue.due, NULL)
+        pthread_cond_init(&self._queue.done, NULL)
+        if not create_without_signals(&self._thread, work, &self._queue):
             self._process = getpid()
 
     def __dealloc__(self):
-        if self._process == getpid():
-            self._begin(NULL)
-            self._wait()
-        if self._hand.due != NULL:
-            PyThread_free_lock(self._hand.due)
-        if self._hand.done != NULL:
-            PyThread_free_lock(self._hand.done)
+        if not self.runs():
+            return  # a mutex that the thread held stays locked in the child of a fork
+        pthread_mutex_lock(&self._queue.guard)
+        self._queue.closing = True
+        pthread_cond_signal(&self._queue.due)
+        pthread_mutex_unlock(&self._queue.guard)
+        with nogil:
+            pthread_join(self._thread, NULL)
+        pthread_mutex_destroy(&self._queue.guard)
+        pthread_cond_destroy(&self._queue.due)
+        pthread_cond_destroy(&self._queue.done)
 
-    @property
-    def free(self):
-        """Whether it can accept a placement."""
-        return not self._busy and self._process == getpid()
+    cdef bint runs(self) noexcept:
+        """Whether this process has the thread."""
+        return self._process == getpid()
 
-    cdef void _begin(self, Job* job) noexcept:
-        self._busy = True
-        self._hand.job = job
-        PyThread_release_lock(self._hand.due)
+    cdef void begin(self, Job* job) noexcept:
+        queue = &self._queue
+        pthread_mutex_lock(&queue.guard)
+        if queue.first == NULL:
+            queue.first = job
+            pthread_cond_signal(&queue.due)
+        else:
+            queue.last.next = job
+        queue.last = job
+        pthread_mutex_unlock(&queue.guard)
 
-    cdef void _wait(self) noexcept:
-        if self._process == getpid():
-            with nogil:
-                PyThread_acquire_lock(self._hand.done, WAIT_LOCK)
-            self._busy = False
+    cdef bint has_done(self, Job* job) noexcept:
+        pthread_mutex_lock(&self._queue.guard)
+        done = job.done
+        pthread_mutex_unlock(&self._queue.guard)
+        return done
+
+    cdef void wait(self, Job* job) noexcept:
+        queue = &self._queue
+        with nogil:
+            pthread_mutex_lock(&queue.guard)
+            while not job.done:
+                pthread_cond_wait(&queue.done, &queue.guard)
+            pthread_mutex_unlock(&queue.guard)
 
 
 @cython.final
@@ -188,9 +193,9 @@ cdef class Placement:
     cdef Placer _placer     # None once it has finished
 
     def __cinit__(self, int fd, arena, segments, Placer placer=None):
-        """`segments` are as those of `_commit.Descriptor.commit`. The `placer` writes them if it
-        is free, else a new one. If the system cannot start a thread, they are written when this
-        returns."""
+        """`segments` are as those of `_commit.Descriptor.commit`. The `placer` writes them after
+        its earlier placements, or a new one if this process does not have its thread. If the
+        system cannot start a thread, they are written when this returns."""
         PyObject_GetBuffer(arena, &self._arena, PyBUF_SIMPLE)
         self._held = True
         job = &self._job
@@ -198,11 +203,11 @@ cdef class Placement:
         job.arena = <const char*>self._arena.buf
         job.count = len(segments)
         job.pieces = pieces_of(segments, self._arena.len)
-        if placer is None or not placer.free:
+        if placer is None or not placer.runs():
             placer = Placer()
-        if placer.free:
+        if placer.runs():
             self._placer = placer
-            placer._begin(job)
+            placer.begin(job)
         else:
             with nogil:
                 carry_out(job)
@@ -214,13 +219,20 @@ cdef class Placement:
 
     cdef void _wait(self) noexcept:
         if self._placer is not None:
-            self._placer._wait()
+            if self._placer.runs():
+                self._placer.wait(&self._job)
             self._placer = None
 
     cdef void _release(self) noexcept:
         if self._held:
             self._held = False
             PyBuffer_Release(&self._arena)
+
+    @property
+    def ended(self):
+        """Whether `finish` will not have to wait."""
+        return (self._placer is None or not self._placer.runs()
+                or self._placer.has_done(&self._job))
 
     def finish(self):
         """Wait until all is written. If the thread's write failed, this call and each later one

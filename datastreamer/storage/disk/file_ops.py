@@ -38,6 +38,10 @@ _KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE = 1, 2, 16
 class Placing(Protocol):
     """The writes that `File.place` started; see `_placement.Placement`."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether `finish` will not have to wait."""
+
     def finish(self) -> None:
         """Wait until all is written. Raises `OSError`; the next call tries again."""
 

@@ -334,8 +334,8 @@ class AtomicOp(EntryPacker):
         """Add the entries of a batch that have the next numbers; returns the range of these.
 
         As `add_batch`, but nothing is copied: a thread writes the batch's memory to its place in
-        the file, where readers do not see it, while the caller continues. That memory must not
-        change before the commit.
+        the file, where readers do not see it, while the caller continues, or the caller if the
+        thread is busy. That memory must not change before the commit.
 
         Raises `UsageError` for other numbers, `CorruptEntries` if the memory is not what was
         scanned, and `WriteFailed`; the operation continues without the batch.
@@ -348,9 +348,7 @@ class AtomicOp(EntryPacker):
             return range(first, first)
         memory = memoryview(batch.base).cast("B")
         entries = [(offset, memory[at : at + size]) for offset, at, size in layout.entries]
-        placed = self._place(
-            memory, layout.segments, layout.total_length, entries, in_background=True
-        )
+        placed = self._place(memory, layout.segments, layout.total_length, entries)
         # No call between these statements: a signal's exception finds both done, or neither.
         self._placed = placed
         self.follow(layout)
@@ -359,15 +357,9 @@ class AtomicOp(EntryPacker):
     def spill(self) -> None:
         """Write what was packed to its place, where readers do not see it.
 
-        From the second time on a thread writes, while this hashes and the caller packs more.
+        A thread writes if it is not busy, while this hashes and the caller packs more.
         """
-        self._placed = self._place(
-            self.arena,
-            self.segments,
-            self.total_length,
-            self.entry_parts(),
-            in_background=self._placed is not None,
-        )
+        self._placed = self._place(self.arena, self.segments, self.total_length, self.entry_parts())
         self.drain()
 
     def _place(
@@ -376,14 +368,12 @@ class AtomicOp(EntryPacker):
         segments: Segments,
         length: int,
         entries: list[tuple[int, memoryview]],
-        *,
-        in_background: bool,
     ) -> PageSums:
         """Write parts of `arena`; returns the hashes up to their end. `entries` are the entries in
         them, with file offsets."""
         writer = self._stream._ensure_writable()
         sums = writer.sums() if self._placed is None else self._placed.copy()
-        writer.uncommitted.place(arena, segments, length, in_background=in_background)
+        writer.uncommitted.place(arena, segments, length)
         for offset, part in entries:
             sums.add(part, offset)
         return sums

@@ -7,6 +7,7 @@ header page records the claimed space, so that the next open returns it if this 
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 from datastreamer.errors import WriteFailed
 from datastreamer.storage.disk.file_ops import Buffer, Placing, Segments
@@ -18,6 +19,10 @@ from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
 _log = logging.getLogger(__name__)
 
+# If this many parts of an operation wait for the thread that writes them, the caller writes the
+# next one.
+_MOST_PLACING = 2
+
 
 class UncommittedSpace:
     """The space that one operation uses before its commit."""
@@ -26,42 +31,41 @@ class UncommittedSpace:
         self._owned = owned
         self._durability = durability
         self.room = Preallocation(owned.file)
-        # Segments that a thread writes; nothing else is written after the end until it is done.
-        self._placing: Placing | None = None
+        # Segments that a thread writes, in order.
+        self._placing: deque[Placing] = deque()
         # The file's size before the open operation, or one that was rolled back, claimed space;
         # None if none did.
         self._size_before: int | None = None
 
-    def place(
-        self, arena: Buffer, segments: Segments, length: int, *, in_background: bool = False
-    ) -> None:
+    def place(self, arena: Buffer, segments: Segments, length: int) -> None:
         """Write parts of `arena` to their place after the end, invisible until a commit; the
         operation ends at `length` with them.
 
-        `in_background`: a thread writes them; the next `place` or commit of this operation waits
-        for it, and raises what it raised.
+        A thread writes them if it is not too busy: a later `place`, or the commit of this
+        operation, raises what it raised.
 
         Raises `WriteFailed`; nothing visible has changed then, and the call can be repeated.
         """
         if self.syncs_to_grow(length):
             with self._owned.syncing:
-                self._place(arena, segments, length, in_background)
+                self._place(arena, segments, length)
         else:
-            self._place(arena, segments, length, in_background)
+            self._place(arena, segments, length)
 
-    def _place(self, arena: Buffer, segments: Segments, length: int, in_background: bool) -> None:
+    def _place(self, arena: Buffer, segments: Segments, length: int) -> None:
         owned = self._owned
         with owned.lock:
-            self.finish_placing(wanted=True)
+            while self._placing and self._placing[0].ended:
+                self._finish_first()
             owned.ensure_writable()
             owned.abandon_truncated()
             self.claim()
             self.grow(length)
             try:
-                if in_background:
+                if len(self._placing) < _MOST_PLACING:
                     # The commit has to wait for the thread.
                     owned.end.limit = -1
-                    self._placing = owned.file.place(arena, segments)
+                    self._placing.append(owned.file.place(arena, segments))
                     return
                 view = memoryview(arena)
                 for offset, start, size in segments:
@@ -72,17 +76,20 @@ class UncommittedSpace:
     def finish_placing(self, *, wanted: bool) -> None:
         """On return no thread writes, and if `wanted`, what it wrote is in the file. Requires the
         lock, which the thread does not acquire."""
-        placing = self._placing
-        if placing is None:
-            return
-        if wanted:
-            try:
-                placing.finish()
-            except OSError as error:
-                raise self._write_failed(error) from error
-        else:
-            placing.drop()
-        self._placing = None
+        while self._placing:
+            if wanted:
+                self._finish_first()
+            else:
+                self._placing[0].drop()
+                self._placing.popleft()
+
+    def _finish_first(self) -> None:
+        """Wait until the first part is in the file. Requires the lock."""
+        try:
+            self._placing[0].finish()
+        except OSError as error:
+            raise self._write_failed(error) from error
+        self._placing.popleft()
 
     def claim(self) -> None:
         """Record that an operation uses space before its commit. Requires the lock."""

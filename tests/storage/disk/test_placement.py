@@ -83,7 +83,7 @@ def entries(count: int) -> list[Item]:
 
 
 def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
-    """An error in a thread is reported at the next turn, and is not lost."""
+    """An error in a thread is reported at a later turn, and is not lost."""
     path = tmp_path / "s.bin"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with DataStream.create(path, index="memory", sync="os") as stream:
@@ -95,34 +95,35 @@ def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
         assert path.stat().st_size == size
         stream.start_atomic_op()
         resource.setrlimit(resource.RLIMIT_FSIZE, (FIRST + 7 * PAGE, before[1]))
+        refusals: list[str] = []
         try:
             for kind, data in entries(30):
-                try:
-                    stream.add_entry(kind, data)
-                except WriteFailed:
-                    assert resource.getrlimit(resource.RLIMIT_FSIZE) != before
-                    with pytest.raises(WriteFailed, match="File too large"):
+                while True:
+                    try:
                         stream.add_entry(kind, data)
-                    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-                    stream.add_entry(kind, data)
-            refused = resource.getrlimit(resource.RLIMIT_FSIZE) == before
+                        break
+                    except WriteFailed as error:
+                        refusals.append(str(error))
+                        if len(refusals) == 3:
+                            resource.setrlimit(resource.RLIMIT_FSIZE, before)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert refused
+        assert len(refusals) == 3
+        assert all("File too large" in refusal for refusal in refusals)
         stream.commit_atomic_op()
         assert items(stream) == entries(30)
     with DataStream.open(path, read_only=True) as stream:
         assert items(stream) == entries(30)
 
 
-def test_two_arenas_are_used_in_turn(tmp_path: Path) -> None:
+def test_a_few_arenas_are_used_in_turn(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", index="memory", sync="os") as stream:
         stream.start_atomic_op()
         op, seen = stream.atomic_op(), set()
         for kind, data in entries(60):
             op.add_entry(kind, data)
             seen.add(id(op.arena.obj))
-        assert len(seen) == 2
+        assert 2 <= len(seen) <= 4
         stream.rollback_atomic_op()
 
 
@@ -141,24 +142,26 @@ def test_an_operation_given_up_with_its_block(tmp_path: Path) -> None:
 
 
 def test_one_thread_writes_one_placement_after_another(fd: int) -> None:
+    """In their order, whoever waits first for which."""
     placer = Placer()
-    for at in range(100):
-        placed = Placement(fd, bytes([at]) * 10, [(10 * at, 0, 10)], placer)
-        assert not placer.free
-        placed.finish()
-        assert placer.free
-    assert os.pread(fd, 1001, 0) == b"".join(bytes([at]) * 10 for at in range(100))
+    for turn in range(100):
+        placed = [Placement(fd, bytes([turn, at]), [(0, 0, 2)], placer) for at in range(4)]
+        for at in (1, 0, 3, 2):
+            placed[at].finish()
+            assert all(one.ended for one in placed[: at + 1])
+        assert os.pread(fd, 3, 0) == bytes([turn, 3])
 
 
-def test_a_placement_that_is_not_waited_for_has_its_thread_to_itself(fd: int) -> None:
-    placer = Placer()
-    first = Placement(fd, b"first", [(0, 0, 5)], placer)
-    second = Placement(fd, b"second", [(5, 0, 6)], placer)
-    second.finish()
-    assert not placer.free
-    first.finish()
-    assert placer.free
-    assert os.pread(fd, 12, 0) == b"firstsecond"
+def test_a_placement_that_nobody_waited_for(fd: int) -> None:
+    """Whoever drops it finds it written or not begun, also with others before and after it."""
+    placer, data = Placer(), os.urandom(4 << 20)
+    first, second, third = (Placement(fd, data, [(0, 0, len(data))], placer) for _ in range(3))
+    del second
+    third.finish()
+    assert first.ended
+    os.ftruncate(fd, 0)
+    del first, placer
+    assert os.fstat(fd).st_size == 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are not listed")

@@ -324,8 +324,10 @@ class SimPlacement:
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write: Callable[[], None] | None = write
+        self.ended = False
 
     def begin(self) -> None:
+        self.ended = True
         with contextlib.suppress(OSError):
             self.finish()
 

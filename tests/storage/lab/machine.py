@@ -206,7 +206,8 @@ class Laboratory(Recovering):
         trouble=st.one_of(troubles, refusals),
     )
     def huge(self, entries: int, late: int, kept: bool, wait: bool, trouble: Trouble) -> None:
-        """An operation of as many parts; all but its first and last are written by a thread."""
+        """An operation of as many parts; a thread writes all but the last one and those that find
+        it busy."""
         with self.under(trouble):
             self.begin()
             stream = self.live

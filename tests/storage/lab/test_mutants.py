@@ -135,7 +135,7 @@ def not_waited_for(which: bool) -> Callable[[Any], Any]:
     def make(finish: Any) -> Any:
         def mutant(self: UncommittedSpace, *, wanted: bool) -> None:
             if wanted is which:
-                self._placing = None
+                self._placing.clear()
             finish(self, wanted=wanted)
 
         return mutant

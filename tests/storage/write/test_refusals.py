@@ -96,7 +96,7 @@ def test_data_that_cannot_be_written(tmp_path: Path, number: int, spilled: bool)
         stream.add_entry(9, b"a")
         if spilled:
             disk.faults = {"write": number}
-            while len(stream.atomic_op().arena) <= 4 * PAGE:
+            while len(stream.atomic_op().arena) <= PAGE:
                 want.append((7, bytes([len(want)]) * 1_000_000))
                 stream.add_entry(*want[-1])
             for _ in range(2):

@@ -139,6 +139,9 @@ def test_space_that_could_not_be_returned_at_once(path: Path) -> None:
         stream.start_atomic_op()
         assert size_of(path) == SMALL
         huge(stream)
+        while stream.atomic_op().total_length < size_of(path):
+            stream.add_entry(1, bytes(1_000_000))
+        # The commit has to grow the file, which fails.
         disk.faults.update({"commit sync": errno.EIO, "sync": errno.EIO})
         with pytest.raises(WriteFailed):
             stream.commit_atomic_op()
