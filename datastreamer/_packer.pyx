@@ -180,7 +180,8 @@ cdef class EntryPacker(Packed):
     cdef int _begin(self, int64_t offset, uint64_t number) except -1:
         if offset > INT64_MAX - LARGEST_OPERATION:
             raise ValueError(f"a stream of {offset} bytes has no space for an operation")
-        self._spare = []
+        if self._spare:
+            self._spare = []
         self._empty()
         self._bookmarks = []
         self._offset = offset

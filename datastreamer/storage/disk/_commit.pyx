@@ -20,6 +20,7 @@ from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
 from datastreamer._packer cimport Packed, end_operation, pack_operation, segment_end
 from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
 from datastreamer.storage.sums._page_sums cimport PageSums
+from datastreamer.storage.sums._xxh3 cimport xxh3_of_33_to_64
 
 import os
 
@@ -367,8 +368,8 @@ cdef class StreamEnd:
                       *[start + part for start in slots for part in (0, *parts)]):
             if not 0 <= where <= HEADER_PAGE_SIZE - 64:
                 raise ValueError("a record is outside the page")
-        if self._mark > self._mark_end:
-            raise ValueError("a record ends before it begins")
+        if not 33 <= self._mark_end - self._mark <= 64:
+            raise ValueError("the visible mark has another size than its sum is computed for")
         if len(page) != HEADER_PAGE_SIZE:
             raise ValueError("a header page has 4096 bytes")
         PyObject_GetBuffer(page, &self._hold, PyBUF_WRITABLE)
@@ -538,7 +539,8 @@ cdef class StreamEnd:
         put_hashes(sums + 64, chain, tail)
         put_sum(page, 0, self._record_end)
         put_head(page + self._mark_end - 16, seen)
-        put_sum(page, self._mark, self._mark_end)
+        put_u64(page + self._mark_end,
+                xxh3_of_33_to_64(page + self._mark, self._mark_end - self._mark))
         return 0
 
     cdef int _put_synced(self, head) except -1:

@@ -127,14 +127,15 @@ class AtomicOp(EntryPacker):
             return self._append(type, items, bookmark, single)
         if guard is not None:
             guard()
-        start = writer.end.written
+        end = writer.end
+        start = end.written
         # First: another thread that lends the stream checks for it then.
         self.committing = True
         if self.lease is not None:
             self.committing = False
             raise self.lent("operation")
         try:
-            head = writer.end.append_on(self, writer, type, items, bookmark)
+            head = end.append_on(self, writer, type, items, bookmark)
         except Exception as error:
             if writer.owned.interrupted:
                 self.close()
@@ -147,7 +148,7 @@ class AtomicOp(EntryPacker):
         if head is None:
             self.committing = False
             return self._append(type, items, bookmark, single)
-        deferred.keeper.committed(self.bookmarks, start[1], head, writer.end.base)
+        deferred.keeper.committed(self.bookmarks, start[1], head, end.base)
         self.committing = False
         return head[1]
 
