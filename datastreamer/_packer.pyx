@@ -13,10 +13,12 @@ from cpython.buffer cimport (
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
+from cpython.list cimport PyList_AsTuple, PyList_CheckExact
 from cpython.long cimport PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX
+from cpython.tuple cimport PyTuple_CheckExact
 from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
@@ -322,8 +324,11 @@ cdef class EntryPacker(Packed):
             total = measure(items)
             if total < 0 or total > self._spill_at - self._used:
                 # Python code will run in between: it must not change the items.
-                items = tuple(items)
-                total = measure(items)
+                if PyList_CheckExact(items):
+                    items = PyList_AsTuple(items)
+                elif not PyTuple_CheckExact(items):
+                    items = tuple(items)
+                    total = measure(items)
                 if total < 0:
                     items = [copied(item) for item in items]
                     total = measure(items)
