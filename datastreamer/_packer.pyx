@@ -46,7 +46,7 @@ cdef enum:
     SMALLEST_ARENA = 64 << 10
     SPILL_SIZE = PAGE_SIZE
     # While a thread writes some arenas, the next one is filled.
-    MOST_SPARE_ARENAS = 3
+    MOST_SPARE_ARENAS = 2
     # An operation with more bookmarks than this, some 2.5 MB of Python objects, discards them: the
     # index then reads them from the file.
     MOST_BOOKMARKS = 20_000

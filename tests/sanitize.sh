@@ -1,7 +1,7 @@
 #!/bin/sh
 # The tests of the C code on a build with bounds checks and AddressSanitizer, made in a
-# throw-away copy of the package; and those of the thread that serves live clients with
-# ThreadSanitizer. PYTHON names the interpreter of an environment with the development tools in
+# throw-away copy of the package; and those of the threads without the GIL, which serve live clients
+# and write large operations, with ThreadSanitizer. PYTHON names the interpreter of an environment with the development tools in
 # it; arguments go to pytest.
 set -eu
 
@@ -59,17 +59,19 @@ fi
 
 run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
     tests/reassembly tests/arrow/test_record_batches.py tests/storage/disk/test_commit.py tests/storage/disk/test_file_ops.py \
-    tests/server/streaming/test_live_thread.py "$@"
+    tests/storage/disk/test_placement.py tests/server/streaming/test_live_thread.py "$@"
 
-# ThreadSanitizer knows the locks of Python, and sees the accesses of this one module.
-echo "sanitize: the thread that serves live clients, with ThreadSanitizer"
-module=datastreamer/server/streaming/_live_thread
+# ThreadSanitizer knows the locks of Python, and sees the accesses of these two modules.
+echo "sanitize: the threads without the GIL, with ThreadSanitizer"
 mkdir "$scratch/threads"
 (cd "$here" && find pyproject.toml datastreamer tests -type f ! -name '*.c' ! -name '*.pyc' \
     | tar -cf - -T -) | tar -xf - -C "$scratch/threads"
 ask() { "$PYTHON" -c "import sysconfig; print(sysconfig.$1)"; }
 compile() { $CC -shared -fPIC -O1 -g -fsanitize=thread -I"$(ask 'get_path("include")')" "$@"; }
-compile "$scratch/main/$module.c" -o "$scratch/threads/$module$(ask 'get_config_var("EXT_SUFFIX")')"
+for module in datastreamer/server/streaming/_live_thread datastreamer/storage/disk/_placement; do
+    compile "$scratch/main/$module.c" \
+        -o "$scratch/threads/$module$(ask 'get_config_var("EXT_SUFFIX")')"
+done
 cat >"$scratch/race.c" <<'END'
 #include <pthread.h>
 int count;
@@ -88,4 +90,5 @@ if run_threads "$PYTHON" -c "import ctypes; ctypes.CDLL('$scratch/race.so').race
     echo "sanitize: ThreadSanitizer does not detect a data race; no test ran" >&2
     exit 1
 fi
-run_threads "$PYTHON" -m pytest -p no:cacheprovider tests/server/streaming/test_live_thread.py
+run_threads "$PYTHON" -m pytest -p no:cacheprovider tests/server/streaming/test_live_thread.py \
+    tests/storage/disk/test_placement.py

@@ -78,9 +78,10 @@ cdef extern from *:
         return poll(&it, 1, milliseconds) > 0;
     }
 
-    /* Whether this thread shall run soon when it is woken, before the one that woke it if they share
-       a CPU. A short slice asks Linux for that from 6.12 on; older ones ignore it. */
-    static void ask_to_run_soon(int soon) {
+    /* Ask that this thread runs soon when it is woken, before the one that woke it if they share a
+       CPU, or (`soon` is 0) that it does not. A short slice asks Linux for that from 6.12 on; older
+       ones ignore it. `usual` keeps the slice that it had before, in ns. */
+    static void ask_to_run_soon(int soon, uint64_t *usual) {
     #if defined(__linux__) && defined(SYS_sched_getattr)
         struct {
             uint32_t size, policy;
@@ -92,7 +93,8 @@ cdef extern from *:
         memset(&has, 0, sizeof has);
         if (syscall(SYS_sched_getattr, 0, &has, sizeof has, 0) || has.policy != SCHED_OTHER) return;
         has.size = sizeof has;
-        has.runtime = soon ? 100000 : 0;  /* ns; 0: the system's */
+        if (soon) *usual = has.runtime;
+        has.runtime = soon ? 100000 : *usual;
         syscall(SYS_sched_setattr, 0, &has, 0);
     #endif
     }
@@ -105,7 +107,7 @@ cdef extern from *:
     int MSG_NOSIGNAL
     int open_watch(int fd) nogil
     bint wait_for_write(int fd, int watch, int milliseconds) nogil
-    void ask_to_run_soon(bint soon) nogil
+    void ask_to_run_soon(bint soon, uint64_t* usual) nogil
     void set_flag(int*, int) nogil
     int get_flag(int*) nogil
 
@@ -154,7 +156,8 @@ cdef struct Shared:
     int notice
     Place top           # how far clients were sent
     Client* clients
-    Py_ssize_t count
+    Py_ssize_t count    # of the slots up to the last client
+    Py_ssize_t used     # of the clients
     Py_ssize_t capacity
     Py_ssize_t dropped
     uint64_t bytes_sent
@@ -166,6 +169,7 @@ cdef struct Shared:
     int64_t room
     int torn
     bint soon           # it has asked to run soon when it is woken
+    uint64_t usual      # its slice without that, in ns
 
 
 cdef enum Outcome:
@@ -389,10 +393,10 @@ cdef void* run(void* what) noexcept nogil:
             it.turn += 1
             notify(it)
             continue
-        soon = it.count <= SOON_CLIENTS
+        soon = it.used <= SOON_CLIENTS
         pthread_mutex_unlock(&it.guard)
         if soon != it.soon:
-            ask_to_run_soon(soon)
+            ask_to_run_soon(soon, &it.usual)
             it.soon = soon
         readable = wait_for_write(it.wakeup, it.watch, POLL_MS)
         pthread_mutex_lock(&it.guard)
@@ -578,6 +582,7 @@ cdef class LiveThread:
             if i == self._it.count:
                 self._it.count += 1
             self._it.clients[i].fd = fd
+            self._it.used += 1
             self._it.clients[i].dropped = False
             self._it.clients[i].error = 0
             self._it.clients[i].cursor.offset = self._it.clients[i].at = offset
@@ -601,6 +606,7 @@ cdef class LiveThread:
     cdef tuple _remove(self, Py_ssize_t slot):
         cdef Client* client = self._it.clients + slot
         self._it.dropped -= client.dropped
+        self._it.used -= 1
         client.fd = -1
         client.dropped = False
         while self._it.count and self._it.clients[self._it.count - 1].fd < 0:

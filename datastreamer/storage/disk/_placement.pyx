@@ -135,7 +135,7 @@ cdef class Placer:
             self._process = getpid()
 
     def __dealloc__(self):
-        if not self.runs():
+        if not self._runs():
             return  # a mutex that the thread held stays locked in the child of a fork
         pthread_mutex_lock(&self._queue.guard)
         self._queue.closing = True
@@ -147,8 +147,12 @@ cdef class Placer:
         pthread_cond_destroy(&self._queue.due)
         pthread_cond_destroy(&self._queue.done)
 
-    cdef bint runs(self) noexcept:
-        """Whether this process has the thread."""
+    @property
+    def runs(self):
+        """Whether this process has the thread, and there is one."""
+        return self._runs()
+
+    cdef bint _runs(self) noexcept:
         return self._process == getpid()
 
     cdef void begin(self, Job* job) noexcept:
@@ -203,9 +207,9 @@ cdef class Placement:
         job.arena = <const char*>self._arena.buf
         job.count = len(segments)
         job.pieces = pieces_of(segments, self._arena.len)
-        if placer is None or not placer.runs():
+        if placer is None or not placer._runs():
             placer = Placer()
-        if placer.runs():
+        if placer._runs():
             self._placer = placer
             placer.begin(job)
         else:
@@ -219,7 +223,7 @@ cdef class Placement:
 
     cdef void _wait(self) noexcept:
         if self._placer is not None:
-            if self._placer.runs():
+            if self._placer._runs():
                 self._placer.wait(&self._job)
             self._placer = None
 
@@ -231,7 +235,7 @@ cdef class Placement:
     @property
     def ended(self):
         """Whether `finish` will not have to wait."""
-        return (self._placer is None or not self._placer.runs()
+        return (self._placer is None or not self._placer._runs()
                 or self._placer.has_done(&self._job))
 
     def finish(self):
@@ -247,7 +251,7 @@ cdef class Placement:
         self._release()
 
     def drop(self):
-        """Wait until the thread has ended its writes, and ignore their errors."""
+        """Wait until the thread has written this, and what was placed before it; ignore errors."""
         self._wait()
         self._job.failed = 0
         self._release()

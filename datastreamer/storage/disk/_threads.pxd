@@ -8,7 +8,6 @@ cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_cond_t:
         pass
     int pthread_join(pthread_t, void**)
-    int pthread_detach(pthread_t)
     int pthread_mutex_init(pthread_mutex_t*, const void*)
     int pthread_mutex_lock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)

@@ -46,7 +46,7 @@ class Placing(Protocol):
         """Wait until all is written. Raises `OSError`; the next call tries again."""
 
     def drop(self) -> None:
-        """Stop writing; return when no write is in progress."""
+        """Return when nothing of it, and of what was placed before it, is written any more."""
 
 
 class Readable(Protocol):

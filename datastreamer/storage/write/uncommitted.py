@@ -76,12 +76,13 @@ class UncommittedSpace:
     def finish_placing(self, *, wanted: bool) -> None:
         """On return no thread writes, and if `wanted`, what it wrote is in the file. Requires the
         lock, which the thread does not acquire."""
+        while wanted and self._placing:
+            self._finish_first()
         while self._placing:
-            if wanted:
-                self._finish_first()
-            else:
-                self._placing[0].drop()
-                self._placing.popleft()
+            # The last one first, which waits for all: after a signal's exception here the file may
+            # be closed, and its descriptor belong to another.
+            self._placing[-1].drop()
+            self._placing.pop()
 
     def _finish_first(self) -> None:
         """Wait until the first part is in the file. Requires the lock."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
+import platform
 import random
 import select
 import socket
@@ -769,3 +771,50 @@ async def test_without_a_thread(
             await peer.expect(modelled(writer).packed(begin))
         assert not is_armed(rig)
     assert caplog.text.count("clients are served without one") == (without == "threads")
+
+
+def slice_of(task: int) -> int:
+    """What Linux knows as the thread's slice, in ns."""
+    attributes = ctypes.create_string_buffer(48)
+    number = {"x86_64": 315, "aarch64": 275}[platform.machine()]
+    if ctypes.CDLL(None, use_errno=True).syscall(number, task, attributes, 48, 0):
+        raise OSError(ctypes.get_errno(), "sched_getattr")
+    return int(struct.unpack("IIQiIQQQ", attributes.raw)[5])
+
+
+def knows_slices() -> bool:
+    release = tuple(map(int, platform.release().split(".")[:2]))
+    linux = sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"}
+    return linux and release >= (6, 12)
+
+
+@pytest.mark.skipif(not knows_slices(), reason="needs Linux 6.12, which has slices of threads")
+def test_it_asks_to_run_soon_while_clients_are_few(writer: DataStream, waker: int) -> None:
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    notice = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    file = writer._ensure_writable().owned
+    thread = LiveThread(file.file.fileno(), waker, notice)
+    pairs = [socket.socketpair() for _ in range(129)]
+    try:
+        (task,) = (int(task.name) for task in set(tasks.iterdir()) - before)
+        usual, head = slice_of(task), file.written
+
+        def settles(wanted: int) -> None:
+            deadline = time.monotonic() + PATIENCE
+            while slice_of(task) != wanted:
+                assert time.monotonic() < deadline, slice_of(task)
+
+        thread.arm(bytes(file.page), head.length, head.entries)
+        settles(100_000)
+        slots = [thread.add(ours.fileno(), head.length, head.entries) for ours, _ in pairs]
+        settles(usual)
+        thread.remove(slots[0])
+        settles(100_000)
+    finally:
+        thread.close()
+        os.close(notice)
+        for pair in pairs:
+            for end in pair:
+                end.close()
+    assert usual > 100_000

@@ -17,7 +17,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import BadBookmark, WriteFailed
 from datastreamer.storage.disk._placement import Placement, Placer
-from datastreamer.storage.disk.file_ops import OsFile
+from datastreamer.storage.disk.file_ops import OsFile, Placing
 from tests.storage.made import BOOKMARK, FIRST, PAGE, Item, add, items
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,6 +76,34 @@ def test_what_the_thread_was_refused_is_tried_again(tmp_path: Path) -> None:
         assert path.read_bytes() == b"abc"
     finally:
         os.close(fd)
+
+
+def test_a_signal_while_a_file_is_closed(tmp_path: Path) -> None:
+    """No thread writes any more then: the descriptor may be that of another file soon."""
+
+    class Interrupted:
+        ended = False
+
+        def __init__(self, placed: Placing) -> None:
+            self.placed = placed
+
+        def finish(self) -> None:
+            raise AssertionError("nobody wants it")
+
+        def drop(self) -> None:
+            self.placed.drop()
+            raise KeyboardInterrupt
+
+    data = bytes(32 << 20)
+    with DataStream.create(tmp_path / "s.bin", index="memory", sync="os") as stream:
+        space = stream._ensure_writable().uncommitted
+        file = stream._ensure_writable().owned.file
+        placed = [file.place(data, [(FIRST + n * len(data), 0, len(data))]) for n in range(3)]
+        space._placing.extend(map(Interrupted, placed))
+        with pytest.raises(KeyboardInterrupt):
+            space.finish_placing(wanted=False)
+        space._placing.clear()
+        assert all(one.ended for one in placed)
 
 
 def entries(count: int) -> list[Item]:
@@ -153,7 +181,7 @@ def test_one_thread_writes_one_placement_after_another(fd: int) -> None:
 
 
 def test_a_placement_that_nobody_waited_for(fd: int) -> None:
-    """Whoever drops it finds it written or not begun, also with others before and after it."""
+    """It has been written when it is gone, also with others before and after it."""
     placer, data = Placer(), os.urandom(4 << 20)
     first, second, third = (Placement(fd, data, [(0, 0, len(data))], placer) for _ in range(3))
     del second
@@ -223,6 +251,30 @@ stream.close()
 def test_a_fork_while_it_writes(tmp_path: Path) -> None:
     """The child has no such thread, and does not wait for it."""
     words = [sys.executable, "-c", FORKED, str(tmp_path / "s.bin")]
+    done = subprocess.run(words, cwd=ROOT, timeout=60, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+CHILD = """
+import os, sys
+from datastreamer.storage.disk.file_ops import OsFile
+file = OsFile(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT))
+file.place(b"parent", [(0, 0, 6)]).finish()
+child = os.fork()
+if child:
+    sys.exit(os.waitpid(child, 0)[1] != 0)
+placed = [file.place(b"child", [(6 + 5 * n, 0, 5)]) for n in range(20)]
+assert len(os.listdir("/proc/self/task")) == 2
+placed[-1].finish()
+assert all(one.ended for one in placed)
+assert os.pread(file.fileno(), 200, 0) == b"parent" + 20 * b"child"
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are not listed")
+def test_the_child_of_a_fork_has_one_thread_of_its_own(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CHILD, str(tmp_path / "bytes")]
     done = subprocess.run(words, cwd=ROOT, timeout=60, check=False, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 

@@ -51,7 +51,7 @@ from tests.storage.lab.model import (
 from tests.storage.made import FIRST, Item, items
 
 PATH = "/simulated/stream.bin"
-# In place of 4 MiB: how much of an operation gathers before a part of it is placed.
+# In place of 1 MiB: how much of an operation gathers before a part of it is placed.
 SPILL = 10_000
 # In place of 64 MiB, after which the policies but "commit" do not wait for their time.
 UNSYNCED = 200_000
