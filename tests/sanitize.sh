@@ -1,8 +1,8 @@
 #!/bin/sh
 # The tests of the C code on a build with bounds checks and AddressSanitizer, made in a
-# throw-away copy of the package; and those of the threads without the GIL, which serve live clients
-# and write large operations, with ThreadSanitizer. PYTHON names the interpreter of an environment with the development tools in
-# it; arguments go to pytest.
+# throw-away copy of the package; and those of the threads without the GIL, which serve live
+# clients and write large operations, with ThreadSanitizer. PYTHON names the interpreter of an
+# environment with the development tools in it; arguments go to pytest.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)

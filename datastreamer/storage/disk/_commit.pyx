@@ -257,7 +257,7 @@ cdef class Descriptor:
 
     def place(self, arena, segments):
         """Start to write the segments, as those of `commit`, in a thread, after earlier ones."""
-        if self._placer is None or not self._placer.runs:
+        if self._placer is None or not self._placer.runs():
             self._placer = Placer()
         return Placement(self._fd, arena, segments, self._placer)
 

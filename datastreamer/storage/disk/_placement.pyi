@@ -6,7 +6,6 @@ from _typeshed import ReadableBuffer
 
 class Placer:
     def __init__(self) -> None: ...
-    @property
     def runs(self) -> bool: ...
 
 class Placement:

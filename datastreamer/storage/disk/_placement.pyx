@@ -135,7 +135,7 @@ cdef class Placer:
             self._process = getpid()
 
     def __dealloc__(self):
-        if not self._runs():
+        if not self.runs():
             return  # a mutex that the thread held stays locked in the child of a fork
         pthread_mutex_lock(&self._queue.guard)
         self._queue.closing = True
@@ -147,12 +147,8 @@ cdef class Placer:
         pthread_cond_destroy(&self._queue.due)
         pthread_cond_destroy(&self._queue.done)
 
-    @property
-    def runs(self):
-        """Whether this process has the thread, and there is one."""
-        return self._runs()
-
-    cdef bint _runs(self) noexcept:
+    cpdef bint runs(self) noexcept:
+        """Whether this process has the thread."""
         return self._process == getpid()
 
     cdef void begin(self, Job* job) noexcept:
@@ -207,9 +203,9 @@ cdef class Placement:
         job.arena = <const char*>self._arena.buf
         job.count = len(segments)
         job.pieces = pieces_of(segments, self._arena.len)
-        if placer is None or not placer._runs():
+        if placer is None or not placer.runs():
             placer = Placer()
-        if placer._runs():
+        if placer.runs():
             self._placer = placer
             placer.begin(job)
         else:
@@ -223,7 +219,7 @@ cdef class Placement:
 
     cdef void _wait(self) noexcept:
         if self._placer is not None:
-            if self._placer._runs():
+            if self._placer.runs():
                 self._placer.wait(&self._job)
             self._placer = None
 
@@ -235,7 +231,7 @@ cdef class Placement:
     @property
     def ended(self):
         """Whether `finish` will not have to wait."""
-        return (self._placer is None or not self._placer._runs()
+        return (self._placer is None or not self._placer.runs()
                 or self._placer.has_done(&self._job))
 
     def finish(self):

@@ -5,7 +5,6 @@ from libc.stdint cimport uint8_t, uint64_t
 cdef extern from *:
     """
     #include <stdint.h>
-    #include <string.h>
 
     /* xxh3 (64 bits) of 33 to 64 bytes, seed 0, with the default secret. */
     static const unsigned char XXH3_SECRET[64] = {

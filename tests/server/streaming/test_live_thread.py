@@ -788,7 +788,9 @@ def knows_slices() -> bool:
     return linux and release >= (6, 12)
 
 
-@pytest.mark.skipif(not knows_slices(), reason="needs Linux 6.12, which has slices of threads")
+@pytest.mark.skipif(
+    not knows_slices(), reason="needs Linux 6.12, where a thread can ask for a slice"
+)
 def test_it_asks_to_run_soon_with_some_clients(writer: DataStream, waker: int) -> None:
     tasks = Path("/proc/self/task")
     before = set(tasks.iterdir())

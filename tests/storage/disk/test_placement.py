@@ -151,7 +151,7 @@ def test_a_few_arenas_are_used_in_turn(tmp_path: Path) -> None:
         for kind, data in entries(60):
             op.add_entry(kind, data)
             seen.add(id(op.arena.obj))
-        assert 2 <= len(seen) <= 4
+        assert 2 <= len(seen) <= 3
         stream.rollback_atomic_op()
 
 
@@ -170,7 +170,7 @@ def test_an_operation_given_up_with_its_block(tmp_path: Path) -> None:
 
 
 def test_one_thread_writes_one_placement_after_another(fd: int) -> None:
-    """In their order, whoever waits first for which."""
+    """The thread keeps their order, whatever the order in which they are waited for."""
     placer = Placer()
     for turn in range(100):
         placed = [Placement(fd, bytes([turn, at]), [(0, 0, 2)], placer) for at in range(4)]
