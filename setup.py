@@ -35,6 +35,7 @@ MODULES = [
     "datastreamer.storage.disk._commit",
     "datastreamer.storage.disk._placement",
     "datastreamer.storage.sums._page_sums",
+    "datastreamer.storage.write._stream_end",
     "datastreamer.zkevm._wire",
 ]
 

@@ -1,4 +1,4 @@
-"""Packed entries, as `storage/disk/_commit.pyx` reads them in C: an arena and its segments."""
+"""Packed entries, as a commit reads them in C: an arena and its segments."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -31,12 +31,13 @@ cdef class Packed:
     cdef Py_ssize_t _capacity
     cdef int64_t _offset          # of the next byte, in the file
     cdef uint64_t _number
+    cdef list _bookmarks          # as `EntryPacker.bookmarks`
+    cdef bint _open               # whether an operation is open
 
 
 # Of an `EntryPacker`, which is given as what it inherits from.
 cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object type,
                          object items, object bookmark) except -1
-cdef int end_operation(Packed packed) except -1
 
 
 cdef inline Py_ssize_t segment_end(Packed packed, Py_ssize_t i) noexcept:

@@ -156,8 +156,6 @@ cdef class EntryPacker(Packed):
     cdef Py_ssize_t _spill_size
     cdef Py_ssize_t _spill_at
     cdef Py_ssize_t _room         # bytes left in the page at `_offset`; 0 after a full page
-    cdef list _bookmarks
-    cdef bint _open
     cdef list _spare              # earlier arenas, used again once they are not exported
 
     def __cinit__(self, *args, **kwargs):
@@ -659,8 +657,3 @@ cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object 
         raise
     packer._open = False
     return False
-
-
-cdef int end_operation(Packed packed) except -1:
-    (<EntryPacker?>packed)._open = False
-    return 0

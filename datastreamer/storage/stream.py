@@ -59,8 +59,6 @@ class DataStream(StreamView):
     ) -> None:
         super().__init__(file, index, follow=follow)
         self._writer = writer
-        # Called before each commit, which is not written if it raises.
-        self.commit_guard: Callable[[], None] | None = None
         deferred = None
         if writer is not None:
             try:
@@ -183,7 +181,7 @@ class DataStream(StreamView):
         and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
         are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
         """
-        return self._op.append(type, (data,), bookmark, True) - 1
+        return self._op.appender.append(type, (data,), bookmark, True) - 1
 
     def append_many(
         self,
@@ -198,8 +196,17 @@ class DataStream(StreamView):
         `type` is one type for all, or one for each item. The rest as for `append`.
         """
         items = tuple(data)
-        end = self._op.append(type, items, bookmark, False)
+        end = self._op.appender.append(type, items, bookmark, False)
         return range(end - len(items), end)
+
+    @property
+    def commit_guard(self) -> Callable[[], None] | None:
+        """Called before each commit, which is not written if it raises."""
+        return self._op.appender.commit_guard
+
+    @commit_guard.setter
+    def commit_guard(self, guard: Callable[[], None] | None) -> None:
+        self._op.appender.commit_guard = guard
 
     def start_atomic_op(self, *, lease: object = None) -> None:
         """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
@@ -349,7 +356,7 @@ class DataStream(StreamView):
     def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()
         writer = self._ensure_writable()
-        if self._op.lease is not None:
+        if self._op.appender.lease is not None:
             raise self._op.lent(what)
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
@@ -394,7 +401,7 @@ class DataStream(StreamView):
         if self._file.closed:
             return
         writer = self._writer
-        if writer is not None and self._op.committing:
+        if writer is not None and self._op.appender.committing:
             writer.owned.interrupt()
         self._op.close()
         try:

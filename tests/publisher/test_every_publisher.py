@@ -112,7 +112,7 @@ def wait_until_left(kind: str, server: StreamServer) -> None:
         except SourceBusy:
             continue
         break
-    while server.stream._op.lease is not None:
+    while server.stream._op.appender.lease is not None:
         threading.Event().wait(0.001)
 
 

@@ -159,12 +159,12 @@ class _Together:
 
     @staticmethod
     def lend(op: AtomicOp, lease: object) -> None:
-        op.lease = lease
+        op.appender.lease = lease
 
     @staticmethod
     def start(start: Any) -> Any:
         def mutant(self: AtomicOp, *, lease: object = None) -> None:
-            start(self, lease=self.lease)
+            start(self, lease=self.appender.lease)
 
         return mutant
 

@@ -1,8 +1,8 @@
-"""Pairs of key and entry number as `_blocks.pyx` packs them."""
+"""Pairs of key and entry number, as `_blocks.pyx` packs them and `_stream_end.pyx` reports them."""
 
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from datastreamer._entry cimport MAX_BOOKMARK_SIZE
 
@@ -17,6 +17,38 @@ cdef struct Pair:
     uint8_t size
     uint8_t number[8]    # big-endian
     uint8_t filler[7]
+
+
+@cython.final
+cdef class Pairs:
+    """A list of pairs; see `_pairs.pyx`."""
+
+    cdef Pair* _pairs
+    cdef Py_ssize_t _count
+    cdef Py_ssize_t _capacity
+
+    cdef int _reserve(self, Py_ssize_t more) except -1
+    cdef int _put(self, const uint8_t* key, Py_ssize_t size, uint64_t number) except -1
+    cdef Py_ssize_t _place(self, uint64_t number) except -1
+    cdef Pairs _copy(self, Py_ssize_t start, Py_ssize_t stop)
+
+
+cdef class ReportedBookmarks:
+    """The bookmarks of the newest entries; see `_pairs.pyx`."""
+
+    cdef public object end
+    cdef public object synced
+    cdef public bint unfinished
+    cdef public dict newest
+    cdef public Pairs waiting
+    cdef bint _for_writer
+    cdef Py_ssize_t _most, _enough
+    # The methods of the lock that guards these fields.
+    cdef object _acquire, _release
+
+    cdef bint report(self, list bookmarks, uint64_t start, head, synced) except -1
+    cpdef add(self, bookmarks, head)
+    cpdef limit(self)
 
 
 cdef class Merged:

@@ -1,10 +1,12 @@
 # The docstrings of _pairs.pyx say the contracts.
 
 from collections.abc import Iterable, Iterator
+from threading import Lock
 
 from _typeshed import ReadableBuffer
 
 from datastreamer._codec import EntryBatch
+from datastreamer.storage.header.records import Head
 
 class Pairs:
     def __init__(self, pairs: Iterable[tuple[bytes, int]] = ()) -> None: ...
@@ -17,6 +19,27 @@ class Pairs:
     def drop_from(self, number: int) -> None: ...
     def first_number(self) -> int: ...
     def sorted(self) -> bytes: ...
+
+class ReportedBookmarks:
+    end: Head
+    synced: Head
+    unfinished: bool
+    newest: dict[bytes, int]
+    waiting: Pairs
+    def __init__(
+        self, head: Head, guard: Lock, for_writer: bool, most: int, enough: int
+    ) -> None: ...
+    def committed(
+        self,
+        bookmarks: list[tuple[bytes, int]] | None,
+        start: int,
+        head: Head,
+        synced: Head,
+    ) -> bool: ...
+    def add(self, bookmarks: Iterable[tuple[bytes, int]], head: Head) -> None: ...
+    def limit(self) -> None: ...
+    def begin_at(self, head: Head) -> None: ...
+    def clear(self) -> None: ...
 
 class Merged:
     def __new__(cls, runs: Iterable[ReadableBuffer]) -> Merged: ...

@@ -1,6 +1,7 @@
 """Bookmarks in bulk: many pairs of key and entry number without a Python object each.
 
-Owns the list of pairs that wait to be indexed, and its order. Knows batches of entries; must not
+Owns the list of pairs that wait to be indexed, and its order, and the fields that a writer's report
+of a commit changes; `recent.py` has what else is done with these. Knows batches of entries; must not
 know files, indexes or threads. A pair takes 32 bytes. The GIL protects the data from other threads;
 code that releases it works on a private copy.
 """
@@ -15,6 +16,11 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, MAX_BOOKMARK_SIZE, TYPE_BOOKMARK, get_u64, put_u64
+
+cdef extern from "Python.h":
+    # A borrowed reference.
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept
+
 
 cdef void put_in_order(Pair* pairs, Pair* room, Py_ssize_t count) noexcept nogil:
     """Sort `pairs` by key; pairs of one key keep their order.
@@ -59,10 +65,6 @@ cdef class Pairs:
 
     An iteration yields tuples; it may or may not see what is added or removed meanwhile.
     """
-
-    cdef Pair* _pairs
-    cdef Py_ssize_t _count
-    cdef Py_ssize_t _capacity
 
     def __init__(self, pairs=()):
         self.extend(pairs)
@@ -202,6 +204,85 @@ cdef class _Tuples:
         self.at += 1
         key = PyBytes_FromStringAndSize(<const char*>pair.key, pair.size)
         return key, get_u64(pair.number)
+
+
+cdef inline uint64_t entries_of(head) except? 0xFFFFFFFFFFFFFFFF:
+    # (Indexing a subclass of tuple is slow.)
+    if not isinstance(head, tuple) or len(<tuple>head) != 2:
+        raise TypeError("a head is a pair of numbers")
+    return <object>PyTuple_GET_ITEM(head, 1)
+
+
+cdef class ReportedBookmarks:
+    """The bookmarks of the newest entries, up to `end`.
+
+    `newest` has each key's highest number; a writer's `waiting` has all of them in the order of the
+    file, until they are in the index. `synced` is on disk. `unfinished` is true during a
+    truncation, and after one that an exception ended: the fields may be wrong then.
+    """
+
+    def __init__(self, head, guard, bint for_writer, Py_ssize_t most, Py_ssize_t enough):
+        """`guard` is the lock of these fields. Keeps fewer than `most` bookmarks; the index is
+        written when `enough` wait."""
+        self.end = self.synced = head
+        self.newest = {}
+        self.waiting = Pairs()
+        self._for_writer = for_writer
+        self._most, self._enough = most, enough
+        self._acquire, self._release = guard.acquire, guard.release
+
+    def committed(self, bookmarks, start, head, synced):
+        """An operation was committed: from entry `start` to `head`, with these bookmarks (None: too
+        many for memory); `synced` is on disk. Returns whether enough wait to be indexed.
+
+        Acquires the guard if there are bookmarks.
+        """
+        return self.report(bookmarks, start, head, synced)
+
+    cdef bint report(self, list bookmarks, uint64_t start, head, synced) except -1:
+        if bookmarks is not None and not bookmarks:
+            if start == entries_of(self.end) and not self.unfinished:
+                self.end = head
+            self.synced = synced
+            return False
+        self._acquire()
+        try:
+            # (Otherwise a look-up has read them from the file already.)
+            if not self.unfinished and start == entries_of(self.end):
+                if bookmarks is None:
+                    self.begin_at(head)
+                else:
+                    self.add(bookmarks, head)
+                    self.limit()
+            self.synced = synced
+            return bookmarks is None or (
+                self.waiting._count >= self._enough > 0
+                and get_u64(self.waiting._pairs[0].number) < entries_of(synced))
+        finally:
+            self._release()
+
+    cpdef add(self, bookmarks, head):
+        """Add those of the entries from `end` to `head`."""
+        for key, number in bookmarks:
+            self.newest[key] = number
+        if self._for_writer:
+            self.waiting.extend(bookmarks)
+        self.end = head
+
+    cpdef limit(self):
+        """Forget all bookmarks if they are too many."""
+        if len(self.newest) >= self._most or self.waiting._count >= self._most:
+            self.clear()
+
+    def begin_at(self, head):
+        """Forget everything and continue from `head`."""
+        self.end = head
+        self.clear()
+
+    def clear(self):
+        """Forget the bookmarks before `end`: the file has them. A subclass does more."""
+        self.newest = {}
+        self.waiting = Pairs()
 
 
 @cython.final

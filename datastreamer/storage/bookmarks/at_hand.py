@@ -43,7 +43,7 @@ class LookUpsAtHand:
         """Whether they see all bookmarks of the reader's `state`, and no others."""
         trusted = self._trusted
         same = state is self._state and trusted.indexed is self._indexed
-        return same and not trusted.unfinished
+        return same and not trusted.recent.unfinished
 
     def newest(self, key: bytes) -> int | None:
         """The highest committed entry number that is a bookmark with this key."""

@@ -175,7 +175,7 @@ class IndexBuilder:
         with trusted.guard:
             target = trusted.recent.start
             if trusted.write:
-                target = min(target, Cursor(*trusted.synced), key=lambda it: it.number)
+                target = min(target, Cursor(*trusted.recent.synced), key=lambda it: it.number)
             return trusted.index, trusted.indexed, target
 
     def _fill(self) -> bool:
@@ -264,7 +264,7 @@ class IndexBuilder:
         with trusted.writing:
             trusted.settle()
             with trusted.guard:
-                index, upto = trusted.index, trusted.synced
+                index, upto = trusted.index, recent.synced
                 try:
                     recent.read_from(trusted.reader)
                 except MovedError:

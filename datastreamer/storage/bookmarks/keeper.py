@@ -22,15 +22,13 @@ from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
 from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import IndexWentBack
-from datastreamer.storage.bookmarks.recent import MovedError
+from datastreamer.storage.bookmarks.recent import FLUSH_KEYS, MovedError
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
 
-# The index is written when this many bookmarks wait.
-_FLUSH_KEYS = 20_000
 # Scans of more than this many bytes of the file run one at a time, so that they do not slow down
 # the thread that extends the index.
 _LONG_SCAN = 4 * PAGE_SIZE
@@ -44,7 +42,7 @@ class BookmarkKeeper:
         self.trusted = trusted
         self.builder = IndexBuilder(trusted)
         self._reader = reader = trusted.reader
-        self._recent = trusted.recent
+        self.recent = trusted.recent
         # For a reader: the reader's change count that the fields reflect, the head at the last
         # check of the index's files, and the number of look-ups without an index.
         self._changes = reader.changes
@@ -83,7 +81,7 @@ class BookmarkKeeper:
     def newest_at_hand(self, key: bytes) -> int | None:
         """As `newest`; raises `NotAtHandError` instead of repairing the index or waiting for a
         truncation."""
-        if not self.trusted.unfinished:
+        if not self.recent.unfinished:
             with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
                 found = self._look_up(key)
                 if found is not None or self.builder.damage is None:
@@ -93,9 +91,9 @@ class BookmarkKeeper:
     def at_hand(self, most: int) -> LookUpsAtHand:
         """For look-ups that follow each other at once. Raises `NotAtHandError` if the index has to
         be repaired, or more than `most` bytes of the stream to be read."""
-        trusted, recent, state = self.trusted, self._recent, self._reader.state
+        trusted, recent, state = self.trusted, self.recent, self._reader.state
         try:
-            if state is not self._followed or trusted.unfinished or trusted.index is None:
+            if state is not self._followed or self.recent.unfinished or trusted.index is None:
                 if self.unread() > most:
                     raise NotAtHandError
                 with trusted.guard:
@@ -113,7 +111,7 @@ class BookmarkKeeper:
         """The highest committed entry number that is a bookmark with this key."""
         for _ in range(_TRIES):
             changes = self._reader.changes
-            if self.trusted.unfinished:
+            if self.recent.unfinished:
                 self._settle()
             try:
                 found = self._look_up(key)
@@ -150,7 +148,7 @@ class BookmarkKeeper:
         builder.damage = builder.lacking = None
 
     def _look_up(self, key: bytes) -> int | None:
-        trusted, recent = self.trusted, self._recent
+        trusted, recent = self.trusted, self.recent
         with trusted.guard:
             self._follow()
             found = recent.newest.get(key)
@@ -205,10 +203,10 @@ class BookmarkKeeper:
     def unread(self) -> int:
         """How many bytes of the stream the next look-up may have to read."""
         trusted, head = self.trusted, self._reader.head
-        if trusted.unfinished or (self._changes != self._reader.changes and not trusted.write):
+        if self.recent.unfinished or (self._changes != self._reader.changes and not trusted.write):
             return head.length  # it starts again from the whole file
-        gap = self._recent.start.offset - trusted.indexed.length
-        unreported = head.length - self._recent.end.length
+        gap = self.recent.start.offset - trusted.indexed.length
+        unreported = head.length - self.recent.end.length
         return max(0, gap) + max(0, unreported)
 
     def lag(self) -> int:
@@ -241,8 +239,8 @@ class BookmarkKeeper:
             with trusted.guard:
                 with contextlib.suppress(MovedError):
                     self._follow()
-                keys, indexed = set(self._recent.newest), trusted.indexed
-                until, index = self._recent.start, trusted.index
+                keys, indexed = set(self.recent.newest), trusted.indexed
+                until, index = self.recent.start, trusted.index
             for batch in self._reader.batches(indexed.entries, until.number):
                 keys.update(key for key, _ in batch.bookmarks())
             if index is None:
@@ -313,10 +311,10 @@ class BookmarkKeeper:
         Requires `guard`."""
         trusted = self.trusted
         if trusted.write:
-            self._recent.read_from(self._reader)
+            self.recent.read_from(self._reader)
             return
         self._rewind()
-        self._recent.read_from(self._reader)
+        self.recent.read_from(self._reader)
         if trusted.index is None:
             self._begin_private()
         elif not trusted.private:
@@ -329,7 +327,7 @@ class BookmarkKeeper:
             self._follow_index()
 
     def _follow_index(self) -> None:
-        trusted, recent = self.trusted, self._recent
+        trusted, recent = self.trusted, self.recent
         if trusted.indexed.entries == recent.end.entries:
             return  # a newer watermark cannot be trusted yet, and an older one shows at a look-up
         mark = None if trusted.index is None else trusted.index.watermark()
@@ -339,13 +337,13 @@ class BookmarkKeeper:
                     trusted.drop()
                 return
             trusted.indexed = Head(mark.length, mark.entries)
-            if mark.entries > recent.start.number and len(recent.newest) > _FLUSH_KEYS:
+            if mark.entries > recent.start.number and len(recent.newest) > FLUSH_KEYS:
                 recent.drop_before(trusted.indexed)
 
     def _begin_private(self) -> None:
         """Without an index to read, build one in memory from the second look-up on."""
         self._questions += 1
-        if self._questions > 1 and self._recent.start.number:
+        if self._questions > 1 and self.recent.start.number:
             self.trusted.index, self.trusted.private = self.trusted.opened("memory"), True
             self.builder.start(once=True)
 
@@ -355,7 +353,7 @@ class BookmarkKeeper:
         changes, trusted = self._reader.changes, self.trusted
         if changes == self._changes:
             return
-        self._recent.begin_at(self._reader.head)
+        self.recent.begin_at(self._reader.head)
         if trusted.private:
             trusted.drop()
         elif trusted.index is not None:
@@ -375,33 +373,19 @@ class BookmarkKeeper:
 
         `synced` is on disk. Without this call, look-ups read the file instead.
         """
-        trusted, recent = self.trusted, self._recent
-        if bookmarks is not None and not bookmarks:
-            if start == recent.end.entries and not trusted.unfinished:
-                recent.end = head
-            trusted.synced = synced
-            return
-        with trusted.guard:
-            # (Otherwise a look-up has read them from the file already.)
-            if not trusted.unfinished and start == recent.end.entries:
-                if bookmarks is None:
-                    recent.begin_at(head)
-                else:
-                    recent.add(bookmarks, head)
-            trusted.synced = synced
-            recent.limit()
-            # Wake the thread only if it has something to write or read.
-            ready = bookmarks is None or (
-                len(recent.waiting) >= _FLUSH_KEYS
-                and recent.waiting.first_number() < synced.entries
-            )
-            if ready and not self.builder.failing:
-                trusted.changed.notify()
+        if self.recent.committed(bookmarks, start, head, synced):
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the thread: it has something to write or read."""
+        if not self.builder.failing:
+            with self.trusted.guard:
+                self.trusted.changed.notify()
 
     def synced(self, head: Head) -> None:
         """Everything up to `head` is on disk and may be written to the index."""
         with self.trusted.guard:
-            self.trusted.synced = head
+            self.recent.synced = head
 
     @contextlib.contextmanager
     def truncation(self, head: Head) -> Iterator[None]:
@@ -409,7 +393,7 @@ class BookmarkKeeper:
         trusted = self.trusted
         with trusted.urgently():
             trusted.settle()
-            trusted.unfinished = True
+            self.recent.unfinished = True
             trusted.truncations += 1
             index = trusted.index
             if index is not None and head.entries < trusted.indexed.entries:
@@ -430,9 +414,9 @@ class BookmarkKeeper:
             yield
             trusted.renew_mark()
             with trusted.guard:
-                self._recent.truncate(head)
-                trusted.synced = min(trusted.synced, head)
-                trusted.unfinished = False
+                self.recent.truncate(head)
+                self.recent.synced = min(self.recent.synced, head)
+                self.recent.unfinished = False
                 if not trusted.indexed.entries:
                     trusted.changed.notify()
 

@@ -1,20 +1,24 @@
 """Bookmarks in memory: those of the newest entries, which the index may not hold yet.
 
-Knows no index, thread or lock: the caller holds the lock that guards these fields.
+Knows no index or thread. The caller holds the lock that guards these fields, except for the report
+of a commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from threading import Lock
 from typing import Final
 
 from datastreamer.format import PAGE_SIZE
-from datastreamer.storage.bookmarks._pairs import Pairs
+from datastreamer.storage.bookmarks._pairs import Pairs, ReportedBookmarks
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 
+# The index is written when this many bookmarks wait.
+FLUSH_KEYS: Final = 20_000
 # The maximum number of bookmarks kept in memory; the file has all of them.
 _MAX_KEYS: Final = 200_000
 # The maximum number of unreported bytes that one look-up reads and keeps.
@@ -25,34 +29,16 @@ class MovedError(Exception):
     """The index or the stream changed during a look-up."""
 
 
-class RecentBookmarks:
-    """The bookmarks of the entries from `start` to `end`.
+class RecentBookmarks(ReportedBookmarks):
+    """The bookmarks of the entries from `start` to `end`."""
 
-    `newest` has each key's highest number. A writer's `waiting` has all of them in the order of
-    the file, until they are in the index.
-    """
-
-    def __init__(self, head: Head, *, for_writer: bool) -> None:
-        self._for_writer = for_writer
-        self.begin_at(head)
-
-    def begin_at(self, head: Head) -> None:
-        """Forget everything and continue from `head`."""
-        self.end = head
-        self.clear()
+    def __init__(self, head: Head, guard: Lock, *, for_writer: bool) -> None:
+        super().__init__(head, guard, for_writer, _MAX_KEYS, FLUSH_KEYS)
+        self.start = Cursor(*head)
 
     def clear(self) -> None:
-        """Forget the bookmarks before `end`: the file has them."""
-        self.waiting = Pairs()
-        self.newest: dict[bytes, int] = {}
+        super().clear()
         self.start = Cursor(*self.end)
-
-    def add(self, bookmarks: Iterable[tuple[bytes, int]], head: Head) -> None:
-        """Add those of the entries from `end` to `head`."""
-        self.newest.update(bookmarks)
-        if self._for_writer:
-            self.waiting.extend(bookmarks)
-        self.end = head
 
     def read_from(self, reader: Reader) -> None:
         """Add those of the entries up to the reader's head. Raises `MovedError`.
@@ -72,11 +58,6 @@ class RecentBookmarks:
                 raise MovedError
             self.add(batch.bookmarks(), Head(*cursor))
         self.limit()
-
-    def limit(self) -> None:
-        """Forget all bookmarks if they are too many."""
-        if len(self.newest) >= _MAX_KEYS or len(self.waiting) >= _MAX_KEYS:
-            self.clear()
 
     def truncate(self, head: Head) -> None:
         """Forget those from `head` on."""

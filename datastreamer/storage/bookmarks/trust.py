@@ -73,11 +73,7 @@ class TrustedIndex:
         self._urgent: set[object] = set()
         # The number of truncations of the file or the index.
         self.truncations = 0
-        # True during a truncation, and after one that an exception ended: the fields may be wrong
-        # then.
-        self.unfinished = False
-        self.recent = RecentBookmarks(reader.head, for_writer=write)
-        self.synced = reader.head
+        self.recent = RecentBookmarks(reader.head, self.guard, for_writer=write)
         # For a reader: whether the index is its own, in memory; if not, whether it was opened while
         # no process wrote the stream.
         self.private = False
@@ -182,17 +178,17 @@ class TrustedIndex:
     def settle(self) -> None:
         """After a truncation that did not finish: read the file, and check the index as at an open.
         Requires `writing`."""
-        if not self.unfinished:
+        if not self.recent.unfinished:
             return
         index = self._restart()
         with self.guard:
-            self.synced = min(self.synced, self.reader.head)
+            self.recent.synced = min(self.recent.synced, self.reader.head)
         if index is not None:
             try:
                 self.indexed = self.trusted(index)
             except IndexFailed:
                 self.reset()
-        self.unfinished = False
+        self.recent.unfinished = False
 
     def _restart(self) -> BookmarkIndex | None:
         self.truncations += 1

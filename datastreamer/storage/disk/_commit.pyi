@@ -1,18 +1,9 @@
 from collections.abc import Sequence
-from mmap import mmap
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from datastreamer._packer import EntryPacker
 from datastreamer.storage.disk._placement import Placement, Placer
-from datastreamer.storage.header.records import CommitLayout, Head
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import EndSum
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
-class Committer(Protocol):
-    def not_committed(self, error: OSError) -> NoReturn: ...
-    def pages_finished(self) -> None: ...
 
 class CommitFile(Protocol):
     def commit(
@@ -33,65 +24,3 @@ class Descriptor(CommitFile):
     _placer: Placer | None
     def __init__(self, fd: int) -> None: ...
     def place(self, arena: Buffer, segments: Sequence[tuple[int, int, int]]) -> Placement: ...
-
-class StreamEnd:
-    written: Head
-    base: Head
-    mid: Head
-    base_sum: EndSum
-    mid_sum: EndSum
-    sums: PageSums
-    unfinished: bool
-    limit: int
-    synced: bool
-    hidden: bool
-    commits: int
-    durable: int
-    sequence: int
-    def count_in(self, memory: mmap | bytearray | None) -> None: ...
-    def synced_in(self, ns: int) -> None: ...
-    def refused(self) -> None: ...
-    @property
-    def look_due(self) -> bool: ...
-    def looking(self) -> int: ...
-    def looked(self, began: int, seconds: float) -> None: ...
-    def look_again(self) -> None: ...
-    @property
-    def ready(self) -> bool: ...
-    def commit_on(self, packer: EntryPacker, writer: Committer, wait: bool) -> Head | None: ...
-    def append_on(
-        self,
-        packer: EntryPacker,
-        writer: Committer,
-        type: int | Sequence[int],
-        items: Sequence[Buffer],
-        bookmark: Buffer | None,
-    ) -> Head | None: ...
-    def __init__(
-        self,
-        file: CommitFile,
-        page: bytearray,
-        head: Head,
-        sums: PageSums,
-        layout: CommitLayout,
-    ) -> None: ...
-    def belong_to(self, owner: Any) -> None: ...
-    def all_on_disk(self, head: Head) -> None: ...
-    def put(
-        self,
-        base: Head,
-        mid: Head,
-        after: Head,
-        base_sum: EndSum,
-        mid_sum: EndSum,
-        after_sum: EndSum,
-        seen: Head,
-    ) -> None: ...
-    def commit(
-        self,
-        packer: EntryPacker,
-        placed: PageSums | None,
-        seen: Head | None,
-        sync: bool,
-        wakers: Sequence[int],
-    ) -> Head: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import PageHash
+from datastreamer.storage.write._stream_end import Appender
 from datastreamer.storage.write.durability import PendingCommit
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
 from datastreamer.storage.write.writer import StreamWriter
@@ -37,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 class OperationOwner(Protocol):
     """The stream that an atomic operation belongs to."""
-
-    commit_guard: Callable[[], None] | None
 
     @property
     def path(self) -> str: ...
@@ -62,8 +61,7 @@ class AtomicOp(EntryPacker):
         "_start",
         "_stream",
         "_writer",
-        "committing",
-        "lease",
+        "appender",
     )
 
     def __init__(
@@ -77,10 +75,7 @@ class AtomicOp(EntryPacker):
         # None for a stream that is open for reading: no operation begins on it.
         self._writer = writer
         self._deferred = deferred
-        # Only its holder may begin operations; while there is one, no entries are changed.
-        self.lease: object = None
-        # True from the begin of a commit until it is about to return.
-        self.committing = False
+        self.appender = Appender(self, writer, None if deferred is None else deferred.keeper)
         # Where it begins, and how many syncs had failed by then.
         self._start = Head()
         self._failures = 0
@@ -112,54 +107,14 @@ class AtomicOp(EntryPacker):
             self.close()
             raise
 
-    def append(
+    def _append_stepwise(
         self,
         type: int | Sequence[int],
         items: tuple[Buffer, ...],
         bookmark: Buffer | None,
         single: bool,
     ) -> int:
-        """Append a bookmark (None: without) and an event for each item in an operation; returns
-        the number after it. `single`: one event, whose type is a number. Raises as
-        `DataStream.append`."""
-        writer, deferred, guard = self._writer, self._deferred, self._stream.commit_guard
-        if writer is None or deferred is None or self.is_open or self.committing:
-            return self._append(type, items, bookmark, single)
-        if guard is not None:
-            guard()
-        end = writer.end
-        start = end.written
-        # First: another thread that lends the stream checks for it then.
-        self.committing = True
-        if self.lease is not None:
-            self.committing = False
-            raise self.lent("operation")
-        try:
-            head = end.append_on(self, writer, type, items, bookmark)
-        except Exception as error:
-            if writer.owned.interrupted:
-                self.close()
-            self.committing = False
-            self._roll_back_after(error)
-            raise
-        except BaseException:
-            self.close()
-            raise
-        if head is None:
-            self.committing = False
-            return self._append(type, items, bookmark, single)
-        deferred.keeper.committed(self.bookmarks, start[1], head, end.base)
-        self.committing = False
-        return head[1]
-
-    def _append(
-        self,
-        type: int | Sequence[int],
-        items: tuple[Buffer, ...],
-        bookmark: Buffer | None,
-        single: bool,
-    ) -> int:
-        """The same with all checks, step by step."""
+        """As `Appender.append`, with all checks, step by step."""
         self.start()
         # (`with self` would leave the operation open after a signal right before its end.)
         try:
@@ -197,9 +152,9 @@ class AtomicOp(EntryPacker):
     def start(self, *, lease: object = None) -> None:
         """As `DataStream.start_atomic_op`."""
         writer = self._writer
-        if self.lease is not lease:
+        if self.appender.lease is not lease:
             raise self.lent("operation")
-        if writer is None or self.is_open or self.committing or not writer.end.ready:
+        if writer is None or self.is_open or self.appender.committing or not writer.end.ready:
             writer = self._ensure_startable()
         # First: after a sync that fails from now on, the commit checks again.
         self._failures = writer.owned.failures
@@ -207,7 +162,7 @@ class AtomicOp(EntryPacker):
         self._start = start = writer.end.written
         try:
             self.begin(start[0], start[1])
-            if self.lease is not lease:
+            if self.appender.lease is not lease:
                 # Another thread lent the stream between the two checks; `lend` checks for an
                 # operation.
                 raise self.lent("operation")
@@ -224,21 +179,21 @@ class AtomicOp(EntryPacker):
 
     def lend(self, lease: object) -> None:
         """As `StreamInternals.lend`."""
-        if self.lease is not None:
+        if self.appender.lease is not None:
             raise self.lent("lease")
-        self.lease = lease
-        if self.is_open or self.committing:
-            self.lease = None
+        self.appender.lease = lease
+        if self.is_open or self.appender.committing:
+            self.appender.lease = None
             raise OperationOpen("an atomic operation of this process is open")
 
     def end_lease(self, lease: object) -> None:
         """As `StreamInternals.end_lease`."""
-        if self.lease is lease and lease is not None:
+        if self.appender.lease is lease and lease is not None:
             try:
                 if self.is_open:
                     self.rollback()
             finally:
-                self.lease = None
+                self.appender.lease = None
 
     def _ensure_startable(self) -> StreamWriter:
         stream = self._stream
@@ -257,9 +212,9 @@ class AtomicOp(EntryPacker):
     def _ensure_uninterrupted(self, writer: StreamWriter) -> None:
         """Raises `CommitInDoubt` if a signal's exception interrupted a commit: whether it was
         made is unknown."""
-        if self.committing:
+        if self.appender.committing:
             writer.owned.interrupt()
-            self.committing = False
+            self.appender.committing = False
             self.close()
             writer.owned.ensure_writable()
 
@@ -269,9 +224,9 @@ class AtomicOp(EntryPacker):
         if not self.is_open or writer is None or deferred is None:
             stream._ensure_open()
             raise NoOperation("no atomic operation is open")
-        if stream.commit_guard is not None:
-            stream.commit_guard()
-        if self.committing:
+        if self.appender.commit_guard is not None:
+            self.appender.commit_guard()
+        if self.appender.committing:
             self._ensure_uninterrupted(writer)
         start = self._start.entries
         if self.next_number == start:
@@ -279,7 +234,7 @@ class AtomicOp(EntryPacker):
             return None if wait else PendingCommit(writer.durability, writer.end.commits)
         if writer.owned.failures != self._failures:
             self._ensure_repeatable(writer)
-        self.committing = True
+        self.appender.committing = True
         if not wait:
             deferred.add(self.bookmarks, start, Head(self.total_length, self.next_number))
         try:
@@ -291,7 +246,7 @@ class AtomicOp(EntryPacker):
                 deferred.withdraw()
             if writer.owned.interrupted:
                 self.close()
-            self.committing = False
+            self.appender.committing = False
             raise
         self.close()
         pending = None
@@ -301,7 +256,7 @@ class AtomicOp(EntryPacker):
             pending = PendingCommit(writer.durability, writer.end.commits)
             if head.entries <= writer.owned.head.entries:
                 writer.durability.announce()
-        self.committing = False
+        self.appender.committing = False
         return pending
 
     def _ensure_repeatable(self, writer: StreamWriter) -> None:

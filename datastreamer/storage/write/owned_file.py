@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 
 from datastreamer.errors import CommitInDoubt, FileReplaced, StreamClosed
-from datastreamer.storage.disk._commit import StreamEnd
 from datastreamer.storage.disk.file_ops import Disk, File, boot_id
 from datastreamer.storage.disk.identity import LOOK_SECONDS, OpenPath
 from datastreamer.storage.header import records
@@ -25,6 +24,7 @@ from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import EndSum
 from datastreamer.storage.sums.keeper import SumsKeeper
 from datastreamer.storage.sums.verifier import RecordSource
+from datastreamer.storage.write._stream_end import StreamEnd
 
 _INTERRUPTED = (
     "a commit or change was interrupted (by Ctrl-C, for example), and may be in the file; open "

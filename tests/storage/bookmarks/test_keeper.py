@@ -19,7 +19,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.bookmarks import builder, keeper, lmdb, registry
+from datastreamer.storage.bookmarks import builder, keeper, lmdb, recent, registry
 from datastreamer.storage.bookmarks._blocks import DamagedBlockError
 from datastreamer.storage.bookmarks.at_hand import NotAtHandError
 from datastreamer.storage.bookmarks.builder import IndexBuilder
@@ -433,7 +433,7 @@ def test_many_waiting_bookmarks_are_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread writes after some seconds, or when this number of bookmarks wakes it."""
-    monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
+    monkeypatch.setattr(recent, "FLUSH_KEYS", 3)
     monkeypatch.setattr(builder, "_FLUSH_SECONDS", 3600.0)
     written = threading.Event()
     flush = IndexBuilder._flush
@@ -454,7 +454,7 @@ def test_many_waiting_bookmarks_are_written_at_once(
 def test_bookmarks_that_are_not_on_disk_do_not_wake_the_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
+    monkeypatch.setattr(recent, "FLUSH_KEYS", 3)
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream, monkeypatch.context() as patch:
         woken: list[int] = []
         patch.setattr(stream.bookmarks.trusted.changed, "notify", lambda: woken.append(1))
@@ -689,7 +689,7 @@ def test_look_ups_that_need_more(tmp_path: Path, how: str, monkeypatch: pytest.M
         if how == "without an index":
             bookmarks.trusted.drop()
         elif how == "being truncated":
-            bookmarks.trusted.unfinished = True
+            bookmarks.trusted.recent.unfinished = True
         else:
             monkeypatch.setattr(lmdb, "newest_number", damaged)
         with pytest.raises(NotAtHandError):

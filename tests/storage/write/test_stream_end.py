@@ -12,12 +12,13 @@ from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
-from datastreamer.storage.disk._commit import EntriesNotWritten, StreamEnd
+from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader, VisibleMark
 from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import EMPTY
+from datastreamer.storage.write._stream_end import StreamEnd
 from datastreamer.storage.write.durability import SyncPolicy
 from tests.storage.made import sum_at
 from tests.storage.steps import SteppedCommit, Writes
