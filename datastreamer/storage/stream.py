@@ -31,6 +31,7 @@ from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.sums.verifier import Verify, check_verify
 from datastreamer.storage.view import IndexName, StreamView
+from datastreamer.storage.write._stream_end import Appending
 from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import PendingCommit, SyncPolicy, check_policy
@@ -43,7 +44,7 @@ PathLike = str | os.PathLike[str]
 _open_streams: weakref.WeakSet[DataStream] = weakref.WeakSet()
 
 
-class DataStream(StreamView):
+class DataStream(StreamView, Appending):
     """A stream file with its bookmark index.
 
     Made by `create`, `open` or `open_or_create`; a context manager that closes it.
@@ -69,6 +70,7 @@ class DataStream(StreamView):
             writer.durability.on_settled = deferred.settled
         self._deferred = deferred
         self._op = AtomicOp(self, writer, deferred)
+        self._appender = self._op.appender
         self._internals = StreamInternals(self)
         _open_streams.add(self)
 
@@ -173,40 +175,14 @@ class DataStream(StreamView):
         """``with stream.atomic_op() as op: op.add_entry(...)``: commits, or rolls back."""
         return self._op
 
-    def append(self, type: int, data: Buffer, *, bookmark: Buffer | None = None) -> int:
-        """Append an event in an atomic operation of its own, after a bookmark if one is given;
-        returns the event's number.
-
-        Durable on return as the sync policy says. `type`, `data` and `bookmark` as for `add_entry`
-        and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
-        are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
-        """
-        return self._op.appender.append(type, (data,), bookmark, True) - 1
-
-    def append_many(
-        self,
-        type: int | Sequence[int],
-        data: Iterable[Buffer],
-        *,
-        bookmark: Buffer | None = None,
-    ) -> range:
-        """Append an event for each item of `data` in one atomic operation, after a bookmark if one
-        is given; returns the range of the events' numbers.
-
-        `type` is one type for all, or one for each item. The rest as for `append`.
-        """
-        items = tuple(data)
-        end = self._op.appender.append(type, items, bookmark, False)
-        return range(end - len(items), end)
-
     @property
     def commit_guard(self) -> Callable[[], None] | None:
         """Called before each commit, which is not written if it raises."""
-        return self._op.appender.commit_guard
+        return self._appender.commit_guard
 
     @commit_guard.setter
     def commit_guard(self, guard: Callable[[], None] | None) -> None:
-        self._op.appender.commit_guard = guard
+        self._appender.commit_guard = guard
 
     def start_atomic_op(self, *, lease: object = None) -> None:
         """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
@@ -356,7 +332,7 @@ class DataStream(StreamView):
     def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()
         writer = self._ensure_writable()
-        if self._op.appender.lease is not None:
+        if self._appender.lease is not None:
             raise self._op.lent(what)
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
@@ -401,7 +377,7 @@ class DataStream(StreamView):
         if self._file.closed:
             return
         writer = self._writer
-        if writer is not None and self._op.appender.committing:
+        if writer is not None and self._appender.committing:
             writer.owned.interrupt()
         self._op.close()
         try:

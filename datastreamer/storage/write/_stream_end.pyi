@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -82,10 +82,14 @@ class Appender:
         writer: Writer | None,
         keeper: BookmarkKeeper | None,
     ) -> None: ...
-    def append(
+
+class Appending:
+    _appender: Appender
+    def append(self, type: int, data: Buffer, *, bookmark: Buffer | None = None) -> int: ...
+    def append_many(
         self,
         type: int | Sequence[int],
-        items: tuple[Buffer, ...],
-        bookmark: Buffer | None,
-        single: bool,
-    ) -> int: ...
+        data: Iterable[Buffer],
+        *,
+        bookmark: Buffer | None = None,
+    ) -> range: ...

@@ -116,8 +116,8 @@ cdef class StreamEnd:
     cdef uint64_t _look_at
     cdef object _file
     cdef object _owner
-    # Of the owner: its lock's methods, and its lists.
-    cdef object _acquire, _release, _wakers, _inside_wakers
+    # Of the owner: its reader, its lock's methods, and its lists.
+    cdef object _reader, _acquire, _release, _wakers, _inside_wakers
     cdef type _head
     cdef object _page
     cdef uint8_t* _bytes
@@ -169,8 +169,9 @@ cdef class StreamEnd:
 
     def belong_to(self, owner):
         """Commit with the locks of the `OwnedFile` `owner`, move its head, and wake those that it
-        lists. Its lock and lists are not replaced from then on."""
+        lists. Its reader, lock and lists are not replaced from then on."""
         self._owner = owner
+        self._reader = owner.reader
         self._acquire, self._release = owner.lock.acquire, owner.lock.release
         self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
 
@@ -276,7 +277,7 @@ cdef class StreamEnd:
             if hidden:
                 self.unfinished = False
                 return head
-            move_head(self._owner.reader, head)
+            move_head(self._reader, head)
             self.unfinished = False
             if self._inside_wakers:
                 self._owner.wake_inside()
@@ -440,10 +441,9 @@ cdef class Appender:
         if writer is not None:
             self._end, self._keeper, self._recent = writer.end, keeper, keeper.recent
 
-    def append(self, type, tuple items, bookmark, bint single):
+    cdef append(self, type, tuple items, bookmark, bint single):
         """Append a bookmark (None: without) and an event for each item in an operation; returns
-        the number after it. `single`: one event, whose type is a number. Raises as
-        `DataStream.append`."""
+        the number after it. `single`: one event, whose type is a number."""
         cdef Packed packer = self._packer
         cdef StreamEnd end = self._end
         if self.commit_guard is not None and end is not None:
@@ -478,6 +478,33 @@ cdef class Appender:
             self._keeper.wake()
         self.committing = False
         return <object>PyTuple_GET_ITEM(head, 1)
+
+
+cdef class Appending:
+    """The methods of `DataStream` that append in one call, without a frame of Python around it."""
+
+    # The subclass sets it.
+    cdef public Appender _appender
+
+    def append(self, type, data, *, bookmark=None):
+        """Append an event in an atomic operation of its own, after a bookmark if one is given;
+        returns the event's number.
+
+        Durable on return as the sync policy says. `type`, `data` and `bookmark` as for `add_entry`
+        and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
+        are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
+        """
+        return self._appender.append(type, (data,), bookmark, True) - 1
+
+    def append_many(self, type, data, *, bookmark=None):
+        """Append an event for each item of `data` in one atomic operation, after a bookmark if one
+        is given; returns the range of the events' numbers.
+
+        `type` is one type for all, or one for each item. The rest as for `append`.
+        """
+        items = tuple(data)
+        end = self._appender.append(type, items, bookmark, False)
+        return range(end - len(items), end)
 
 
 cdef inline int set_item(new, Py_ssize_t at, item) except -1:

@@ -114,7 +114,9 @@ class AtomicOp(EntryPacker):
         bookmark: Buffer | None,
         single: bool,
     ) -> int:
-        """As `Appender.append`, with all checks, step by step."""
+        """What `Appending` does in one call, with all checks, step by step.
+
+        `single`: one event, whose type is a number. Returns the number after it."""
         self.start()
         # (`with self` would leave the operation open after a signal right before its end.)
         try:

@@ -23,7 +23,7 @@ from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.sums._page_sums import PageSums
 from datastreamer.storage.sums.hashes import EndSum
 from datastreamer.storage.sums.keeper import SumsKeeper
-from datastreamer.storage.sums.verifier import RecordSource
+from datastreamer.storage.sums.verifier import RecordSource, Verify
 from datastreamer.storage.write._stream_end import StreamEnd
 
 _INTERRUPTED = (
@@ -93,6 +93,10 @@ class OwnedFile(StreamFile):
 
     def refresh(self) -> bool:
         return False  # no other process writes
+
+    def verify_reads(self, verify: Verify) -> None:
+        super().verify_reads(verify)
+        self.end.belong_to(self)  # with the new reader
 
     @property
     def recorded_epoch(self) -> int | None:
