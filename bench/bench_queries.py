@@ -89,7 +89,7 @@ def test_in_flight(versus: Any, smoke: bool, blocks: Any, kind: str) -> None:
         lambda: asked_at_once(server, its, 100),
         {"promised": 2e5},
         unit="queries/s",
-        at_least=1.0 if kind == "entry" else None,
+        at_least=1.0,
     )
 
 

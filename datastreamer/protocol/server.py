@@ -202,6 +202,13 @@ class ServerConnection:
             self._at = at + _NUMBERED_SIZE
             return _NUMBERED[command](number)
         if command == COMMAND_BOOKMARK:
+            # One of the most frequent queries: without a call for its key.
+            start = at + _KEYED_SIZE
+            if have >= _KEYED_SIZE:
+                (length,) = _LENGTH.unpack_from(buffer, start - _LENGTH.size)
+                if 1 <= length <= MAX_BOOKMARK_SIZE and have >= _KEYED_SIZE + length:
+                    self._at = end = start + length
+                    return BookmarkQuery(buffer[start:end])
             return self._keyed(command)
         if command == COMMAND_BATCH_READ:
             if have < _BATCH_SIZE:

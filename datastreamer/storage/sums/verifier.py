@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
 from datastreamer.errors import BadArgument, DamagedPage
-from datastreamer.format import PAGE_SIZE, page_of, page_start
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
@@ -211,8 +211,8 @@ class VerifiedFile:
 
     def read(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes. Raises `DamagedPage`."""
-        page = page_of(offset)
-        if page >= 0 and (self._verifier.needs(page) or page_of(offset + size - 1) != page):
+        page, start = divmod(offset - HEADER_PAGE_SIZE, PAGE_SIZE)
+        if page >= 0 and (start + size > PAGE_SIZE or self._verifier.needs(page)):
             for each in range(page, page_of(offset + size - 1) + 1):
                 if self._verifier.needs(each):
                     self._look_at(each)
