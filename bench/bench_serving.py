@@ -236,18 +236,18 @@ def test_live(
     """10 ms blocks are the 100 operations a second: the longest wait says whether they hold."""
     if room_for_clients(clients)[0] < clients:
         pytest.skip("too few descriptors")
-    rounds = 1 if smoke or rate == 10 or clients == 1000 else 3
+    rounds = 1 if smoke or rate == 10 or clients == 1000 else 5 if rate == 100 else 3
     operations = 5 if smoke else rate + 10
-    with StreamServer(tmp_path / "live.bin", host="127.0.0.1", port=0, sync="os") as server:
-        ours = [live(server, clients, operations, rate) for _ in range(rounds)]
-    theirs: list[Any] = []
     # At 1,000 operations per second to 100 clients its lag grows by a second each second.
-    if reference is not None and clients <= ITS_CLIENTS:
-        theirs = [
-            one
-            for _ in range(rounds)
-            if (one := its_live(reference, clients, operations, rate)) is not None
-        ]
+    compared = reference is not None and clients <= ITS_CLIENTS
+    ours: list[Latencies] = []
+    theirs: list[Latencies] = []
+    with StreamServer(tmp_path / "live.bin", host="127.0.0.1", port=0, sync="os") as server:
+        # In turn: within a minute an idle machine may come to wake twice as fast.
+        for _ in range(rounds):
+            ours.append(live(server, clients, operations, rate))
+            if compared and (one := its_live(reference, clients, operations, rate)) is not None:
+                theirs.append(one)
     promised: dict[str, float] = {"p50": 1.0, "p99": 1.0} if rate > 10 else {}
     if rate == 100:
         # At most 0.95, 0.65 and 0.4 of its time.

@@ -257,10 +257,11 @@ cdef class StreamEnd:
     cdef _commit_locked(self, Packed packed, writer, bint sync, bint hidden):
         self._acquire()
         try:
+            # First: it runs Python code.
+            if coarse_ns() >= self._look_at and self._owner.look():
+                return None
             if (packed._offset > self.limit or self.unfinished or self.synced != sync
                     or self.hidden != hidden):
-                return None
-            if coarse_ns() >= self._look_at:
                 return None
             # Earlier commits that become durable with it have to be reported.
             if sync and self.base is not self.written:

@@ -159,21 +159,28 @@ class OwnedFile(StreamFile):
         """Raises `FileReplaced` if the path does not lead to the open file any more, or did not
         at the close. Checks the path if the last check is nearly a second old or failed, or
         `always`."""
-        end = self.end
         if self._closed_elsewhere is not None:
             raise self._closed_elsewhere
-        if not (always or end.look_due):
+        if not (always or self.end.look_due):
             return
-        began = end.looking()
-        why = self.opened_by.difference()
+        why = self.look()
         if why:
-            end.look_again()
             raise FileReplaced(
                 self.path,
                 f"{why}; nothing more is committed until this path leads to the open file again; "
                 f"to save what is committed, {self.opened_by.way_to_save} before this process ends",
             )
-        end.looked(began, LOOK_SECONDS)
+
+    def look(self) -> str:
+        """Check where the path leads: why that is not the open file, or "". The next check is due
+        in `LOOK_SECONDS`, or at once after a difference."""
+        began = self.end.looking()
+        why = self.opened_by.difference()
+        if why:
+            self.end.look_again()
+        else:
+            self.end.looked(began, LOOK_SECONDS)
+        return why
 
     def replaced_at_close(self) -> FileReplaced | None:
         """The error if the path does not lead to the file that is about to be closed."""
