@@ -58,8 +58,10 @@ ctypes.memmove(ctypes.create_string_buffer(4096), id(block) + 64, 4000)
 fi
 
 run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
-    tests/reassembly tests/arrow/test_record_batches.py tests/storage/disk/test_commit.py tests/storage/disk/test_file_ops.py \
-    tests/storage/disk/test_placement.py tests/server/streaming/test_live_thread.py "$@"
+    tests/reassembly tests/arrow/test_record_batches.py tests/storage/write/test_stream_end.py \
+    tests/storage/write/test_append.py tests/storage/bookmarks/test_keeper.py \
+    tests/storage/disk/test_file_ops.py tests/storage/disk/test_placement.py \
+    tests/server/streaming/test_live_thread.py "$@"
 
 # ThreadSanitizer knows the locks of Python, and sees the accesses of these two modules.
 echo "sanitize: the threads without the GIL, with ThreadSanitizer"
