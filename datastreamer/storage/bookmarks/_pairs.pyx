@@ -16,11 +16,7 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, MAX_BOOKMARK_SIZE, TYPE_BOOKMARK, get_u64, put_u64
-
-cdef extern from "Python.h":
-    # A borrowed reference.
-    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept
-
+from datastreamer.storage.header._heads cimport entries_of
 
 cdef void put_in_order(Pair* pairs, Pair* room, Py_ssize_t count) noexcept nogil:
     """Sort `pairs` by key; pairs of one key keep their order.
@@ -206,13 +202,6 @@ cdef class _Tuples:
         return key, get_u64(pair.number)
 
 
-cdef inline uint64_t entries_of(head) except? 0xFFFFFFFFFFFFFFFF:
-    # (Indexing a subclass of tuple is slow.)
-    if not isinstance(head, tuple) or len(<tuple>head) != 2:
-        raise TypeError("a head is a pair of numbers")
-    return <object>PyTuple_GET_ITEM(head, 1)
-
-
 cdef class ReportedBookmarks:
     """The bookmarks of the newest entries, up to `end`.
 
@@ -241,14 +230,14 @@ cdef class ReportedBookmarks:
 
     cdef bint report(self, list bookmarks, uint64_t start, head, synced) except -1:
         if bookmarks is not None and not bookmarks:
-            if start == entries_of(self.end) and not self.unfinished:
+            if start == <uint64_t>entries_of(self.end) and not self.unfinished:
                 self.end = head
             self.synced = synced
             return False
         self._acquire()
         try:
             # (Otherwise a look-up has read them from the file already.)
-            if not self.unfinished and start == entries_of(self.end):
+            if not self.unfinished and start == <uint64_t>entries_of(self.end):
                 if bookmarks is None:
                     self.begin_at(head)
                 else:
@@ -257,7 +246,7 @@ cdef class ReportedBookmarks:
             self.synced = synced
             return bookmarks is None or (
                 self.waiting._count >= self._enough > 0
-                and get_u64(self.waiting._pairs[0].number) < entries_of(synced))
+                and get_u64(self.waiting._pairs[0].number) < <uint64_t>entries_of(synced))
         finally:
             self._release()
 

@@ -15,8 +15,14 @@ class Committer(Protocol):
     def not_committed(self, error: OSError) -> NoReturn: ...
     def pages_finished(self) -> None: ...
 
+class Owned(Protocol):
+    @property
+    def interrupted(self) -> bool: ...
+
 class Writer(Committer, Protocol):
     end: StreamEnd
+    @property
+    def owned(self) -> Owned: ...
 
 class StreamEnd:
     written: Head

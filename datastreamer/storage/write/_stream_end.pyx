@@ -1,8 +1,9 @@
-"""The end of a stream that is open for writing, and the header page that records it.
+"""The end of a stream that is open for writing, the header page that records it, and operations of
+one call.
 
 Owns how the end advances: the hashes of the entries up to it, the bytes of header, record and
-mark (`records.py` has their layout), and their restoration if a write fails. Decides nothing;
-`writer.py` does.
+mark (`records.py` has their layout), and their restoration if a write fails. What needs a decision
+takes the steps of `atomic_op.py` and `writer.py`.
 """
 
 cimport cython
@@ -19,6 +20,7 @@ from datastreamer.storage.bookmarks._pairs cimport ReportedBookmarks
 from datastreamer.storage.disk._commit cimport (
     Descriptor, Span, coarse_ns, descriptor_of, now_ns, write_packed,
 )
+from datastreamer.storage.header._heads cimport entries_of, length_of
 from datastreamer.storage.sums._page_sums cimport PageSums
 from datastreamer.storage.sums._xxh3 cimport xxh3_of_33_to_64
 
@@ -49,7 +51,6 @@ cdef extern from *:
 cdef extern from "Python.h":
     # A borrowed reference.
     PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept
-    Py_ssize_t Py_SIZE(object) noexcept
     void PyTuple_SET_ITEM(object, Py_ssize_t at, PyObject* item) noexcept
     ctypedef struct PyTypeObject:
         object (*tp_alloc)(type kind, Py_ssize_t count)
@@ -169,7 +170,7 @@ cdef class StreamEnd:
 
     def belong_to(self, owner):
         """Commit with the locks of the `OwnedFile` `owner`, move its head, and wake those that it
-        lists. Its reader, lock and lists are not replaced from then on."""
+        lists. Call it again when it has another reader; lock and lists stay."""
         self._owner = owner
         self._reader = owner.reader
         self._acquire, self._release = owner.lock.acquire, owner.lock.release
@@ -390,8 +391,7 @@ cdef class StreamEnd:
             self.sequence = sequence
             add_to(self._numbers + FAILURES, 1)
             raise
-        length = <object>PyTuple_GET_ITEM(self.written, 0)
-        entries = <object>PyTuple_GET_ITEM(self.written, 1)
+        length, entries = length_of(self.written), entries_of(self.written)
         add_to(self._numbers + ENTRIES, <uint64_t>packed._number - entries)
         add_to(self._numbers + BYTES, <uint64_t>packed._offset - length)
         if sync_ns:
@@ -447,10 +447,11 @@ cdef class Appender:
         the number after it. `single`: one event, whose type is a number."""
         cdef Packed packer = self._packer
         cdef StreamEnd end = self._end
-        if self.commit_guard is not None and end is not None:
+        if (self.commit_guard is not None and end is not None and not packer._open
+                and not self.committing):
             self.commit_guard()
-        # No Python code runs between this and the packing: another thread that lends the stream
-        # comes before or after.
+        # No Python code runs between these checks and `committing`: another thread that lends the
+        # stream comes before or after.
         if (end is None or packer._open or self.committing or self.lease is not None
                 or end.limit < 0 or end.unfinished):
             return packer._append_stepwise(type, items, bookmark, single)
@@ -458,8 +459,8 @@ cdef class Appender:
         self.committing = True
         try:
             head = None
-            if pack_operation(packer, <object>PyTuple_GET_ITEM(written, 0),
-                              <object>PyTuple_GET_ITEM(written, 1), type, items, bookmark):
+            if pack_operation(packer, length_of(written), entries_of(written), type, items,
+                              bookmark):
                 head = end._commit_on(packer, self._writer, True)
                 packer._open = False
         except Exception as error:
@@ -474,11 +475,10 @@ cdef class Appender:
         if head is None:
             self.committing = False
             return packer._append_stepwise(type, items, bookmark, single)
-        if self._recent.report(packer._bookmarks, <object>PyTuple_GET_ITEM(written, 1), head,
-                               end.base):
+        if self._recent.report(packer._bookmarks, entries_of(written), head, end.base):
             self._keeper.wake()
         self.committing = False
-        return <object>PyTuple_GET_ITEM(head, 1)
+        return entries_of(head)
 
 
 cdef class Appending:
@@ -487,6 +487,7 @@ cdef class Appending:
     # The subclass sets it.
     cdef public Appender _appender
 
+    @cython.nonecheck(True)
     def append(self, type, data, *, bookmark=None):
         """Append an event in an atomic operation of its own, after a bookmark if one is given;
         returns the event's number.
@@ -497,6 +498,7 @@ cdef class Appending:
         """
         return self._appender.append(type, (data,), bookmark, True) - 1
 
+    @cython.nonecheck(True)
     def append_many(self, type, data, *, bookmark=None):
         """Append an event for each item of `data` in one atomic operation, after a bookmark if one
         is given; returns the range of the events' numbers.
@@ -527,11 +529,8 @@ cdef inline int move_head(reader, head) except -1:
 
 
 cdef inline int put_head(uint8_t* p, head) except -1:
-    # (Indexing a subclass of tuple is slow.)
-    if not isinstance(head, tuple) or Py_SIZE(head) != 2:
-        raise TypeError("a head is a pair of numbers")
-    put_u64(p, <object>PyTuple_GET_ITEM(head, 0))
-    put_u64(p + 8, <object>PyTuple_GET_ITEM(head, 1))
+    put_u64(p, length_of(head))
+    put_u64(p + 8, entries_of(head))
     return 0
 
 

@@ -153,6 +153,27 @@ def test_not_within_an_operation(tmp_path: Path) -> None:
         stream.append(1, b"")
 
 
+def test_the_guard_is_called_for_what_may_be_committed(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
+        calls: list[int] = []
+        stream.append(1, b"the first takes the steps")
+        stream.commit_guard = lambda: calls.append(stream.total_entries)
+        stream.start_atomic_op()
+        with pytest.raises(OperationOpen):
+            stream.append(1, b"")
+        assert not calls
+        stream.rollback_atomic_op()
+        stream.append(1, b"in one call")
+        assert calls == [1]
+
+
+@pytest.mark.parametrize("call", ["append", "append_many"])
+def test_before_it_is_initialised(call: str) -> None:
+    stream = DataStream.__new__(DataStream)
+    with pytest.raises(AttributeError):
+        getattr(stream, call)(1, b"")
+
+
 @pytest.mark.parametrize("sync", ["commit", "os"])
 def test_a_full_disk(tmp_path: Path, sync: Sync) -> None:
     path, disk = tmp_path / "s.bin", FaultyDisk()
