@@ -220,14 +220,18 @@ class StreamWriter:
             raise owned.in_doubt(_CLOSED)
 
     def _leave_clean(self) -> None:
+        owned, entries = self.owned, self.end.written.entries
+        # Of commits that did not wait, the last write of the last sync shows the entries.
+        shown = owned.reader.head.entries
         try:
-            self.owned.write_clean()
-            self.owned.file.sync()
+            owned.write_clean()
+            owned.file.sync()
         except OSError as error:
             _log.warning(
                 "%s: all %d entries are on disk, but the clean end could not be written (%s); the "
-                "next open compares the last entries with their hashes",
-                self.owned.path,
-                self.end.written.entries,
+                "next open for writing compares the last entries with their hashes%s",
+                owned.path,
+                entries,
                 refusal(error),
+                f", and readers see only the first {shown} until then" if shown < entries else "",
             )

@@ -377,6 +377,7 @@ class Laboratory(Recovering):
         """With a clean close, unless the disk refuses; the sync policy may be another."""
         with self.under(trouble):
             stream, evictions = self.live, self.disk.evictions
+            refusals, seen = self.process.refusals, self.seen
             closed = self.attempt(stream.close)
             if not closed and self.stream is not stream:
                 return  # it crashed, and the stream is open again
@@ -385,6 +386,8 @@ class Laboratory(Recovering):
                 # All is on disk; what only says so may have gone with the last sync.
                 self.mark_lost = self.disk.evictions != evictions
                 self.synced()
+                if self.process.refusals != refusals:
+                    self.seen = seen  # of what did not wait, a refused write was to show it
                 assert all(handle.done() for handle, _ in self.handles)
         if self.stream is stream:
             self.policy = policy

@@ -362,6 +362,26 @@ def test_a_clean_end_that_cannot_be_written(path: Path, caplog: pytest.LogCaptur
         assert items(again) == A
 
 
+def test_on_disk_and_hidden_until_the_next_open(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk syncs an operation that did not wait, and refuses the write that shows it."""
+    disk = FaultyDisk()
+    stream = DataStream.create(path, index="memory", disk=disk)
+    add(stream, A)
+    disk.before["sync"] = lambda: disk.faults.update({"write": errno.EIO})
+    begin(stream, B)
+    stream.commit_atomic_op(wait=False)
+    stream.close()
+    assert f"readers see only the first {len(A)} until then" in caplog.text
+    with DataStream.open(path, read_only=True, index="memory") as reader:
+        assert items(reader) == A
+    with DataStream.open(path, index="memory") as again:
+        assert items(again) == A + B
+    with DataStream.open(path, read_only=True, index="memory") as reader:
+        assert items(reader) == A + B
+
+
 @pytest.mark.parametrize("raised", [ValueError("in the block"), None])
 def test_leaving_the_block_of_a_stream(path: Path, raised: Exception | None) -> None:
     disk = FaultyDisk()
