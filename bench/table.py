@@ -1,14 +1,15 @@
 """Prints the rows of benchmark runs as one table.
 
 ``table.py [--page] FIGURES...``: pytest-benchmark's JSON, with the rows that
-``bench/conftest.py`` put into it. A ratio is above 1 where ours is the better one. With
-``--page`` it prints ``docs/BENCHMARKS.md``.
+``bench/conftest.py`` put into it. A ratio is above 1 where ours is the better one. Of a row that
+several runs have, it prints the medians. With ``--page`` it prints ``docs/BENCHMARKS.md``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,22 @@ def _three(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def rows_of(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for run in figures["benchmarks"] for row in run["extra_info"].get("rows", [])]
+def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of all runs, in their order; one, with the medians, of those that are the same."""
+    same: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for figures in runs:
+        for run in figures["benchmarks"]:
+            for row in run["extra_info"].get("rows", []):
+                same.setdefault((row["work"], row["rival_name"], row["unit"]), []).append(row)
+    return [
+        rows[-1] | {name: _median(rows, name) for name in ("ours", "rival", "ratio")}
+        for rows in same.values()
+    ]
+
+
+def _median(rows: list[dict[str, Any]], name: str) -> float | None:
+    figures = [row[name] for row in rows if row[name] is not None]
+    return statistics.median(figures) if figures else None
 
 
 def missed(row: dict[str, Any]) -> bool:
@@ -75,8 +90,9 @@ make bench BENCH="{files}"
 
 Each row compares two things measured in turn in one run: ours, and a rival or a limit. The
 reference is the Go implementation; its rows need `go`. A ratio above 1 means that ours is better,
-whatever the unit; figures are medians. A machine drifts by a quarter within minutes, so only ratios
-are meaningful. *Promised* is what we want to reach; a ratio in bold falls short of it.
+whatever the unit; figures are medians{runs}. A machine drifts by a quarter within minutes, and an
+idle one may take twice as long to wake a thread as some minutes before, so only ratios are
+meaningful. *Promised* is what we want to reach; a ratio in bold falls short of it.
 [bench/README.md](../bench/README.md) says how to measure your machine.
 
 | work | ours | rival or limit | | unit | ratio | promised |
@@ -90,7 +106,7 @@ def page_of(runs: list[dict[str, Any]]) -> str:
         run["fullname"].partition("::")[0] for figures in runs for run in figures["benchmarks"]
     )
     lines = []
-    for row in (row for figures in runs for row in rows_of(figures)):
+    for row in rows_of(runs):
         ratio = f"{_three(row['ratio'])} x" if row["ratio"] else "-"
         cells = [
             row["work"],
@@ -103,7 +119,8 @@ def page_of(runs: list[dict[str, Any]]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     date = max(figures["datetime"] for figures in runs)[:10]
-    page = PAGE.format(date=date, machine=machine_of(runs[0]), files=" ".join(files))
+    several = f" of up to {len(runs)} runs" if len(runs) > 1 else ""
+    page = PAGE.format(date=date, machine=machine_of(runs[0]), files=" ".join(files), runs=several)
     return page + "\n".join(lines)
 
 
@@ -124,7 +141,7 @@ def main() -> int:
     if given.page:
         print(page_of(runs))
         return 0
-    rows = [row for figures in runs for row in rows_of(figures)]
+    rows = rows_of(runs)
     console = Console()
     if not console.is_terminal:
         console.width = 140
