@@ -18,13 +18,26 @@ from bench.readers import LiveReaders, catch_up, point_reads
 from bench.table import figure, missed, rows_of, table_of
 
 
-def rows(**given: Any) -> list[dict[str, Any]]:
+def run(**given: Any) -> dict[str, Any]:
     found = Rows(SimpleNamespace(extra_info={}))
     row = {"unit": "entries/s", "at_least": None, "less_is_better": False, **given}
     found.add(row.pop("work", "work"), row.pop("ours"), row.pop("rivals"), **row)
     # What the table is made of has been through JSON.
-    run = {"benchmarks": [{"extra_info": found.benchmark.extra_info}, {"extra_info": {}}]}
-    return rows_of(json.loads(json.dumps(run)))
+    made = {"benchmarks": [{"extra_info": found.benchmark.extra_info}, {"extra_info": {}}]}
+    again: dict[str, Any] = json.loads(json.dumps(made))
+    return again
+
+
+def rows(**given: Any) -> list[dict[str, Any]]:
+    return rows_of([run(**given)])
+
+
+def test_a_row_that_several_runs_have_has_the_medians() -> None:
+    runs = [run(ours=ours, rivals={"a": rival}) for ours, rival in [(9, 1), (4, 2), (6, 4)]]
+    runs.append(run(ours=3, rivals={"b": None}))
+    ours, theirs = rows_of(runs)
+    assert (ours["ours"], ours["rival"], ours["ratio"]) == (6, 2, 2)
+    assert (theirs["ours"], theirs["rival"], theirs["ratio"]) == (3, None, None)
 
 
 @pytest.mark.parametrize(
