@@ -93,7 +93,7 @@ class BookmarkKeeper:
         be repaired, or more than `most` bytes of the stream to be read."""
         trusted, recent, state = self.trusted, self.recent, self._reader.state
         try:
-            if state is not self._followed or self.recent.unfinished or trusted.index is None:
+            if state is not self._followed or recent.unfinished or trusted.index is None:
                 if self.unread() > most:
                     raise NotAtHandError
                 with trusted.guard:
