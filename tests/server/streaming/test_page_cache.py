@@ -288,6 +288,8 @@ async def test_an_index_in_memory_is_asked_without_a_thread(stream: DataStream) 
             for _ in range(30):
                 await asks.ask(wire.bookmark(b"key"), expected)
             assert reads.count(b"key") == 16
+            # The view that the last of them shared is released before look-ups are slow.
+            await wait_all_tasks_blocked(0.001)
             patched.setattr(cold_module, "_waits", iter(range(1 << 20)).__next__)
             patched.setattr(bookmark_queries, "_QUICK_SECONDS", -1.0)
             for _ in range(4):
