@@ -69,6 +69,7 @@ class Server:
         *,
         limits: Limits | None = None,
         waker: int | None = None,
+        early_waker: int | None = None,
         tls: ServerTLS | None = None,
         balance: AcceptBalance | None = None,
         publishing: Publishing | None = None,
@@ -80,7 +81,8 @@ class Server:
         """`changes_streams`: if another process writes `stream` and its file is replaced, serve the
         stream that is at the path then. `logs_file`: log if the file is replaced. `heal_from`
         are servers that damaged pages are restored from, if this process writes the stream.
-        `other_connections`: descriptors that this process needs for other ports."""
+        `early_waker`: an eventfd that becomes readable when another process begins a commit after
+        a pause. `other_connections`: descriptors that this process needs for other ports."""
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
@@ -102,6 +104,7 @@ class Server:
         # The stream that was opened here in place of one that was replaced.
         self._opened: DataStream | None = None
         self._waker = waker
+        self._early_waker = early_waker
         self._other_connections = other_connections
         self.tls = tls
         """Its certificates; None without TLS."""
@@ -180,7 +183,7 @@ class Server:
             self._stream_missing = False
 
     def _broadcast_of(self, stream: DataStream) -> Broadcast:
-        made = Broadcast(stream, self.counts)
+        made = Broadcast(stream, self.counts, self._early_waker)
         made.features = self._features
         made.cold.checks.on_damage = self._healer.wake
         return made

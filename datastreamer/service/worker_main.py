@@ -122,6 +122,7 @@ async def _serve(order: dict[str, Any]) -> None:
             stream,
             limits=limits,
             waker=order["waker"],
+            early_waker=order["early_waker"],
             tls=tls,
             balance=balance,
             changes_streams=order["changes_streams"],
@@ -156,7 +157,9 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     log_to_stderr(order["log_style"], order["log_level"])
     given = [order["file"], order["waker"], order["control"], *order["listeners"]]
-    given += [fd for fd in (order["turns"], order["numbers"]) if fd is not None]
+    given += [
+        order[name] for name in ("early_waker", "turns", "numbers") if order[name] is not None
+    ]
     if order["http"] is not None:
         given += order["http"]["listeners"]
         given += [fd for fd in (order["http"]["metrics"],) if fd is not None]

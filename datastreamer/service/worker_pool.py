@@ -80,7 +80,8 @@ class Workers:
         own = () if count > 1 else metrics
         try:
             # As many start at a time as there are processors: all at once would all be slow.
-            together = max(2, os.cpu_count() or 1)
+            processors = os.cpu_count() or 1
+            together = max(2, processors)
             for at, share in enumerate(shares):
                 if at >= together:
                     self.processes[at - together].wait_until_ready(abandoned)
@@ -89,6 +90,8 @@ class Workers:
                         *(stream, listeners, share, tls),
                         shared=self._shared,
                         at=at,
+                        # The writer needs one, too.
+                        wakes_early=count < processors,
                         metrics=own,
                         gathered=several,
                         http=http,

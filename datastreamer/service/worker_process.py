@@ -65,7 +65,8 @@ class ServingProcess:
 
     The constructor starts it; it serves when `wait_until_ready` has returned. `shared` is the
     memory that it shares with the other processes on the same listeners
-    (`accept_balance.py`), `at` its number among them. It exposes metrics on the listeners
+    (`accept_balance.py`), `at` its number among them. With `wakes_early`, a commit wakes it at its
+    beginning, too: for machines where it has a CPU of its own. It exposes metrics on the listeners
     `metrics`, or, with `gathered`, on request of its parent. `http`: its HTTP port.
     """
 
@@ -78,6 +79,7 @@ class ServingProcess:
         *,
         shared: int | None = None,
         at: int = 0,
+        wakes_early: bool = False,
         metrics: Sequence[socket.socket] = (),
         gathered: bool = False,
         http: HttpShare | None = None,
@@ -97,6 +99,7 @@ class ServingProcess:
         self._shared = shared
         self._balance = None if shared is None else AcceptBalance(shared, at)
         self._waking, self._waker = _waker()
+        self._early_waker = _eventfd() if wakes_early and hasattr(os, "eventfd") else None
         self.guard = threading.Lock()
         """Held during requests and restarts: `post` and `answer` need it."""
         self.failure: str | None = None
@@ -120,6 +123,8 @@ class ServingProcess:
         """
         self._control = self._ready(self._process, self._starting, abandoned)
         self._stream._internals.add_waker(self._waker)
+        if self._early_waker is not None:
+            self._stream._internals.add_early_waker(self._early_waker)
         self._watcher = threading.Thread(
             target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
         )
@@ -161,6 +166,7 @@ class ServingProcess:
                 "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
                 "file": hand_over(os.open(file, os.O_RDONLY | os.O_CLOEXEC)),
                 "waker": hand_down(self._waking),
+                "early_waker": None if self._early_waker is None else hand_down(self._early_waker),
                 "control": hand_down(theirs.fileno()),
                 # A pidfd shows the child that this process died; -1: not on this system.
                 "parent": hand_over(os.pidfd_open(os.getpid()))
@@ -364,6 +370,8 @@ class ServingProcess:
         if self._watcher is not None:
             self._watcher.join()
             self._stream._internals.remove_waker(self._waker)
+            if self._early_waker is not None:
+                self._stream._internals.remove_waker(self._early_waker)
         self._release()
 
     def give_up(self) -> None:
@@ -384,19 +392,24 @@ class ServingProcess:
         if self._balance is not None:
             self._balance.close()
             self._balance = None
-        for fd in {self._waking, self._waker}:
-            os.close(fd)
+        for fd in {self._waking, self._waker, self._early_waker}:
+            if fd is not None:
+                os.close(fd)
 
 
 def _waker() -> tuple[int, int]:
     """The reading and the writing end of the child's wake-up descriptor for commits."""
     if hasattr(os, "eventfd"):
-        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        fd = _eventfd()
         return fd, fd
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
     return reading, writing
+
+
+def _eventfd() -> int:
+    return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
 def _environment() -> dict[str, str]:

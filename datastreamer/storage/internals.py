@@ -194,6 +194,13 @@ class StreamInternals:
         if self._stream._writer is not None:
             self._stream._writer.owned.add_waker(fd, inside=inside)
 
+    def add_early_waker(self, fd: int) -> None:
+        """Write to the eventfd `fd` when a commit begins that is visible at its end, 0.1 ms or more
+        after the last one: a reader that waits can be awake when it ends. The value is the number
+        of the writer's CPU, plus 1."""
+        if self._stream._writer is not None:
+            self._stream._writer.owned.add_early_waker(fd)
+
     def remove_waker(self, fd: int) -> None:
         """Nothing is written to `fd` after this returns."""
         if self._stream._writer is not None:

@@ -248,11 +248,18 @@ async def over_loopback(
     patience: float = PATIENCE,
     receive_buffer: int | None = None,
     waker: int | None = None,
+    early_waker: int | None = None,
     heal_from: Sequence[HealingPeer] = (),
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """A server on a free port. `receive_buffer` bounds what a client's kernel takes in."""
-    server = Server(stream, limits=Limits(**limits), waker=waker, heal_from=heal_from)
+    server = Server(
+        stream,
+        limits=Limits(**limits),
+        waker=waker,
+        early_waker=early_waker,
+        heal_from=heal_from,
+    )
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))

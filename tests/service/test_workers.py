@@ -439,6 +439,18 @@ def test_no_more_start_together_than_there_are_processors(
         pass  # the lock is free again
 
 
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="the system has no eventfd")
+def test_a_commit_wakes_early_who_has_a_processor(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    for workers, woken in ((1, 1), (2, 2), (3, 0)):
+        with StreamServer(path, host="127.0.0.1", port=0, workers=workers) as server:
+            owned = server.stream._writer.owned  # type: ignore[union-attr]
+            assert len(owned.early_wakers) == woken
+        assert owned.early_wakers == []
+
+
 def test_a_signal_while_workers_start(path: Path, begun: Begun) -> None:
     """It ends them without waiting until all are ready."""
 

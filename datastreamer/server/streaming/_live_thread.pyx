@@ -17,7 +17,7 @@ from datastreamer._entry cimport (
     page_room,
 )
 from datastreamer.server.streaming._waking cimport (
-    ask_to_run_soon, open_watch, wait_for_write,
+    EarlyWaker, ask_to_run_soon, open_watch, wait_for_write, watch_early,
 )
 from datastreamer.storage.disk._threads cimport (
     create_without_signals, pthread_cond_destroy, pthread_cond_init, pthread_cond_signal,
@@ -57,6 +57,9 @@ cdef enum:
     # writer would wait for more than half a millisecond.
     SOON_FROM = 2
     SOON_TO = 128
+    # With up to this many, the thread is woken when a commit begins, and is awake at its end. It
+    # then often shares the writer's CPU with a local client: with more clients, that is slower.
+    EARLY_TO = 32
     # Header pages in a row, at that interval at most, that were not those of whole commits.
     MOST_TORN = 3
 
@@ -91,6 +94,7 @@ cdef struct Shared:
     int file
     int wakeup
     int watch           # reports writes to `wakeup`; -1: `wakeup` is read
+    EarlyWaker early    # written when a commit begins after a pause
     int notice
     Place top           # how far clients were sent
     Client* clients
@@ -313,7 +317,7 @@ cdef void* run(void* what) noexcept nogil:
     cdef Shared* it = <Shared*>what
     cdef uint64_t turn
     cdef Outcome outcome
-    cdef bint readable, soon
+    cdef bint readable, soon, early
     cdef uint8_t[4096] ignored
     pthread_mutex_lock(&it.guard)
     while True:
@@ -332,11 +336,13 @@ cdef void* run(void* what) noexcept nogil:
             notify(it)
             continue
         soon = SOON_FROM <= it.used <= SOON_TO
+        early = 0 < it.used <= EARLY_TO
         pthread_mutex_unlock(&it.guard)
         if soon != it.soon:
             ask_to_run_soon(soon, &it.usual)
             it.soon = soon
-        readable = wait_for_write(it.wakeup, it.watch, POLL_MS)
+        watch_early(it.watch, &it.early, early)
+        readable = wait_for_write(it.wakeup, it.watch, &it.early, POLL_MS)
         pthread_mutex_lock(&it.guard)
         # If it is not armed any more, the event loop waits for it.
         if readable and give_way(it, turn):
@@ -367,10 +373,11 @@ cdef class LiveThread:
     cdef bint _runs
     cdef object __weakref__
 
-    def __cinit__(self, int file, int wakeup, int notice):
-        """`wakeup` becomes readable with each commit to `file`; the thread makes `notice`, an
-        eventfd, readable when `collect` has something to return. Raises `OSError` if the system
-        has no thread or descriptor left."""
+    def __cinit__(self, int file, int wakeup, int notice, int early=-1):
+        """`wakeup` becomes readable with each commit to `file`, and `early`, an eventfd (-1: none),
+        when one begins after a pause; the thread makes `notice`, an eventfd, readable when
+        `collect` has something to return. Raises `OSError` if the system has no thread or
+        descriptor left."""
         cdef int failed
         self._it = <Shared*>calloc(1, sizeof(Shared))
         if self._it == NULL:
@@ -383,6 +390,7 @@ cdef class LiveThread:
         self._it.wakeup = wakeup
         self._it.watch = open_watch(wakeup)
         self._it.notice = notice
+        self._it.early.fd = early
         failed = create_without_signals(&self._thread, run, self._it)
         if failed:
             self._free()

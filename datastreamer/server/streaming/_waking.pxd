@@ -8,6 +8,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
     #include <sys/stat.h>
+    #include <time.h>
     #if defined(__linux__)
     #include <sched.h>
     #include <sys/epoll.h>
@@ -19,9 +20,11 @@ cdef extern from *:
        a system call less for each commit. -1 if there is none. */
     static int open_watch(int fd) {
     #if defined(__linux__)
-        struct epoll_event event = {EPOLLIN | EPOLLET, {0}};
+        struct epoll_event event;
         struct stat kind;
         int watch;
+        memset(&event, 0, sizeof event);
+        event.events = EPOLLIN | EPOLLET;
         /* A pipe that is not read becomes full, and accepts no further write then. */
         if (fstat(fd, &kind) || S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode)) return -1;
         watch = epoll_create1(EPOLL_CLOEXEC);
@@ -35,12 +38,73 @@ cdef extern from *:
     #endif
     }
 
+    /* Of an eventfd that is written when a commit begins: the commit's end is a write to `fd` of
+       `open_watch`, some tens of microseconds later, and a sleeping thread needs as long to wake. */
+    typedef struct {
+        int fd;             /* -1: none */
+        int watched;
+        int64_t rest_end;   /* not used before, in ns of the coarse clock */
+    } EarlyWaker;
+
+    #define EARLY 1
+    /* As long as small commits take. */
+    #define COMMIT_NS 60000
+    /* If another program had the CPU for so long meanwhile, all CPUs are busy: then no thread that
+       sleeps is slow to wake, and one that waits loses its turn. */
+    #define LONG_NS 300000
+    #define REST_NS 10000000000
+
+    #if defined(__linux__)
+    static int64_t time_of(clockid_t clock) {
+        struct timespec t;
+        clock_gettime(clock, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    #endif
+
+    /* Have `watch` report writes to it, or (`on` is 0) not. */
+    static void watch_early(int watch, EarlyWaker *it, int on) {
+    #if defined(__linux__)
+        struct epoll_event event;
+        if (watch < 0 || it->fd < 0) return;
+        if (it->rest_end) {
+            if (time_of(CLOCK_MONOTONIC_COARSE) < it->rest_end) on = 0;
+            else it->rest_end = 0;
+        }
+        if (on == it->watched) return;
+        memset(&event, 0, sizeof event);
+        event.events = EPOLLIN | EPOLLET;
+        event.data.u32 = EARLY;
+        if (!epoll_ctl(watch, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, it->fd, &event)) it->watched = on;
+    #endif
+    }
+
+    #if defined(__linux__)
+    /* Wait for the commit's end without a sleep, as long as small commits take. */
+    static void wait_for_end(int watch, EarlyWaker *it) {
+        struct epoll_event event;
+        uint64_t cpu;
+        int64_t began = time_of(CLOCK_MONOTONIC), had = time_of(CLOCK_THREAD_CPUTIME_ID), took;
+        /* The number of the writer's, plus 1. */
+        if (read(it->fd, &cpu, 8) != 8) return;
+        do {
+            if (cpu == (uint64_t)sched_getcpu() + 1) sched_yield();
+            if (epoll_wait(watch, &event, 1, 0) > 0 && event.data.u32 != EARLY) break;
+            took = time_of(CLOCK_MONOTONIC) - began;
+        } while (took < COMMIT_NS);
+        took = time_of(CLOCK_MONOTONIC) - began;
+        if (took > LONG_NS && took - (time_of(CLOCK_THREAD_CPUTIME_ID) - had) > LONG_NS)
+            it->rest_end = time_of(CLOCK_MONOTONIC_COARSE) + REST_NS;
+    }
+    #endif
+
     /* Wait for a write to `fd`, at most this long; whether it has to be read. */
-    static int wait_for_write(int fd, int watch, int milliseconds) {
+    static int wait_for_write(int fd, int watch, EarlyWaker *early, int milliseconds) {
     #if defined(__linux__)
         struct epoll_event event;
         if (watch >= 0) {
-            epoll_wait(watch, &event, 1, milliseconds);
+            if (epoll_wait(watch, &event, 1, milliseconds) > 0 && event.data.u32 == EARLY)
+                wait_for_end(watch, early);
             return 0;
         }
     #endif
@@ -72,6 +136,9 @@ cdef extern from *:
     #endif
     }
     """
+    ctypedef struct EarlyWaker:
+        int fd
     int open_watch(int fd) nogil
-    bint wait_for_write(int fd, int watch, int milliseconds) nogil
+    void watch_early(int watch, EarlyWaker* it, bint on) nogil
+    bint wait_for_write(int fd, int watch, EarlyWaker* early, int milliseconds) nogil
     void ask_to_run_soon(bint soon, uint64_t* usual) nogil

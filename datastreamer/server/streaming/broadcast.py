@@ -64,7 +64,7 @@ class Changed(Exception):
 class Broadcast:
     """The head of one stream, as clients see it. `run` and `poll` keep it going."""
 
-    def __init__(self, stream: DataStream, counts: Counts) -> None:
+    def __init__(self, stream: DataStream, counts: Counts, early_waker: int | None = None) -> None:
         self.stream = stream
         self.view = stream.new_reader()
         self.counts = counts
@@ -82,7 +82,7 @@ class Broadcast:
         """Optional features of this server, as bits of Capabilities."""
         self.trouble = ""
         """Why new entries cannot be read; empty if they can."""
-        self._live = LiveClients(stream, counts)
+        self._live = LiveClients(stream, counts, early_waker)
         self._epoch = stream.epoch
         # Number of truncations and updates in progress in this process.
         self._held = 0

@@ -47,13 +47,15 @@ def socket_of(sender: LiveSender) -> int:
 class LiveClients:
     """Senders of clients that have received everything, in the order in which they became live."""
 
-    def __init__(self, stream: DataStream, counts: Counts) -> None:
+    def __init__(self, stream: DataStream, counts: Counts, early: int | None = None) -> None:
+        """`early`: an eventfd that becomes readable when a commit begins after a pause."""
         self.armed = False
         """Whether the thread sends, as far as is known here: it may have stopped by itself."""
         self.notice = -1
         """Becomes readable when the armed thread has something for `collect`."""
         self._stream = stream
         self._counts = counts
+        self._early = -1 if early is None else early
         self._thread: LiveThread | None = None
         # The sender, and its slot in the thread if there is a thread.
         self._slots: dict[LiveSender, int] = {}
@@ -121,7 +123,7 @@ class LiveClients:
         notice = -1
         try:
             notice = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._thread = LiveThread(self._stream.fileno(), wakeup, notice)
+            self._thread = LiveThread(self._stream.fileno(), wakeup, notice, self._early)
         except OSError as error:
             if notice >= 0:
                 os.close(notice)

@@ -13,6 +13,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
+from posix.unistd cimport write
 
 from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
 from datastreamer._packer cimport Packed, pack_operation
@@ -42,10 +43,17 @@ cdef extern from *:
     #include <stdint.h>
     /* Only the holder of the locks writes; other processes read at any time, and need whole
        numbers in no particular order. */
+    #if defined(__linux__)
+    #include <sched.h>
+    static inline uint64_t this_cpu(void) { return (uint64_t)sched_getcpu(); }
+    #else
+    static inline uint64_t this_cpu(void) { return 0; }
+    #endif
     static inline void add_to(uint64_t *slot, uint64_t more) {
         __atomic_store_n(slot, *slot + more, __ATOMIC_RELAXED);
     }
     """
+    uint64_t this_cpu() noexcept nogil
     void add_to(uint64_t* slot, uint64_t more) noexcept nogil
 
 cdef extern from "Python.h":
@@ -58,6 +66,8 @@ cdef extern from "Python.h":
 cdef enum:
     MOST_BOUNDS = 32
     MOST_SLOTS = 128
+    # A thread that has waited this long for a commit is taken to sleep.
+    PAUSE_NS = 100_000
 
 # The slots of the counters, from `metrics/writer_numbers.py`.
 cdef uint64_t[MOST_BOUNDS] BOUNDS
@@ -117,8 +127,11 @@ cdef class StreamEnd:
     cdef uint64_t _look_at
     cdef object _file
     cdef object _owner
+    # When the last commit ended, in ns.
+    cdef uint64_t _ended
     # Of the owner: its reader, its lock's methods, and its lists.
-    cdef object _reader, _acquire, _release, _wakers, _inside_wakers
+    cdef object _reader, _acquire, _release
+    cdef list _wakers, _inside_wakers, _early_wakers
     cdef type _head
     cdef object _page
     cdef uint8_t* _bytes
@@ -175,6 +188,7 @@ cdef class StreamEnd:
         self._reader = owner.reader
         self._acquire, self._release = owner.lock.acquire, owner.lock.release
         self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
+        self._early_wakers = owner.early_wakers
 
     def __dealloc__(self):
         if self._bytes != NULL:
@@ -347,6 +361,8 @@ cdef class StreamEnd:
         cdef PageSums sums
         cdef Descriptor descriptor
         cdef Span before, after
+        if self._early_wakers and began - self._ended > PAUSE_NS and seen is None and not sync:
+            wake_early(self._early_wakers)
         # `Head(...)`, without the cost of the call.
         head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
         set_item(head, 0, packed._offset)
@@ -396,7 +412,8 @@ cdef class StreamEnd:
         add_to(self._numbers + BYTES, <uint64_t>packed._offset - length)
         if sync_ns:
             observe(self._numbers, SYNC_NS, SYNC_BUCKETS, sync_ns)
-        observe(self._numbers, COMMIT_NS, COMMIT_BUCKETS, now_ns() - began)
+        self._ended = now_ns()
+        observe(self._numbers, COMMIT_NS, COMMIT_BUCKETS, self._ended - began)
         if sums is self.sums:
             sums._tail = tail
             sums._end = packed._offset
@@ -508,6 +525,14 @@ cdef class Appending:
         items = tuple(data)
         end = self._appender.append(type, items, bookmark, False)
         return range(end - len(items), end)
+
+
+cdef int wake_early(list wakers) except -1:
+    cdef uint64_t cpu = 1 + this_cpu()
+    for fd in wakers:
+        # A hint: it may fail.
+        write(fd, &cpu, 8)
+    return 0
 
 
 cdef inline int set_item(new, Py_ssize_t at, item) except -1:

@@ -65,6 +65,8 @@ class OwnedFile(StreamFile):
         # header page, and of threads of this process, which read `head`.
         self.wakers: list[int] = []
         self.inside_wakers: list[int] = []
+        # Of other processes, written when a commit begins after a pause.
+        self.early_wakers: list[int] = []
         self.end.belong_to(self)
         # Why nothing more is written, and whether that can be repaired while the file is open.
         self.failure: str | None = None
@@ -283,10 +285,14 @@ class OwnedFile(StreamFile):
         with self.lock:
             (self.inside_wakers if inside else self.wakers).append(fd)
 
+    def add_early_waker(self, fd: int) -> None:
+        with self.lock:
+            self.early_wakers.append(fd)
+
     def remove_waker(self, fd: int) -> None:
         """Nothing is written to `fd` after this returns."""
         with self.lock:
-            for wakers in (self.wakers, self.inside_wakers):
+            for wakers in (self.wakers, self.inside_wakers, self.early_wakers):
                 with contextlib.suppress(ValueError):
                     wakers.remove(fd)
 

@@ -84,6 +84,18 @@ async def armed(rig: Rig, writer: DataStream) -> None:
     await until(lambda: is_armed(rig) or append(writer, (9, b"a commit")))
 
 
+@contextlib.contextmanager
+def early_waker(writer: DataStream) -> Iterator[int]:
+    """Readable when a commit begins after a pause."""
+    fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    writer._internals.add_early_waker(fd)
+    try:
+        yield fd
+    finally:
+        writer._internals.remove_waker(fd)
+        os.close(fd)
+
+
 @asynccontextmanager
 async def streaming(
     writer: DataStream,
@@ -94,10 +106,11 @@ async def streaming(
     receive_buffer: int | None = None,
 ) -> AsyncIterator[tuple[Rig, list[Peer]]]:
     """A server and clients of its thread, which have received everything."""
-    async with (
-        over_loopback(follower, waker=waker, receive_buffer=receive_buffer) as rig,
-        AsyncExitStack() as stack,
-    ):
+    async with AsyncExitStack() as stack:
+        early = stack.enter_context(early_waker(writer))
+        rig = await stack.enter_async_context(
+            over_loopback(follower, waker=waker, early_waker=early, receive_buffer=receive_buffer)
+        )
         peers = [await stack.enter_async_context(rig.client()) for _ in range(clients)]
         for peer in peers:
             await peer.ask(wire.start(0), OK + modelled(writer).packed())
@@ -651,6 +664,86 @@ async def test_sessions_that_end_while_it_sends(
                         peer.stream.setsockopt(*linger)  # type: ignore[attr-defined]
         await stays.expect(modelled(writer).packed(begin))
         await stays.nothing_more()
+
+
+# Woken early.
+
+
+def test_a_commit_says_that_it_begins(writer: DataStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it writes, with the number of its CPU, after a pause, and if it will be visible."""
+    with early_waker(writer) as early:
+        file, found = writer._writer.owned.file, list[int]()  # type: ignore[union-attr]
+        commit = file.commit
+
+        def noted(*given: object) -> None:
+            found.append(os.eventfd_read(early))
+            commit(*given)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(file, "commit", noted)
+        for begin in (append, lambda stream, entry: stream.append(*entry)):
+            time.sleep(0.001)
+            begin(writer, (1, b"after a pause"))
+        assert all(1 <= value <= (os.cpu_count() or 1) for value in found)
+        assert len(found) == 2
+        monkeypatch.undo()
+        writer.sync_policy = "commit"
+        append(writer, (1, b"the first after the change"))
+        for _ in range(3):
+            time.sleep(0.001)
+            append(writer, (1, b"visible when it is on the disk"))
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(early)
+    time.sleep(0.001)
+    append(writer, (1, b"the descriptor is closed"))
+
+
+@pytest.mark.usefixtures("only_the_thread")
+@pytest.mark.parametrize("clients", [1, 33])
+async def test_a_commit_that_is_announced_and_does_not_come(
+    writer: DataStream, follower: DataStream, waker: int, clients: int
+) -> None:
+    """Nothing is sent, and the next commits come; the thread listens with a few clients only."""
+    async with streaming(writer, follower, waker, clients) as (rig, peers):
+        early = rig.server.broadcast._live._early
+        os.eventfd_write(early, 1)
+        if clients == 1:
+            await until(lambda: not readable(early))
+        else:
+            await trio.sleep(0.05)
+            assert readable(early)
+        for turn in range(20):
+            begin = writer.total_entries
+            for cpu in range(1, turn):
+                os.eventfd_write(early, cpu)
+            append(writer, (1, b"%d" % turn))
+            for peer in peers:
+                await peer.expect(modelled(writer).packed(begin))
+        assert is_armed(rig)
+        for peer in peers:
+            await peer.nothing_more()
+
+
+@pytest.mark.usefixtures("only_the_thread")
+async def test_announced_at_every_moment(
+    writer: DataStream, follower: DataStream, waker: int
+) -> None:
+    def announce(stop: threading.Event) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(early, 1 + random.randrange(4))
+
+    async with streaming(writer, follower, waker, 2) as (rig, peers):
+        early = rig.server.broadcast._live._early
+        with in_thread(announce):
+            for turn in range(300):
+                begin = writer.total_entries
+                append(writer, (1, b"%d" % turn))
+                for peer in peers:
+                    await peer.expect(modelled(writer).packed(begin))
+
+
+def readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
 
 
 FORK = """
