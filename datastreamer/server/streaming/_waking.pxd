@@ -49,8 +49,8 @@ cdef extern from *:
     #define EARLY 1
     /* As long as small commits take. */
     #define COMMIT_NS 60000
-    /* If another program had the CPU for so long meanwhile, all CPUs are busy: then no thread that
-       sleeps is slow to wake, and one that waits loses its turn. */
+    /* If another program had the CPU meanwhile for more than this, all CPUs are busy: then no
+       sleeping thread is slow to wake, and one that waits loses its turn. */
     #define LONG_NS 300000
     #define REST_NS 10000000000
 
