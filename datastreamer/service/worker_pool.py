@@ -39,6 +39,8 @@ _RELOAD_SECONDS = 10.0
 _METRICS_SECONDS = 2.0
 # Upper limit of any timeout.
 _LONGEST = 1_000_000.0
+# A commit takes some 3 us to wake a process, and wakes one after another.
+_MOST_EARLY = 2
 
 
 class Workers:
@@ -80,7 +82,7 @@ class Workers:
         own = () if count > 1 else metrics
         try:
             # As many start at a time as there are processors: all at once would all be slow.
-            processors = os.cpu_count() or 1
+            processors = _processors()
             together = max(2, processors)
             for at, share in enumerate(shares):
                 if at >= together:
@@ -90,8 +92,7 @@ class Workers:
                         *(stream, listeners, share, tls),
                         shared=self._shared,
                         at=at,
-                        # The writer needs one, too.
-                        wakes_early=count < processors,
+                        wakes_early=count <= _MOST_EARLY and count < processors,
                         metrics=own,
                         gathered=several,
                         http=http,
@@ -234,3 +235,10 @@ class Workers:
         if self._shared is not None:
             os.close(self._shared)
             self._shared = None
+
+
+def _processors() -> int:
+    """The number of processors that this program may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -65,9 +65,10 @@ class ServingProcess:
 
     The constructor starts it; it serves when `wait_until_ready` has returned. `shared` is the
     memory that it shares with the other processes on the same listeners
-    (`accept_balance.py`), `at` its number among them. With `wakes_early`, a commit wakes it at its
-    beginning, too: for machines where it has a CPU of its own. It exposes metrics on the listeners
-    `metrics`, or, with `gathered`, on request of its parent. `http`: its HTTP port.
+    (`accept_balance.py`), `at` its number among them. With `wakes_early`, a commit after a pause
+    wakes it when it begins, too. That needs a CPU for the process and one for the writer. It
+    exposes metrics on the listeners `metrics`, or, with `gathered`, on request of its parent.
+    `http`: its HTTP port.
     """
 
     def __init__(
@@ -99,7 +100,9 @@ class ServingProcess:
         self._shared = shared
         self._balance = None if shared is None else AcceptBalance(shared, at)
         self._waking, self._waker = _waker()
-        self._early_waker = _eventfd() if wakes_early and hasattr(os, "eventfd") else None
+        self._early_waker = (
+            _eventfd() if wakes_early and not stream.follows and hasattr(os, "eventfd") else None
+        )
         self.guard = threading.Lock()
         """Held during requests and restarts: `post` and `answer` need it."""
         self.failure: str | None = None
@@ -125,10 +128,11 @@ class ServingProcess:
         self._stream._internals.add_waker(self._waker)
         if self._early_waker is not None:
             self._stream._internals.add_early_waker(self._early_waker)
-        self._watcher = threading.Thread(
+        watcher = threading.Thread(
             target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
         )
-        self._watcher.start()
+        watcher.start()
+        self._watcher = watcher
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start a child; it reports on the socket when it serves."""
@@ -369,9 +373,9 @@ class ServingProcess:
         self._process.wait()
         if self._watcher is not None:
             self._watcher.join()
-            self._stream._internals.remove_waker(self._waker)
-            if self._early_waker is not None:
-                self._stream._internals.remove_waker(self._early_waker)
+        self._stream._internals.remove_waker(self._waker)
+        if self._early_waker is not None:
+            self._stream._internals.remove_waker(self._early_waker)
         self._release()
 
     def give_up(self) -> None:

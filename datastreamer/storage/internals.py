@@ -195,9 +195,9 @@ class StreamInternals:
             self._stream._writer.owned.add_waker(fd, inside=inside)
 
     def add_early_waker(self, fd: int) -> None:
-        """Write to the eventfd `fd` when a commit begins that is visible at its end, 0.1 ms or more
-        after the last one: a reader that waits can be awake when it ends. The value is the number
-        of the writer's CPU, plus 1."""
+        """Write to the eventfd `fd` when a commit of up to 64 KiB begins that is visible at its
+        end, more than 0.1 ms after the last one: a reader that waits can be awake when it ends.
+        The value is the number of the writer's CPU, plus 1."""
         if self._stream._writer is not None:
             self._stream._writer.owned.add_early_waker(fd)
 

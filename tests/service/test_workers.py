@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from trio.testing import MockClock
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.server.admission.accept_balance import AcceptBalance, shared_block
 from datastreamer.server.limits import Limits
+from datastreamer.service import worker_pool as pool
 from datastreamer.service import worker_process as process
 from datastreamer.service.daemon import serve_until_signal
 from datastreamer.service.embedded import StreamServer
@@ -429,7 +432,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begun:
 def test_no_more_start_together_than_there_are_processors(
     path: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(pool, "_processors", lambda: 3)
     monkeypatch.setattr(process, "_READY_SECONDS", 0.2)
     with pytest.raises(ServerFailed, match=r"did not start within 0\.2 s; the machine"):
         StreamServer(path, host="127.0.0.1", port=0, workers=64)
@@ -439,16 +442,36 @@ def test_no_more_start_together_than_there_are_processors(
         pass  # the lock is free again
 
 
-@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="the system has no eventfd")
-def test_a_commit_wakes_early_who_has_a_processor(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(sys.platform != "linux", reason="needs an eventfd of Linux")
+@pytest.mark.parametrize(
+    "workers, processors, woken", [(1, 1, 0), (1, 2, 1), (2, 2, 0), (2, 3, 2), (3, 4, 0)]
+)
+def test_a_commit_wakes_a_process_early(
+    path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, processors: int, woken: int
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    for workers, woken in ((1, 1), (2, 2), (3, 0)):
-        with StreamServer(path, host="127.0.0.1", port=0, workers=workers) as server:
-            owned = server.stream._writer.owned  # type: ignore[union-attr]
-            assert len(owned.early_wakers) == woken
-        assert owned.early_wakers == []
+    """A few that have a processor each; what is announced reaches the thread in each of them."""
+    monkeypatch.setattr(pool, "_processors", lambda: processors)
+    before = set(os.listdir("/proc/self/fd"))
+    with serving(path, workers=workers) as server:
+        owned = server.stream._writer.owned  # type: ignore[union-attr]
+        assert len(owned.early_wakers) == woken
+        with contextlib.ExitStack() as stack:
+            # Each process has clients then.
+            for _ in range(4 * workers):
+                stack.enter_context(Plain(server.port)).ask(wire.start(0), OK)
+            for early in owned.early_wakers:
+                # The thread has its clients soon after a commit.
+                for _ in range(100):
+                    server.stream.append(1, b"more")
+                    time.sleep(0.02)
+                    os.eventfd_write(early, 1)
+                    time.sleep(0.02)
+                    if not select.select([early], [], [], 0)[0]:
+                        break
+                else:
+                    pytest.fail("the thread does not wait for it")
+    assert owned.early_wakers == owned.wakers == []
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_signal_while_workers_start(path: Path, begun: Begun) -> None:

@@ -57,8 +57,9 @@ cdef enum:
     # writer would wait for more than half a millisecond.
     SOON_FROM = 2
     SOON_TO = 128
-    # With up to this many, the thread is woken when a commit begins, and is awake at its end. It
-    # then often shares the writer's CPU with a local client: with more clients, that is slower.
+    # With up to this many, a commit wakes the thread at its beginning, too. It then often shares a
+    # CPU with the writer and with clients of this machine: measured with 10, 20 and 40 of them, a
+    # commit reaches the median client in 0.6, 0.75 and 0.95 of the time; with 100, in more.
     EARLY_TO = 32
     # Header pages in a row, at that interval at most, that were not those of whole commits.
     MOST_TORN = 3

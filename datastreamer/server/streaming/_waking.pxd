@@ -38,19 +38,22 @@ cdef extern from *:
     #endif
     }
 
-    /* Of an eventfd that is written when a commit begins: the commit's end is a write to `fd` of
-       `open_watch`, some tens of microseconds later, and a sleeping thread needs as long to wake. */
+    /* The eventfd that a writer writes to when a commit begins. At its end, some tens of
+       microseconds later, it writes to the eventfd of `open_watch`; a sleeping thread needs as long
+       to wake. */
     typedef struct {
         int fd;             /* -1: none */
         int watched;
-        int64_t rest_end;   /* not used before, in ns of the coarse clock */
+        int late;           /* commits in a row that ended later than the thread waits */
+        int64_t rest_end;   /* it is not watched before, in ns of the coarse clock; 0: it is */
     } EarlyWaker;
 
     #define EARLY 1
-    /* As long as small commits take. */
-    #define COMMIT_NS 60000
-    /* If another program had the CPU meanwhile for more than this, all CPUs are busy: then no
-       sleeping thread is slow to wake, and one that waits loses its turn. */
+    /* The longest wait for a commit's end without a sleep. */
+    #define COMMIT_NS 100000
+    #define MOST_LATE 8
+    /* If the writer or another program had the thread's CPU meanwhile for more than this, all CPUs
+       are busy: then no sleeping thread is slow to wake, and one that waits loses its turn. */
     #define LONG_NS 300000
     #define REST_NS 10000000000
 
@@ -80,21 +83,26 @@ cdef extern from *:
     }
 
     #if defined(__linux__)
-    /* Wait for the commit's end without a sleep, as long as small commits take. */
-    static void wait_for_end(int watch, EarlyWaker *it) {
+    /* Wait for the commit's end without a sleep; whether it came. */
+    static int wait_for_end(int watch, EarlyWaker *it) {
         struct epoll_event event;
         uint64_t cpu;
         int64_t began = time_of(CLOCK_MONOTONIC), had = time_of(CLOCK_THREAD_CPUTIME_ID), took;
+        int ended = 0;
         /* The number of the writer's, plus 1. */
-        if (read(it->fd, &cpu, 8) != 8) return;
+        if (read(it->fd, &cpu, 8) != 8) return 0;
         do {
             if (cpu == (uint64_t)sched_getcpu() + 1) sched_yield();
-            if (epoll_wait(watch, &event, 1, 0) > 0 && event.data.u32 != EARLY) break;
+            ended = epoll_wait(watch, &event, 1, 0) > 0 && event.data.u32 != EARLY;
             took = time_of(CLOCK_MONOTONIC) - began;
-        } while (took < COMMIT_NS);
-        took = time_of(CLOCK_MONOTONIC) - began;
-        if (took > LONG_NS && took - (time_of(CLOCK_THREAD_CPUTIME_ID) - had) > LONG_NS)
+        } while (!ended && took < COMMIT_NS);
+        it->late = took < COMMIT_NS ? 0 : it->late + 1;
+        if (it->late == MOST_LATE
+            || (took > LONG_NS && took - (time_of(CLOCK_THREAD_CPUTIME_ID) - had) > LONG_NS)) {
+            it->late = 0;
             it->rest_end = time_of(CLOCK_MONOTONIC_COARSE) + REST_NS;
+        }
+        return ended;
     }
     #endif
 
@@ -103,8 +111,9 @@ cdef extern from *:
     #if defined(__linux__)
         struct epoll_event event;
         if (watch >= 0) {
-            if (epoll_wait(watch, &event, 1, milliseconds) > 0 && event.data.u32 == EARLY)
-                wait_for_end(watch, early);
+            if (epoll_wait(watch, &event, 1, milliseconds) > 0 && event.data.u32 == EARLY
+                && !wait_for_end(watch, early))
+                epoll_wait(watch, &event, 1, milliseconds);
             return 0;
         }
     #endif

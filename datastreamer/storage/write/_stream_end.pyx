@@ -66,8 +66,10 @@ cdef extern from "Python.h":
 cdef enum:
     MOST_BOUNDS = 32
     MOST_SLOTS = 128
-    # A thread that has waited this long for a commit is taken to sleep.
+    # A thread that has waited this long for a commit is assumed to be asleep.
     PAUSE_NS = 100_000
+    # The write of a longer operation takes longer than the thread takes to wake.
+    MOST_EARLY = 64 * 1024
 
 # The slots of the counters, from `metrics/writer_numbers.py`.
 cdef uint64_t[MOST_BOUNDS] BOUNDS
@@ -361,7 +363,8 @@ cdef class StreamEnd:
         cdef PageSums sums
         cdef Descriptor descriptor
         cdef Span before, after
-        if self._early_wakers and began - self._ended > PAUSE_NS and seen is None and not sync:
+        if (self._early_wakers and began - self._ended > PAUSE_NS and seen is None and not sync
+                and packed._offset - length_of(self.written) <= MOST_EARLY):
             wake_early(self._early_wakers)
         # `Head(...)`, without the cost of the call.
         head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)

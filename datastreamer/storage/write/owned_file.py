@@ -65,7 +65,7 @@ class OwnedFile(StreamFile):
         # header page, and of threads of this process, which read `head`.
         self.wakers: list[int] = []
         self.inside_wakers: list[int] = []
-        # Of other processes, written when a commit begins after a pause.
+        # Eventfds of other processes: a commit after a pause writes to them when it begins.
         self.early_wakers: list[int] = []
         self.end.belong_to(self)
         # Why nothing more is written, and whether that can be repaired while the file is open.

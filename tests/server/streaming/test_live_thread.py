@@ -683,16 +683,28 @@ def test_a_commit_says_that_it_begins(writer: DataStream, monkeypatch: pytest.Mo
         for begin in (append, lambda stream, entry: stream.append(*entry)):
             time.sleep(0.001)
             begin(writer, (1, b"after a pause"))
-        assert all(1 <= value <= (os.cpu_count() or 1) for value in found)
         assert len(found) == 2
+        assert {value - 1 for value in found} <= os.sched_getaffinity(0)
         monkeypatch.undo()
+        # Not a long one, nor one soon after another (on a busy machine two may be far apart).
+        time.sleep(0.001)
+        append(writer, (1, bytes(100_000)))
+        assert not readable(early)
+        for _ in range(1000):
+            writer.append(1, b"one")
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(early)
+            writer.append(1, b"another")
+            if not readable(early):
+                break
+        else:
+            pytest.fail("each commit says that it begins")
         writer.sync_policy = "commit"
         append(writer, (1, b"the first after the change"))
         for _ in range(3):
             time.sleep(0.001)
             append(writer, (1, b"visible when it is on the disk"))
-        with pytest.raises(BlockingIOError):
-            os.eventfd_read(early)
+        assert not readable(early)
     time.sleep(0.001)
     append(writer, (1, b"the descriptor is closed"))
 
@@ -721,6 +733,54 @@ async def test_a_commit_that_is_announced_and_does_not_come(
         assert is_armed(rig)
         for peer in peers:
             await peer.nothing_more()
+
+
+@pytest.mark.usefixtures("only_the_thread")
+async def test_it_waits_for_a_moment_only(
+    writer: DataStream, follower: DataStream, waker: int
+) -> None:
+    """And after some commits that ended late, or did not come, it rests."""
+    async with streaming(writer, follower, waker, 1) as (rig, [peer]):
+        early = rig.server.broadcast._live._early
+        begin, began = writer.total_entries, time.process_time()
+        os.eventfd_write(early, 1)
+        await trio.sleep(0.5)
+        assert time.process_time() - began < 0.25
+        announced = 0
+        while not readable(early):
+            announced += 1
+            os.eventfd_write(early, 1)
+            with trio.move_on_after(0.05):
+                await until(lambda: not readable(early))
+        assert announced <= 50
+        append(writer, (1, b"is sent"))
+        await peer.expect(modelled(writer).packed(begin))
+
+
+@pytest.mark.usefixtures("only_the_thread")
+async def test_it_rests_where_others_need_its_processor(
+    writer: DataStream, follower: DataStream, waker: int
+) -> None:
+    usual = os.sched_getaffinity(0)
+    cpu = min(usual)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        async with streaming(writer, follower, waker, 1) as (rig, _):
+            early = rig.server.broadcast._live._early
+            # Fewer than the late commits in a row after which it rests on any processor.
+            for _ in range(7):
+                os.eventfd_write(early, cpu + 1)
+                busy_until = time.monotonic() + 0.02
+                while time.monotonic() < busy_until:
+                    pass
+                append(writer, (1, b"the end"))
+                await trio.sleep(0.02)
+                if readable(early):
+                    break
+            else:
+                pytest.fail("it does not rest")
+    finally:
+        os.sched_setaffinity(0, usual)
 
 
 @pytest.mark.usefixtures("only_the_thread")
