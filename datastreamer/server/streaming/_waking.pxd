@@ -111,9 +111,8 @@ cdef extern from *:
     #if defined(__linux__)
         struct epoll_event event;
         if (watch >= 0) {
-            if (epoll_wait(watch, &event, 1, milliseconds) > 0 && event.data.u32 == EARLY
-                && !wait_for_end(watch, early))
-                epoll_wait(watch, &event, 1, milliseconds);
+            while (epoll_wait(watch, &event, 1, milliseconds) > 0 && event.data.u32 == EARLY
+                   && !wait_for_end(watch, early) && !early->rest_end);
             return 0;
         }
     #endif

@@ -744,13 +744,15 @@ async def test_it_waits_for_a_moment_only(
         os.eventfd_write(early, 1)
         await trio.sleep(0.5)
         assert time.process_time() - began < 0.25
-        announced = 0
-        while not readable(early):
-            announced += 1
-            os.eventfd_write(early, 1)
+        for _ in range(9):
+            # Of a processor that is not the thread's, so that it does not yield.
+            os.eventfd_write(early, 1 << 20)
             with trio.move_on_after(0.05):
                 await until(lambda: not readable(early))
-        assert announced <= 50
+            if readable(early):
+                break
+        else:
+            pytest.fail("it does not rest")
         append(writer, (1, b"is sent"))
         await peer.expect(modelled(writer).packed(begin))
 
