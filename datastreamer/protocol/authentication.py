@@ -12,7 +12,7 @@ from typing import Final
 
 from datastreamer.errors import UsageError, refusal
 from datastreamer.format import COMMAND_AUTHENTICATE, RESULT_INVALID_COMMAND
-from datastreamer.protocol.publishing import MOST_TOKEN, AnswerParser, Done, Refusal
+from datastreamer.protocol.publish.messages import MOST_TOKEN, AnswerParser, Done, Refusal
 
 _HEAD: Final = struct.Struct(">QQI")
 _LENGTH: Final = struct.Struct(">I")

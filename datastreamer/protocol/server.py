@@ -51,7 +51,7 @@ from datastreamer.protocol.messages import (
     StartBookmark,
     Stop,
 )
-from datastreamer.protocol.publishing import PublishQuery, Wrong, decode_publish
+from datastreamer.protocol.publish.messages import PublishQuery, Wrong, decode_publish
 
 _HEAD: Final = struct.Struct(">QQ")
 _NUMBER: Final = struct.Struct(">Q")

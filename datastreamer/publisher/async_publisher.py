@@ -16,8 +16,8 @@ from datastreamer.client.async_client import DriverTo
 from datastreamer.client.effects import AsyncDriver
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.exchanges import TIMEOUT
-from datastreamer.protocol.publisher import Underway
-from datastreamer.protocol.publishing import Receipt
+from datastreamer.protocol.publish.messages import Receipt
+from datastreamer.protocol.publish.publisher import Underway
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.publisher.base import OperationBase, PublisherBase, ReceiptBase
 from datastreamer.publisher.engine import RETRY_SECONDS, UNACKNOWLEDGED_BYTES, PublisherEngine

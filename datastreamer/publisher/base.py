@@ -5,8 +5,8 @@ How a call waits is in its face: `async_publisher` or `blocking_publisher`. Must
 
 from __future__ import annotations
 
-from datastreamer.protocol.publisher import Outgoing, Underway
-from datastreamer.protocol.publishing import Receipt
+from datastreamer.protocol.publish.messages import Receipt
+from datastreamer.protocol.publish.publisher import Outgoing, Underway
 from datastreamer.publisher.engine import PublisherEngine
 
 

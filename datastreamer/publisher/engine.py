@@ -1,8 +1,8 @@
 """A publisher's connections to one server, written once for every driver.
 
 Owns the making of connections, the retries, and that the lease is renewed while there is nothing
-to send. The operations are `datastreamer.protocol.publisher`'s. Must not know sockets, tasks or
-clocks: `datastreamer.client.effects` has the steps that its driver performs.
+to send. The operations are `datastreamer.protocol.publish.publisher`'s. Must not know sockets,
+tasks or clocks: `datastreamer.client.effects` has the steps that its driver performs.
 """
 
 from __future__ import annotations
@@ -46,8 +46,13 @@ from datastreamer.errors import (
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
-from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
-from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE, Receipt
+from datastreamer.protocol.publish.messages import ANY_EPOCH, SOURCE_ID_SIZE, Receipt
+from datastreamer.protocol.publish.publisher import (
+    Outgoing,
+    SourceConnection,
+    SourceTerms,
+    Underway,
+)
 from datastreamer.protocol.retry import Backoff, check_seconds, check_waits
 from datastreamer.transport.connection_errors import (
     answer_timeout,

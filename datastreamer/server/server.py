@@ -22,7 +22,7 @@ from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.admission.acceptor import Acceptor
 from datastreamer.server.admission.gate import ConnectionSlot, Gate
 from datastreamer.server.admission.tokens import TokenExaminer
-from datastreamer.server.bookmark_queries import BookmarkQueries
+from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.healer import Healer
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients

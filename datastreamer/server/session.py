@@ -33,19 +33,19 @@ from datastreamer.protocol.messages import (
     StartBookmark,
     Stop,
 )
-from datastreamer.protocol.publishing import PublishQuery, encode_refusal
+from datastreamer.protocol.publish.messages import PublishQuery, encode_refusal
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 from datastreamer.server import damage
 from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
-from datastreamer.server.bookmark_queries import BookmarkQueries
+from datastreamer.server.answers.bookmark_queries import BookmarkQueries
+from datastreamer.server.answers.long_answers import LongAnswers
+from datastreamer.server.answers.queries import AnyStart, QueryAnswers
 from datastreamer.server.command_labels import AUTHENTICATE, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
-from datastreamer.server.long_answers import LongAnswers
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
-from datastreamer.server.queries import AnyStart, QueryAnswers
 from datastreamer.server.read_ahead import BusyPoll, ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten

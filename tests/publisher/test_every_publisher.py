@@ -26,7 +26,7 @@ from datastreamer.errors import (
     StreamClosed,
     UsageError,
 )
-from datastreamer.protocol.publisher import SourceConnection
+from datastreamer.protocol.publish.publisher import SourceConnection
 from datastreamer.protocol.retry import Backoff
 from datastreamer.transport.tls import ServerTLS
 from tests.network.drivers import kinds, publisher_of_kind

@@ -12,8 +12,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.errors import DamagedEntry
-from datastreamer.server import bookmark_queries as look_ups
-from datastreamer.server import queries as answers_module
+from datastreamer.server.answers import bookmark_queries as look_ups
+from datastreamer.server.answers import queries as answers_module
 from datastreamer.server.streaming import page_cache as cold_module
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand

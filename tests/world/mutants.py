@@ -8,8 +8,8 @@ from typing import Any
 
 from datastreamer.client.link import ServerLink
 from datastreamer.protocol.history import Trail
-from datastreamer.protocol.publisher import SourceConnection
-from datastreamer.protocol.publishing import Receipt, encode_receipt
+from datastreamer.protocol.publish.messages import Receipt, encode_receipt
+from datastreamer.protocol.publish.publisher import SourceConnection
 from datastreamer.protocol.resume import Resumable
 from datastreamer.relay import truncation_point, upstream
 from datastreamer.relay.apply_changes import ChangeApplier

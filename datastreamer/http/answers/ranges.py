@@ -38,7 +38,7 @@ from datastreamer.http.port.messages import (
     Parameters,
 )
 from datastreamer.protocol.messages import BatchQuery
-from datastreamer.server.batch_reads import BatchAnswers
+from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.sender import Sender

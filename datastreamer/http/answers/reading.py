@@ -25,7 +25,7 @@ from datastreamer.errors import (
 from datastreamer.http.answers.monitoring import Gather
 from datastreamer.http.port.messages import HttpProblem, number
 from datastreamer.server import damage
-from datastreamer.server.bookmark_queries import BookmarkQueries
+from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server
 from datastreamer.server.streaming.broadcast import Changed
 from datastreamer.server.streaming.other_readers import EntryChange

@@ -13,7 +13,7 @@ import trio
 
 from datastreamer.protocol.authentication import Authenticate
 from datastreamer.protocol.messages import CapabilitiesQuery
-from datastreamer.protocol.publishing import PublishQuery
+from datastreamer.protocol.publish.messages import PublishQuery
 from datastreamer.protocol.server import Drop, Event
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer

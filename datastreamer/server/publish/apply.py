@@ -21,7 +21,7 @@ from datastreamer.format import (
     RESULT_TOO_LARGE,
     TYPE_BOOKMARK,
 )
-from datastreamer.protocol.publishing import Commit, encode_refusal
+from datastreamer.protocol.publish.messages import Commit, encode_refusal
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.durability import PendingCommit
 

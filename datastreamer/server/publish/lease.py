@@ -28,7 +28,7 @@ from datastreamer.format import (
     U32_MAX,
 )
 from datastreamer.metrics.counters import Counts
-from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
+from datastreamer.protocol.publish.messages import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
 from datastreamer.server.publish.apply import OperationRefused
 from datastreamer.server.publish.policy import Publishing, is_token
 from datastreamer.storage.header.records import PublisherRecord

@@ -26,7 +26,7 @@ from datastreamer.format import (
 )
 from datastreamer.metrics.counters import kind_of
 from datastreamer.protocol import messages
-from datastreamer.protocol.publishing import (
+from datastreamer.protocol.publish.messages import (
     ADDS,
     Add,
     Commit,

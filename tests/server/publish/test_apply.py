@@ -13,7 +13,7 @@ from datastreamer import DataStream
 from datastreamer._codec import pack_entry
 from datastreamer.errors import CommitInDoubt
 from datastreamer.format import RESULT_IN_DOUBT, RESULT_NOT_WRITTEN
-from datastreamer.protocol.publishing import Commit
+from datastreamer.protocol.publish.messages import Commit
 from datastreamer.server.publish.apply import OperationRefused, PublishedOperation, commit_together
 from tests.storage.made import FaultyDisk, items
 

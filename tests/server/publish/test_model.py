@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from datastreamer.errors import DatastreamerError, NotWritten, ProtocolViolation, SourceBusy
 from datastreamer.format import FEATURE_PUBLISH, RESULT_NOT_WRITTEN, RESULT_SOURCE_BUSY
 from datastreamer.protocol.messages import OK, Capabilities
-from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms
-from datastreamer.protocol.publishing import (
+from datastreamer.protocol.publish.messages import (
     Add,
     AnswerParser,
     Commit,
@@ -36,6 +35,7 @@ from datastreamer.protocol.publishing import (
     encode_refusal,
     encode_where,
 )
+from datastreamer.protocol.publish.publisher import Outgoing, SourceConnection, SourceTerms
 from datastreamer.server.publish.apply import OperationRefused, PublishedOperation, commit_together
 from datastreamer.storage.stream import DataStream
 

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from datastreamer.errors import DamagedHeader, LeaseHeld, UsageError
 from datastreamer.format import COMMAND_PUBLISH_ROLLBACK
-from datastreamer.protocol.publishing import (
+from datastreamer.protocol.publish.messages import (
     ANY_EPOCH,
     PublishQuery,
     encode_publish,

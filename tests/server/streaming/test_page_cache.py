@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from datastreamer.server import bookmark_queries
+from datastreamer.server.answers import bookmark_queries
 from datastreamer.server.streaming import page_cache as cold_module
 from datastreamer.server.streaming import sender as sender_module
 from datastreamer.server.streaming.page_cache import ColdReads

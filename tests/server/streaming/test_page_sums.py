@@ -20,7 +20,7 @@ from datastreamer.protocol.following import (
     SumsQuery,
 )
 from datastreamer.protocol.messages import OK, encode_command
-from datastreamer.protocol.publishing import encode_refusal
+from datastreamer.protocol.publish.messages import encode_refusal
 from datastreamer.server.streaming import change_reports
 from datastreamer.storage.stream import DataStream
 from tests.network import model

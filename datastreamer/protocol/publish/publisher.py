@@ -40,7 +40,7 @@ from datastreamer.format import (
     RESULT_TOO_SLOW,
 )
 from datastreamer.protocol.messages import Capabilities, CapabilitiesQuery, encode_command
-from datastreamer.protocol.publishing import (
+from datastreamer.protocol.publish.messages import (
     MOST_BYTES,
     AnswerParser,
     Kind,

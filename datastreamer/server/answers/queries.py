@@ -36,11 +36,11 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
 )
-from datastreamer.protocol.publishing import encode_refusal
+from datastreamer.protocol.publish.messages import encode_refusal
 from datastreamer.protocol.server import Event, Refuse
 from datastreamer.server import damage
-from datastreamer.server.batch_reads import BatchAnswers
-from datastreamer.server.bookmark_queries import BookmarkQueries
+from datastreamer.server.answers.batch_reads import BatchAnswers
+from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.command_labels import BOOKMARK, ENTRY, HEADER
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed

@@ -19,7 +19,7 @@ from datastreamer.protocol.following import HashQuery, SumsQuery
 from datastreamer.protocol.messages import BatchQuery, RangeQuery
 from datastreamer.protocol.server import Refuse, ServerConnection
 from datastreamer.server import damage
-from datastreamer.server.queries import QueryAnswers
+from datastreamer.server.answers.queries import QueryAnswers
 from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import hash_of, sums_of

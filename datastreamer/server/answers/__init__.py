@@ -1,0 +1,1 @@
+"""Answers to queries: what is read, when, and how answers are sent."""
