@@ -27,6 +27,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from datastreamer._entry cimport MAX_BOOKMARK_SIZE, get_u64, put_u64
 from datastreamer.storage.bookmarks._pairs cimport ORDER_SIZE, SORTED_SIZE, Merged, Pair
+from datastreamer.storage.sums._xxh3 cimport xxh3_of_over_240
 
 from xxhash import xxh3_64_intdigest
 
@@ -84,6 +85,34 @@ cdef const Pair* pair_at(bytes run, Py_ssize_t at) except NULL:
     return <const Pair*>PyBytes_AS_STRING(run) + at
 
 
+cdef uint64_t sum_of(const uint8_t* block, Py_ssize_t size) except? 0:
+    """The checksum of a block of `size` bytes."""
+    if size - BEFORE > 240:
+        return xxh3_of_over_240(block + BEFORE, size - BEFORE)
+    return hash_of(PyMemoryView_FromMemory(<char*>block + BEFORE, size - BEFORE, PyBUF_READ))
+
+
+cdef int check_size(Py_ssize_t size) except -1:
+    # In a damaged tree a block may be memory of any size.
+    if not PAIRS <= size <= MOST_BYTES:
+        raise DamagedBlockError(f"a block of {size} bytes")
+    return 0
+
+
+cdef int check_block(const uint8_t* block, Py_ssize_t size) except -1:
+    if get_u64(block) != sum_of(block, size):
+        raise DamagedBlockError("the checksum of a block does not match")
+    return 0
+
+
+cdef int check_block_at(const uint8_t* block, Py_ssize_t size, const void* place) except -1:
+    check_block(block, size)
+    if (memcmp(block + BEFORE, place, SORTED_SIZE) >= 0
+            or memcmp(block + UPTO, place, SORTED_SIZE) < 0):
+        raise DamagedBlockError("a block belongs to another range")
+    return 0
+
+
 @cython.final
 cdef class _BlockView:
     """A block's memory while it is read; checks that its size is possible."""
@@ -96,9 +125,7 @@ cdef class _BlockView:
     def __cinit__(self, block):
         PyObject_GetBuffer(block, &self.view, PyBUF_SIMPLE)
         self.held = True
-        # In a damaged tree the block may be memory of any size.
-        if not PAIRS <= self.view.len <= MOST_BYTES:
-            raise DamagedBlockError(f"a block of {self.view.len} bytes")
+        check_size(self.view.len)
         self.base = <const uint8_t*>self.view.buf
         self.end = self.base + self.view.len
 
@@ -107,19 +134,11 @@ cdef class _BlockView:
             PyBuffer_Release(&self.view)
 
     cdef int check(self) except -1:
-        content = PyMemoryView_FromMemory(<char*>self.base + BEFORE, self.view.len - BEFORE,
-                                          PyBUF_READ)
-        if get_u64(self.base) != <uint64_t>hash_of(content):
-            raise DamagedBlockError("the checksum of a block does not match")
-        return 0
+        return check_block(self.base, self.view.len)
 
     cdef int check_at(self, const void* place) except -1:
         """As `check`; also checks that `place` is in the block's range."""
-        self.check()
-        if (memcmp(self.base + BEFORE, place, SORTED_SIZE) >= 0
-                or memcmp(self.base + UPTO, place, SORTED_SIZE) < 0):
-            raise DamagedBlockError("a block belongs to another range")
-        return 0
+        return check_block_at(self.base, self.view.len, place)
 
     cdef Py_ssize_t unpack(self, Pair* pairs) except -1:
         """Unpack all pairs into an array of `MOST_PAIRS`; returns their number."""
@@ -138,37 +157,62 @@ cdef class _BlockView:
         return count
 
 
-def newest_number(cursor, bytes key not None):
-    """The newest number of `key`, of 1 to 16 bytes; None if the blocks show that there is none.
+cdef class BlockSearch:
+    """BlockSearch(cursor): look-ups of keys, for a subclass that has the database.
 
     `cursor.set_range(place)` moves the cursor to the first block that is stored at or after a
-    place, False if there is none; `cursor.value()` returns the block. Raises `MissingBlockError` or
-    `DamagedBlockError`.
+    place, False if there is none; `cursor.value()` returns the block.
     """
-    place = newest_place(key)
-    while cursor.set_range(place):
-        found = newest_in(cursor.value(), place)
-        if not isinstance(found, bytes):
-            return found
-        place = found
-    raise MissingBlockError("a block is missing")
+
+    cdef object _set_range
+    cdef object _value
+
+    def __init__(self, cursor):
+        self._set_range, self._value = cursor.set_range, cursor.value
+
+    def newest(self, bytes key not None):
+        """The newest number of `key`, of 1 to 16 bytes; None if the blocks show that there is none
+        and `ensure_newest()` returns. After another exception than `ValueError`, what
+        `failed(exception)` returns: that of the database, `MissingBlockError` or
+        `DamagedBlockError`."""
+        cdef bytes place = newest_place(key)
+        try:
+            while self._set_range(place):
+                found = newest_in(self._value(), place)
+                if found is None:
+                    self.ensure_newest()
+                if not isinstance(found, bytes):
+                    return found
+                place = found
+            raise MissingBlockError("a block is missing")
+        except Exception as error:
+            return self.failed(error)
 
 
 cdef object newest_in(block, bytes place):
     """The newest number of a key up to `place` in the block that is stored for `place`; None if
     there is none. If the block's range begins among the numbers of that key, returns the place to
     look up next, as bytes."""
-    cdef _BlockView view = _BlockView(block)
-    cdef const uint8_t* wanted = <const uint8_t*>PyBytes_AS_STRING(place)
-    cdef const uint8_t* p = view.base + PAIRS
+    cdef Py_buffer view
+    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+    try:
+        check_size(view.len)
+        return newest_of(<const uint8_t*>view.buf, view.len,
+                         <const uint8_t*>PyBytes_AS_STRING(place))
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef object newest_of(const uint8_t* block, Py_ssize_t block_size, const uint8_t* wanted):
+    cdef const uint8_t* p = block + PAIRS
+    cdef const uint8_t* end = block + block_size
     cdef const uint8_t* found = NULL
-    cdef Py_ssize_t size, its_size
+    cdef Py_ssize_t size = wanted[MAX_BOOKMARK_SIZE], its_size
     cdef int order
-    view.check_at(wanted)
-    size = wanted[MAX_BOOKMARK_SIZE]
-    while p < view.end:
+    check_block_at(block, block_size, wanted)
+    while p < end:
         its_size = p[0]
-        if not 1 <= its_size <= MAX_BOOKMARK_SIZE or 1 + its_size + 8 > view.end - p:
+        if not 1 <= its_size <= MAX_BOOKMARK_SIZE or 1 + its_size + 8 > end - p:
             raise DamagedBlockError("a block's pairs do not fit into it")
         order = memcmp(p + 1, wanted, its_size if its_size < size else size)
         if order == 0 and its_size == size:
@@ -180,8 +224,8 @@ cdef object newest_in(block, bytes place):
         p += 1 + its_size + 8
     if found != NULL:
         return get_u64(found)
-    if memcmp(view.base + BEFORE, wanted, ORDER_SIZE) == 0:
-        return PyBytes_FromStringAndSize(<const char*>view.base + BEFORE, SORTED_SIZE)
+    if memcmp(block + BEFORE, wanted, ORDER_SIZE) == 0:
+        return PyBytes_FromStringAndSize(<const char*>block + BEFORE, SORTED_SIZE)
     return None
 
 
@@ -209,8 +253,7 @@ cdef bytes finished(bytes block, Py_ssize_t used, const void* before, const void
     cdef uint8_t* base = <uint8_t*>PyBytes_AS_STRING(block)
     memcpy(base + BEFORE, before, SORTED_SIZE)
     memcpy(base + UPTO, upto, SORTED_SIZE)
-    content = PyMemoryView_FromMemory(<char*>base + BEFORE, used - BEFORE, PyBUF_READ)
-    put_u64(base, <uint64_t>hash_of(content))
+    put_u64(base, sum_of(base, used))
     return PyBytes_FromStringAndSize(<const char*>base, used)
 
 

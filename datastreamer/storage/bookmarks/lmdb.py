@@ -28,12 +28,12 @@ from datastreamer.storage.bookmarks._blocks import (
     PAIR_SIZE,
     PLACE_SIZE,
     Blocks,
+    BlockSearch,
     DamagedBlockError,
     MissingBlockError,
     empty_block,
     lacking,
     merged,
-    newest_number,
     place_at,
     unpacked,
     without,
@@ -104,10 +104,10 @@ class _KnownWatermark(NamedTuple):
     entries: int
 
 
-class _LmdbReading(IndexReading):
+class _LmdbReading(BlockSearch, IndexReading):
     """A read transaction and its cursor."""
 
-    __slots__ = ("_cursor", "_folder", "_known", "_opened", "_transaction")
+    __slots__ = ("_folder", "_known", "_opened", "_transaction")
 
     def __init__(self, folder: str, opened: Opened, known: _KnownWatermark) -> None:
         self._folder = folder
@@ -115,28 +115,15 @@ class _LmdbReading(IndexReading):
         self._known = known
         try:
             self._transaction = opened.begin()
-            self._cursor = self._transaction.cursor()  # the end of the transaction closes it
+            # The end of the transaction closes it.
+            super().__init__(self._transaction.cursor())
         except lmdb.Error as error:
             raise IndexFailed(folder, f"the bookmark index: {error}") from error
         if opened is known.opened and self._transaction.id() < known.transaction:
             self.end()
             raise _damaged(folder, "an older state has replaced the newest")
 
-    def newest(self, key: bytes) -> int | None:
-        try:
-            found = newest_number(self._cursor, key)
-            if found is None:
-                self._ensure_newest()
-            return found
-        except lmdb.Error as error:
-            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
-        except DamagedBlockError as error:
-            never_written = self._opened is not self._known.opened
-            if never_written and isinstance(error, MissingBlockError):
-                return None
-            raise _damaged(self._folder, str(error)) from None
-
-    def _ensure_newest(self) -> None:
+    def ensure_newest(self) -> None:
         """Without the key: check that its block belongs to the newest state."""
         known = self._known
         packed = self._transaction.get(_WATERMARK_KEY, b"")
@@ -147,6 +134,17 @@ class _LmdbReading(IndexReading):
         if covers < known.entries:
             why = f"the bookmark index covers {covers} entries, fewer than before ({known.entries})"
             raise IndexWentBack(self._folder, why)
+
+    def failed(self, error: Exception) -> None:
+        """A look-up failed; returns if there may be no block."""
+        if isinstance(error, lmdb.Error):
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+        if isinstance(error, DamagedBlockError):
+            never_written = self._opened is not self._known.opened
+            if never_written and isinstance(error, MissingBlockError):
+                return
+            raise _damaged(self._folder, str(error)) from None
+        raise error
 
     def end(self) -> None:
         self._transaction.abort()

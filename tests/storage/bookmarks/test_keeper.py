@@ -679,8 +679,8 @@ def test_look_ups_that_follow_each_other(tmp_path: Path, index: str) -> None:
 
 @pytest.mark.parametrize("how", ["damaged", "without an index", "being truncated"])
 def test_look_ups_that_need_more(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(*_: object) -> None:
-        raise DamagedBlockError("today")
+    def damaged(reading: lmdb._LmdbReading, _: bytes) -> None:
+        reading.failed(DamagedBlockError("today"))
 
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index="lmdb") as stream:
@@ -691,7 +691,7 @@ def test_look_ups_that_need_more(tmp_path: Path, how: str, monkeypatch: pytest.M
         elif how == "being truncated":
             bookmarks.trusted.recent.unfinished = True
         else:
-            monkeypatch.setattr(lmdb, "newest_number", damaged)
+            monkeypatch.setattr(lmdb._LmdbReading, "newest", damaged)
         with pytest.raises(NotAtHandError):
             bookmarks.at_hand(1 << 20).newest(b"old")
         monkeypatch.undo()
