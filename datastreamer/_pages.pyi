@@ -36,11 +36,3 @@ class PageTable:
     def read(
         self, number: int, read: Callable[[int, int], bytes], prefix: bytes, packet_type: int
     ) -> bytes | None: ...
-    def read_event(
-        self,
-        number: int,
-        key: bytes,
-        read: Callable[[int, int], bytes],
-        prefix: bytes,
-        packet_type: int,
-    ) -> bytes | None: ...

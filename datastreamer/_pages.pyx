@@ -22,8 +22,8 @@ from datastreamer.errors import CorruptEntries
 
 cdef enum:
     # Maximum number of entries, and of bytes, between two points of a page table.
-    POINT_ENTRIES = 32
-    POINT_BYTES = 8 << 10
+    POINT_ENTRIES = 16
+    POINT_BYTES = 2 << 10
 
 
 def walk(buffer, number, *, end=None, file_offset, max_entries=None):
@@ -87,18 +87,7 @@ def entry_at(buffer, number, *, start_number):
     return before, length - HEAD_SIZE, kind
 
 
-cdef struct Point:
-    uint32_t offset    # in the page
-    uint32_t index     # of the entry in the page
-
-
-cdef struct Place:
-    int64_t offset     # in the file, of a point
-    uint64_t number    # of the entry there
-    int64_t limit      # in the file: the wanted entry ends at or before it
-
-
-cdef bytes packed_after(bytes prefix, uint8_t packet, const char* entry, uint32_t length):
+cdef bytes packed_after(bytes prefix, uint8_t packet, const uint8_t* entry, uint32_t length):
     """`prefix`, and the entry with this packet type."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(prefix)
     cdef bytes found = PyBytes_FromStringAndSize(NULL, size + length)
@@ -111,22 +100,12 @@ cdef bytes packed_after(bytes prefix, uint8_t packet, const char* entry, uint32_
 
 @cython.final
 cdef class PageTable:
-    """Places of the entries of one page: a point every 32 entries or 8 KiB, from its start.
+    """Places of the entries of one page: a point every 16 entries or 2 KiB, from its start.
 
     The page begins with entry `first_number`, at `page_file_offset`. The table begins empty;
     `extend` adds entries up to `next_number` (excluded), at file offset `end_offset`. `full`: the
     page has no entry after that. Each look-up sets `used`; the owner of the table may reset it.
     """
-
-    cdef readonly uint64_t first_number
-    cdef readonly uint64_t next_number
-    cdef readonly int64_t page_file_offset
-    cdef readonly int64_t end_offset
-    cdef readonly bint full
-    cdef public bint used
-    cdef Point* _points
-    cdef Py_ssize_t _count
-    cdef Py_ssize_t _capacity
 
     def __cinit__(self, first_number, page_file_offset):
         self.page_file_offset = self.end_offset = as_file_offset(page_file_offset)
@@ -198,7 +177,7 @@ cdef class PageTable:
 
         Raises `IndexError` if the entry is not in the table.
         """
-        cdef Place place = self._place(as_u64(number, "an entry number"))
+        cdef Place place = self.place_of(as_u64(number, "an entry number"))
         return place.offset, place.number, place.limit
 
     def read(self, number, read, bytes prefix not None, packet_type):
@@ -210,52 +189,14 @@ cdef class PageTable:
         """
         cdef uint64_t wanted = as_u64(number, "an entry number")
         cdef uint8_t packet = as_packet(packet_type)
-        cdef Place place = self._place(wanted)
-        cdef Py_ssize_t at = 0, before = 0, room = UNBOUNDED
-        cdef uint32_t length = 0
+        cdef Place place = self.place_of(wanted)
         cdef bytes near = read(place.limit - place.offset, place.offset)
         if near is None:
             raise TypeError("read() returned no bytes")
-        while place.number <= wanted:
-            before = at
-            if step_over(<const uint8_t*>PyBytes_AS_STRING(near), &at, PyBytes_GET_SIZE(near),
-                         &room, &place.number, &length) != WHOLE:
-                return None
-        return packed_after(prefix, packet, PyBytes_AS_STRING(near) + before, length)
+        return entry_in(<const uint8_t*>PyBytes_AS_STRING(near), PyBytes_GET_SIZE(near), place,
+                        wanted, prefix, packet)
 
-    def read_event(self, number, bytes key not None, read, bytes prefix not None, packet_type):
-        """As `read`, of the first event after entry `number`, which is the bookmark `key`. None
-        also if it is not, and if there is no event up to the point after the next entry."""
-        cdef uint64_t wanted = as_u64(number, "an entry number")
-        cdef uint8_t packet = as_packet(packet_type)
-        cdef Place place = self._place(wanted)
-        cdef Py_ssize_t at = 0, before, room = UNBOUNDED
-        cdef uint32_t length = 0
-        cdef bint bookmark
-        cdef const uint8_t* p
-        cdef bytes near
-        if wanted + 1 < self.next_number:
-            place.limit = self._place(wanted + 1).limit
-        near = read(place.limit - place.offset, place.offset)
-        if near is None:
-            raise TypeError("read() returned no bytes")
-        while True:
-            before = at
-            if step_over(<const uint8_t*>PyBytes_AS_STRING(near), &at, PyBytes_GET_SIZE(near),
-                         &room, &place.number, &length) != WHOLE:
-                return None
-            if place.number <= wanted:
-                continue
-            p = <const uint8_t*>PyBytes_AS_STRING(near) + before
-            bookmark = get_u32(p + 5) == TYPE_BOOKMARK
-            if place.number == wanted + 1:
-                if (not bookmark or <Py_ssize_t>length != HEAD_SIZE + PyBytes_GET_SIZE(key)
-                        or memcmp(p + HEAD_SIZE, PyBytes_AS_STRING(key), length - HEAD_SIZE)):
-                    return None
-            elif not bookmark:
-                return packed_after(prefix, packet, PyBytes_AS_STRING(near) + before, length)
-
-    cdef Place _place(self, uint64_t wanted) except *:
+    cdef Place place_of(self, uint64_t wanted) except *:
         cdef Place place
         cdef uint64_t index
         cdef Py_ssize_t low = 0, high = self._count, middle
@@ -277,6 +218,13 @@ cdef class PageTable:
         place.number = self.first_number + self._points[low].index
         return place
 
+    cdef Place place_of_event(self, uint64_t bookmark) except *:
+        """As `place_of` a bookmark, up to the point after the next entry."""
+        cdef Place place = self.place_of(bookmark)
+        if bookmark + 1 < self.next_number:
+            place.limit = self.place_of(bookmark + 1).limit
+        return place
+
     def __repr__(self):
         return (f"<PageTable of the page at {self.page_file_offset}: {self._count} points for "
                 f"entries {self.first_number} to {self.next_number}, excluded>")
@@ -289,3 +237,42 @@ cdef class PageTable:
         self._points = <Point*>moved
         self._capacity = capacity
         return 0
+
+
+cdef bytes entry_in(const uint8_t* near, Py_ssize_t size, Place place, uint64_t wanted,
+                    bytes prefix, uint8_t packet):
+    """`prefix` and entry `wanted` with this packet type; None if the `size` bytes from the place on
+    are not those that the table was made of."""
+    cdef Py_ssize_t at = 0, before = 0, room = UNBOUNDED
+    cdef uint32_t length = 0
+    while place.number <= wanted:
+        before = at
+        if step_over(near, &at, size, &room, &place.number, &length) != WHOLE:
+            return None
+    return packed_after(prefix, packet, near + before, length)
+
+
+cdef bytes event_in(const uint8_t* near, Py_ssize_t size, Place place, uint64_t bookmark, bytes key,
+                    uint64_t total, bytes prefix, uint8_t packet):
+    """As `entry_in`, of the first event after entry `bookmark`, which is the bookmark `key`. None
+    also if it is not, and if there is no event in these bytes before entry `total`."""
+    cdef Py_ssize_t at = 0, before, room = UNBOUNDED
+    cdef uint32_t length = 0
+    cdef bint is_bookmark
+    cdef const uint8_t* p
+    while True:
+        before = at
+        if step_over(near, &at, size, &room, &place.number, &length) != WHOLE:
+            return None
+        if place.number <= bookmark:
+            continue
+        p = near + before
+        is_bookmark = get_u32(p + 5) == TYPE_BOOKMARK
+        if place.number == bookmark + 1:
+            if (not is_bookmark or <Py_ssize_t>length != HEAD_SIZE + PyBytes_GET_SIZE(key)
+                    or memcmp(p + HEAD_SIZE, PyBytes_AS_STRING(key), length - HEAD_SIZE)):
+                return None
+        elif place.number > total:
+            return None
+        elif not is_bookmark:
+            return packed_after(prefix, packet, p, length)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from datastreamer.format import (
     COMMAND_AUTHENTICATE,
@@ -27,7 +27,6 @@ from datastreamer.format import (
     COMMAND_PUBLISH_WHERE,
     COMMAND_RANGE_BOOKMARK,
     COMMAND_START,
-    COMMAND_START_BOOKMARK,
     COMMAND_STOP,
     MAX_BOOKMARK_SIZE,
     RESULT_ALREADY_STARTED,
@@ -36,6 +35,7 @@ from datastreamer.format import (
     RESULT_NO_LEASE,
 )
 from datastreamer.protocol import following
+from datastreamer.protocol._queries import queries_in
 from datastreamer.protocol.authentication import Authenticate, decode_authenticate
 from datastreamer.protocol.filter import messages as filtering
 from datastreamer.protocol.messages import (
@@ -53,6 +53,9 @@ from datastreamer.protocol.messages import (
 )
 from datastreamer.protocol.publish.messages import PublishQuery, Wrong, decode_publish
 
+if TYPE_CHECKING:
+    from datastreamer.protocol._queries import Asked
+
 _HEAD: Final = struct.Struct(">QQ")
 _NUMBER: Final = struct.Struct(">Q")
 _LENGTH: Final = struct.Struct(">I")
@@ -62,11 +65,11 @@ _TLS_RECORD: Final = b"\x16\x03"
 _NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
 _KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
 _BATCH_SIZE: Final = COMMAND_HEAD_SIZE + _BATCH.size
-_NUMBERED: Final[dict[int, Callable[[int], EntryQuery | Start | CommitStart]]] = {
-    COMMAND_ENTRY: EntryQuery,
+_NUMBERED: Final[dict[int, Callable[[int], Start | CommitStart]]] = {
     COMMAND_START: Start,
     COMMAND_COMMIT_START: CommitStart,
 }
+_FREQUENT: Final = (COMMAND_HEADER, COMMAND_ENTRY, COMMAND_BOOKMARK)
 _EXTENSIONS: Final = (
     *(COMMAND_BATCH_READ, COMMAND_CAPABILITIES, COMMAND_COMMIT_START),
     *filtering.COMMANDS,
@@ -99,7 +102,6 @@ class End:
 Event: TypeAlias = Command | PublishQuery | Authenticate | Refuse | Drop | End
 
 _STOP: Final = Stop()
-_HEADER: Final = HeaderQuery()
 _CAPABILITIES: Final = CapabilitiesQuery()
 _END: Final = End()
 _REFUSE_STARTED: Final = Refuse(RESULT_ALREADY_STARTED, close=True)
@@ -107,15 +109,23 @@ _REFUSE_STOPPED: Final = Refuse(RESULT_ALREADY_STOPPED, close=True)
 _REFUSE_COMMAND: Final = Refuse(RESULT_INVALID_COMMAND, close=False)
 
 
+def query_of(asked: Asked) -> EntryQuery | BookmarkQuery | HeaderQuery:
+    """One of `ServerConnection.queries` as an event."""
+    if isinstance(asked, int):
+        return EntryQuery(asked)
+    return BookmarkQuery(asked) if isinstance(asked, bytes) else asked
+
+
 class ServerConnection:
     """The state of one client's connection.
 
     Pass bytes to `receive`, then call `next_event` until it returns None; process each event
     before the next call, since what is allowed depends on `streaming`, which `started` and
-    `stopped` change. After a `Refuse` that closes, a `Drop` or an `End`, no event follows.
+    `stopped` change. `queries` and `took` are a shorter way for the most frequent ones. After a
+    `Refuse` that closes, a `Drop` or an `End`, no event follows.
     """
 
-    __slots__ = ("_at", "_authenticating", "_buffer", "_closed", "_ended", "_publishing",
+    __slots__ = ("_at", "_authenticating", "_buffer", "_closed", "_ended", "_found", "_publishing",
                  "_stream_type", "streaming")  # fmt: skip
 
     def __init__(
@@ -128,6 +138,8 @@ class ServerConnection:
         self._stream_type = stream_type
         self._buffer = b""
         self._at = 0
+        # The number of the last `queries`, and where they end.
+        self._found = 0, 0
         self._ended = False
         self._closed = False
 
@@ -166,6 +178,23 @@ class ServerConnection:
             self._buffer = b"".join((self._buffer[self._at :], data))
             self._at = 0
 
+    def queries(self, most: int) -> list[Asked]:
+        """The client's next commands as far as they are queries that are allowed now, up to `most`:
+        the number of an entry, the key of a bookmark, or a `HeaderQuery`. After it call `took`."""
+        if self.streaming or self._closed:
+            self._found = 0, self._at
+            return []
+        found, end = queries_in(self._buffer, self._at, self._stream_type, most)
+        self._found = len(found), end
+        return found
+
+    def took(self, count: int) -> None:
+        """The first `count` of the last `queries` were answered: they are no events any more."""
+        found, end = self._found
+        if count < found:
+            _, end = queries_in(self._buffer, self._at, self._stream_type, count)
+        self._at = end
+
     def next_event(self) -> Event | None:
         """The client's next command, or what to do instead; None until more bytes arrive."""
         buffer, at = self._buffer, self._at
@@ -195,36 +224,36 @@ class ServerConnection:
             return _REFUSE_COMMAND
         if self.streaming:
             return self._refuse(_REFUSE_STARTED)
+        if command in _FREQUENT:
+            found, self._at = queries_in(buffer, at, stream_type, 1)
+            if found:
+                return query_of(found[0])
+            if command == COMMAND_ENTRY:
+                return self._wait()
+            unfinished = self._key(at + COMMAND_HEAD_SIZE)
+            assert not isinstance(unfinished, bytes)
+            return unfinished
         if command in _NUMBERED:
             if have < _NUMBERED_SIZE:
                 return self._wait()
             (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
             self._at = at + _NUMBERED_SIZE
             return _NUMBERED[command](number)
-        if command == COMMAND_BOOKMARK:
-            # One of the most frequent queries: without a call for its key.
-            start = at + _KEYED_SIZE
-            if have >= _KEYED_SIZE:
-                (length,) = _LENGTH.unpack_from(buffer, start - _LENGTH.size)
-                if 1 <= length <= MAX_BOOKMARK_SIZE and have >= _KEYED_SIZE + length:
-                    self._at = end = start + length
-                    return BookmarkQuery(buffer[start:end])
-            return self._keyed(command)
         if command == COMMAND_BATCH_READ:
             if have < _BATCH_SIZE:
                 return self._wait()
             self._at = at + _BATCH_SIZE
             return BatchQuery(*_BATCH.unpack_from(buffer, at + COMMAND_HEAD_SIZE))
-        if command in (COMMAND_HEADER, COMMAND_CAPABILITIES):
+        if command == COMMAND_CAPABILITIES:
             self._at = at + COMMAND_HEAD_SIZE
-            return _HEADER if command == COMMAND_HEADER else _CAPABILITIES
+            return _CAPABILITIES
         if command == COMMAND_RANGE_BOOKMARK:
             return self._range()
         if command in filtering.COMMANDS:
             return self._parsed(filtering.decode, command)
         if command in following.COMMANDS:
             return self._parsed(following.decode, command)
-        return self._keyed(command)
+        return self._start_bookmark()
 
     def _parsed(
         self, decode: Callable[..., tuple[Event, int] | None], *arguments: Any
@@ -258,12 +287,12 @@ class ServerConnection:
         self._close()
         return left
 
-    def _keyed(self, command: int) -> Event | None:
+    def _start_bookmark(self) -> Event | None:
         key = self._key(self._at + COMMAND_HEAD_SIZE)
         if not isinstance(key, bytes):
             return key
         self._at += _KEYED_SIZE + len(key)
-        return StartBookmark(key) if command == COMMAND_START_BOOKMARK else BookmarkQuery(key)
+        return StartBookmark(key)
 
     def _range(self) -> Event | None:
         first = self._key(self._at + COMMAND_HEAD_SIZE)

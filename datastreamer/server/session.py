@@ -69,7 +69,6 @@ FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
-_FREQUENT: Final = (EntryQuery, BookmarkQuery, HeaderQuery)
 _LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery, SumsQuery)
 
 
@@ -274,8 +273,24 @@ class Session:
     async def _read_commands(self, nursery: trio.Nursery) -> None:
         protocol, answers, broadcast = self.protocol, self.answers, self._broadcast
         asked = 0
-        event = protocol.next_event()
         while not self._draining:
+            if asked >= _QUESTIONS_A_TURN or answers.full:
+                asked = 0
+                if answers:
+                    await answers.send()
+                await trio.lowlevel.checkpoint()
+                continue
+            # The most frequent queries have the shortest path.
+            if self._pace is None and not self.client_proof.undecided and not broadcast.changing:
+                queries = protocol.queries(_QUESTIONS_A_TURN - asked)
+                if queries:
+                    answered = answers.answer_at_hand(queries)
+                    protocol.took(answered)
+                    asked += answered
+                    self.taken += answered
+                    if asked >= _QUESTIONS_A_TURN or answers.full:
+                        continue
+            event = protocol.next_event()
             if event is None:
                 if answers:
                     await answers.send()
@@ -288,34 +303,18 @@ class Session:
                 self.waiting = False
                 self.heard = True
                 protocol.receive(data)
-                event = protocol.next_event()
                 continue
             if self.client_proof.undecided and not self.client_proof.allows(event):
                 self.reason = self.reason or REFUSED
                 if answers:
                     await answers.send()
                 return
-            # The most frequent queries have the shortest path.
-            if type(event) in _FREQUENT and self._pace is None and not broadcast.changing:
-                most = _QUESTIONS_A_TURN - asked
-                answered, event = answers.answer_at_hand(event, protocol.next_event, most)
-                asked += answered
-                self.taken += answered
-                if event is None:
-                    continue
-            if asked < _QUESTIONS_A_TURN and not answers.full:
-                self.taken += 1
-                if self._pace is not None:
-                    await self._limit_rate(self._pace)
-                if await self._execute(nursery, event):
-                    return
-                event = protocol.next_event()
-                asked += 1
-            if asked >= _QUESTIONS_A_TURN or answers.full:
-                asked = 0
-                if answers:
-                    await answers.send()
-                await trio.lowlevel.checkpoint()
+            self.taken += 1
+            if self._pace is not None:
+                await self._limit_rate(self._pace)
+            if await self._execute(nursery, event):
+                return
+            asked += 1
         await self._drain_input()
 
     async def _execute(self, nursery: trio.Nursery, event: Event) -> bool:

@@ -30,7 +30,7 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
-from datastreamer.storage.bookmarks.at_hand import NotAtHandError
+from datastreamer.storage.bookmarks._at_hand import NotAtHandError
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.disk.access import Access

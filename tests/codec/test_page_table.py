@@ -18,7 +18,6 @@ from datastreamer.format import Header
 from tests.codec.generated import damaged, exactly, pages, thorough, usual
 from tests.oracle import PAGE, Damage, pack
 from tests.oracle import scan as oracle_scan
-from tests.storage.made import BOOKMARK
 
 # One page that begins with the first entry, of sizes that make points by count and by bytes.
 SIZES = [*range(70), *([1] * 200), 9000, 3000, 3000, 3000, 20_000, *([500] * 40), 8175, 8176, 7]
@@ -189,64 +188,6 @@ def test_reading_by_a_table_of_other_bytes(data: st.DataObject) -> None:
     assert table.read(number, lambda *_: region, b"", 254) == expected
 
 
-KEYS = [b"key %d" % at for at in range(70)]
-# Each block is a bookmark, now and then a second one, and an event.
-BLOCKS: list[tuple[int, bytes]] = []
-for _at, _key in enumerate(KEYS):
-    BLOCKS += [(BOOKMARK, _key), *([(BOOKMARK, b"more")] * (_at % 9 == 0)), (_at, _key * 20)]
-
-
-def test_the_event_after_a_bookmark() -> None:
-    packed = [pack(FIRST + at, kind, data) for at, (kind, data) in enumerate(BLOCKS)]
-    content = b"".join(packed)
-    table = PageTable(FIRST, START)
-    table.extend(content, START)
-    read = part_of(content)
-    for at, (kind, data) in enumerate(BLOCKS):
-        found = table.read_event(FIRST + at, data, read, b"OK", 254)
-        if kind != BOOKMARK:
-            assert found is None
-            continue
-        event = next(i for i in range(at, len(BLOCKS)) if BLOCKS[i][0] != BOOKMARK)
-        assert found == b"OK\xfe" + packed[event][1:]
-        for other in (b"key", data + b"0", data[:-1] + b"x"):
-            assert table.read_event(FIRST + at, other, read, b"OK", 254) is None
-
-
-def test_no_event_after_a_bookmark() -> None:
-    for rest in ([], [BOOKMARK] * 80):
-        kinds = [BOOKMARK, *rest]
-        content = b"".join(pack(FIRST + at, kind, b"key") for at, kind in enumerate(kinds))
-        table = PageTable(FIRST, START)
-        table.extend(content, START)
-        assert table.read_event(FIRST, b"key", part_of(content), b"", 254) is None
-
-
-@given(st.data())
-@thorough
-def test_the_event_in_damage(data: st.DataObject) -> None:
-    """What a walk from the same point would not find is not given; what it finds is."""
-    whole = b"".join(pack(FIRST + at, kind, key) for at, (kind, key) in enumerate(BLOCKS[:9]))
-    table = PageTable(FIRST, START)
-    table.extend(whole, START)
-    content = bytes(data.draw(damaged(whole)))[: len(whole)]
-    found = table.read_event(FIRST, KEYS[0], part_of(content), b"", 254)
-    entries = []
-    try:
-        for number in range(FIRST, FIRST + 9):
-            at, size, kind = entry_at(content, number, start_number=FIRST)
-            entries.append((kind, content[at + 1 : at + 17 + size]))
-            if kind != BOOKMARK:
-                break
-    except CorruptEntries:
-        pass
-    expected = None
-    if len(entries) > 1 and entries[0] == (BOOKMARK, pack(FIRST, BOOKMARK, KEYS[0])[1:]):
-        kind, event = entries[-1]
-        expected = None if kind == BOOKMARK else b"\xfe" + event
-    assert found == expected
-
-
 def test_reading_with_what_is_no_reader() -> None:
     table = PageTable(FIRST, START)
     table.extend(CONTENT, START)
@@ -316,8 +257,8 @@ def test_table_of_a_full_page() -> None:
     table = PageTable(0, 4096)
     assert table.extend(content + b"\0" * (PAGE - len(content)), 4096) == PAGE // 17
     assert table.full
-    assert table.find(61_000)[1] == 61_000 // 32 * 32
-    assert table.nbytes < 17_000
+    assert table.find(61_000)[1] == 61_000 // 16 * 16
+    assert table.nbytes < 33_000
     largest = PageTable(0, 4096)
     assert largest.extend(pack(0, 1, bytes(PAGE - 17)) + b"next page", 4096) == 1
     assert (largest.full, largest.find(0)) == (True, (4096, 0, 4096 + PAGE))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from datastreamer.protocol.messages import (
     BatchQuery,
@@ -18,7 +20,7 @@ from datastreamer.protocol.messages import (
     Stop,
     encode_command,
 )
-from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
+from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection, query_of
 
 ALREADY_STARTED = Refuse(1, close=True)
 ALREADY_STOPPED = Refuse(2, close=True)
@@ -294,3 +296,72 @@ def test_what_is_pending_is_what_was_not_taken() -> None:
     connection.receive(encoded(HeaderQuery())[3:])
     assert connection.next_event() == HeaderQuery()
     assert connection.pending == 0
+
+
+FREQUENT: list[Command] = [
+    HeaderQuery(),
+    EntryQuery(0),
+    EntryQuery(2**64 - 1),
+    BookmarkQuery(b"k"),
+    BookmarkQuery(b"0123456789abcdef"),
+]
+
+
+@given(st.lists(st.sampled_from([*FREQUENT * 3, Start(7), BatchQuery(1, 2, 3, 4)])), st.data())
+def test_queries_are_the_events_to_come(commands: list[Command], data: st.DataObject) -> None:
+    """However the bytes are cut, and however many are taken at a time."""
+    sent = b"".join(encode_command(command, 1) for command in commands)
+    connection, events = ServerConnection(1), []
+    while sent or connection.pending:
+        cut = data.draw(st.integers(0, len(sent)))
+        connection.receive(sent[:cut] or sent[:1] or b"")
+        sent = sent[cut or 1 :]
+        while True:
+            most = data.draw(st.integers(0, 5))
+            queries = connection.queries(most)
+            assert len(queries) <= most
+            taken = data.draw(st.integers(0, len(queries)))
+            events += map(query_of, queries[:taken])
+            connection.took(taken)
+            if taken < len(queries):
+                event = connection.next_event()
+                assert event == query_of(queries[taken])
+            else:
+                event = connection.next_event()
+            if event is None:
+                break
+            events.append(event)
+        if not sent:
+            break
+    assert events == commands
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        request(5, 2, bytes(8)),
+        request(6, 1, (0).to_bytes(4, "big")),
+        request(6, 1, (17).to_bytes(4, "big") + bytes(17)),
+        request(6, 1, (2**32 - 1).to_bytes(4, "big")),
+        request(6, 1, (3).to_bytes(4, "big") + b"ke"),
+        request(5, 1, bytes(7)),
+        request(3)[:15],
+        request(0),
+        request(99),
+    ],
+)
+def test_queries_end_before_what_is_none(wrong: bytes) -> None:
+    connection = ServerConnection(1)
+    connection.receive(encode_command(EntryQuery(5), 1) + wrong)
+    assert connection.queries(10) == [5]
+    connection.took(1)
+    assert connection.queries(10) == []
+    assert connection.pending == len(wrong)
+
+
+def test_no_queries_while_streaming_or_after_the_end() -> None:
+    connection = streaming()
+    connection.receive(encode_command(HeaderQuery(), 1))
+    assert connection.queries(10) == []
+    assert connection.next_event() == ALREADY_STARTED
+    assert connection.queries(10) == []

@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,8 +17,8 @@ from datastreamer.server.answers import bookmark_queries as look_ups
 from datastreamer.server.answers import queries as answers_module
 from datastreamer.server.streaming import page_cache as cold_module
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks import keeper as keeper_module
+from datastreamer.storage.bookmarks._at_hand import LookUpsAtHand
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import append, over_loopback, seeds
@@ -224,9 +225,7 @@ async def test_a_question_that_meets_a_change_is_answered(
     async with over_loopback(writer) as rig, rig.client() as peer:
         monkeypatch.setattr(answers_module.QueryAnswers, "_first_event", met)
         monkeypatch.setattr(answers_module.QueryAnswers, "_entry", met)
-        monkeypatch.setattr(
-            answers_module.QueryAnswers, "answer_at_hand", lambda _, q, *more: (0, q)
-        )
+        monkeypatch.setattr(answers_module.QueryAnswers, "answer_at_hand", lambda *_: 0)
         await peer.ask(question, OK + wire.pack(1, 1, b"event", packet=0xFE))
 
 
@@ -238,19 +237,18 @@ async def test_look_ups_share_a_view(
     monkeypatch.setattr(cold_module, "_QUICK_LOOKUPS", 0)
     views: list[LookUpsAtHand] = []
     open_views: list[LookUpsAtHand] = []
-    at_hand, end = BookmarkKeeper.at_hand, LookUpsAtHand.end
 
-    def begun(self: BookmarkKeeper, most: int) -> LookUpsAtHand:
-        views.append(at_hand(self, most))
-        open_views.append(views[-1])
-        return views[-1]
+    class Counted(LookUpsAtHand):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            views.append(self)
+            open_views.append(self)
 
-    def ended(self: LookUpsAtHand) -> None:
-        open_views.remove(self)
-        end(self)
+        def end(self) -> None:
+            open_views.remove(self)
+            super().end()
 
-    monkeypatch.setattr(BookmarkKeeper, "at_hand", begun)
-    monkeypatch.setattr(LookUpsAtHand, "end", ended)
+    monkeypatch.setattr(keeper_module, "LookUpsAtHand", Counted)
     clients, rounds = 20, 10
     with contextlib.ExitStack() as streams:
         served = writer = streams.enter_context(DataStream.create(path, index="lmdb"))
@@ -291,19 +289,17 @@ async def test_answers_that_are_read_again(
     """A commit overtakes the first reading, and another process truncates the stream and writes
     into its place during the second one."""
     monkeypatch.setattr(cold_module, "_QUICK_LOOKUPS", 0)
-    readings: list[bytes | None] = []
-    first = answers_module.QueryAnswers._bookmark_at_hand
+    readings: list[tuple[int, int, int]] = []
+    first = answers_module.answers_at_hand
 
-    def changed(
-        self: answers_module.QueryAnswers, look_ups: LookUpsAtHand, key: bytes
-    ) -> bytes | None:
+    def changed(*asked: Any) -> tuple[int, int, int]:
         if len(readings) == 1 and change == "truncated":
             writer.truncate(0)
             writer.start_atomic_op()
             writer.add_bookmark(b"key")
             writer.add_entry(1, b"never")  # which is as long as "event"
             writer.add_entries(1, [bytes(100_000)] * 200)  # more than memory keeps
-        readings.append(first(self, look_ups, key))
+        readings.append(first(*asked))
         if len(readings) == 1:
             append(writer, (1, b"a commit"))
         return readings[-1]
@@ -316,7 +312,7 @@ async def test_answers_that_are_read_again(
             async with over_loopback(served) as rig, rig.client() as peer:
                 for _ in range(3):
                     await peer.ask(wire.bookmark(b"key"), event)
-                monkeypatch.setattr(answers_module.QueryAnswers, "_bookmark_at_hand", changed)
+                monkeypatch.setattr(answers_module, "answers_at_hand", changed)
                 truncated = change == "truncated"
                 await peer.ask(wire.bookmark(b"key"), NOT_FOUND if truncated else event)
                 assert len(readings) == 2

@@ -13,7 +13,7 @@ import trio
 
 from datastreamer.errors import DamagedFile, UnknownBookmark
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
+from datastreamer.storage.bookmarks._at_hand import LookUpsAtHand, NotAtHandError
 
 # A look-up that has to scan more than this many bytes of the stream runs in a thread.
 _INLINE_SCAN = 1 << 20
@@ -33,7 +33,8 @@ class BookmarkQueries(trio.abc.Instrument):
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
         self._stream = broadcast.stream
-        self._shared: LookUpsAtHand | None = None
+        self.shared: LookUpsAtHand | None = None
+        """What `at_hand` returned last, until it is released."""
         self._began = 0.0
         self._instrumenting = False
 
@@ -63,19 +64,19 @@ class BookmarkQueries(trio.abc.Instrument):
             if stream.epoch == epoch:
                 return number
 
-    def at_hand(self) -> LookUpsAtHand:
-        """For look-ups before the caller waits for anything, at the stream's state of the last
-        refresh. Raises `NotAtHandError` if they need the disk, a repair of the index or a scan of
+    def at_hand(self, state: object) -> LookUpsAtHand:
+        """For look-ups before the caller waits for anything, at the `state` of the stream's reader.
+        Raises `NotAtHandError` if they need the disk, a repair of the index or a scan of
         the stream."""
-        stream, shared = self._stream, self._shared
+        shared = self.shared
         if shared is not None:
-            if shared.hold_at(stream.reader.state):
+            if shared.hold_at(state):
                 return shared
             self._release()
         if not self._broadcast.cold.index_at_hand:
             raise NotAtHandError
         self._began = time.perf_counter()
-        self._shared = shared = stream.bookmarks.at_hand(_INLINE_SCAN)
+        self.shared = shared = self._stream.bookmarks.at_hand(_INLINE_SCAN)
         if not self._instrumenting:
             self._instrumenting = True
             trio.lowlevel.add_instrument(self)
@@ -83,7 +84,7 @@ class BookmarkQueries(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """The event loop looks for events, for as long as `timeout` seconds."""
-        if self._shared is None:
+        if self.shared is None:
             return
         if timeout > 0 or time.perf_counter() - self._began > _SHARED_SECONDS:
             self._release()
@@ -93,10 +94,11 @@ class BookmarkQueries(trio.abc.Instrument):
         self._release()
         if self._instrumenting:
             self._instrumenting = False
-            trio.lowlevel.remove_instrument(self)
+            with contextlib.suppress(KeyError):  # the event loop removes one that failed
+                trio.lowlevel.remove_instrument(self)
 
     def _release(self) -> None:
-        shared, self._shared = self._shared, None
+        shared, self.shared = self.shared, None
         if shared is not None:
             shared.end()
             if time.perf_counter() - self._began > _QUICK_SECONDS:

@@ -1,7 +1,7 @@
 """Answers to one client's queries: read from the stream, collected and sent together.
 
 Owns the answers that wait to be sent while the client does not stream, and that each answer
-matches the stream at the time it is sent. Knows nothing of streaming.
+matches the stream when it is passed on to be sent. Knows nothing of streaming.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import trio
 
@@ -37,8 +37,9 @@ from datastreamer.protocol.messages import (
     StartBookmark,
 )
 from datastreamer.protocol.publish.messages import encode_refusal
-from datastreamer.protocol.server import Event, Refuse
+from datastreamer.protocol.server import Refuse, query_of
 from datastreamer.server import damage
+from datastreamer.server.answers._at_hand import answers_at_hand
 from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.command_labels import BOOKMARK, ENTRY, HEADER
@@ -46,9 +47,11 @@ from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.server.streaming.output import ClientOutput
-from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.spans import Cursor
+
+if TYPE_CHECKING:
+    from datastreamer.protocol._queries import Asked
 
 Question: TypeAlias = (
     EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery | FilteredRead
@@ -62,7 +65,6 @@ T = TypeVar("T")
 
 # Answers to queries that arrived together are sent together, up to about this many bytes.
 _ANSWERS_BYTES = 64 * 1024
-_NO_BOOKMARK = messages.OK + messages.NOT_FOUND
 
 
 class QueryAnswers:
@@ -84,7 +86,7 @@ class QueryAnswers:
         # Answers, the epoch that they were read at, and the queries, to be answered again if the
         # epoch has changed.
         self._answers: list[bytes] = []
-        self._questions: list[Question | None] = []
+        self._questions: list[Question | Asked | None] = []
         self._epoch = 0
         # Whether a change kept one of them from being read.
         self._unread = False
@@ -112,81 +114,69 @@ class QueryAnswers:
         stream raises."""
         self.add(await self._answer_to(question), question)
 
-    def answer_at_hand(
-        self, question: Event, next_event: Callable[[], Event | None], most: int
-    ) -> tuple[int, Event | None]:
-        """As `answer` for this query and those that follow it, up to `most` and until answers are
-        `full`, as long as they are queries of the header, or of entries and bookmarks whose entries
-        are known to be resident. Returns how many were answered, and the next event if it is not
-        answered yet."""
-        reader, cold = self._stream.reader, self._broadcast.cold
-        packed_from, warm = reader.packed_from, cold.warm
-        answers, questions = self._answers, self._questions
+    def answer_at_hand(self, queries: list[Asked]) -> int:
+        """As `answer` for these queries, until answers are `full`, or one needs more than memory,
+        the index and entries that are known to be resident. Returns how many were answered."""
+        answers = self._answers
         if not answers:
             self._epoch = self._stream.epoch
-        size, before, entries, bookmarks = self.size, len(answers), 0, 0
-        most += before
-        left: Event | None = question
-        look_ups, header, state = None, b"", None
-        found: bytes | None
-        try:
-            while True:
-                if type(left) is EntryQuery:
-                    found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
-                    entries += found is not None
-                elif type(left) is BookmarkQuery:
-                    if look_ups is None:
-                        state = state or reader.state
-                        look_ups = self._bookmarks.at_hand()
-                    found = self._bookmark_at_hand(look_ups, left.key)
-                    bookmarks += found is not None
-                elif type(left) is HeaderQuery:
-                    state = state or reader.state
-                    found = header = header or messages.OK + self._stream.header.pack()
-                else:
-                    break
-                if found is None:
-                    break
-                answers.append(found)
-                questions.append(left)
-                size += len(found)
-                left = next_event()
-                if size >= _ANSWERS_BYTES or len(answers) >= most:
-                    break
-        except NotAtHandError:
-            pass
-        self.size = size
-        if self._shows is None:
-            self._shows = state
-        count, commands = len(answers) - before, self._broadcast.counts.commands
+        before, commands = len(answers), self._broadcast.counts.commands
+        entries, bookmarks, size = self._add_at_hand(queries, answers, _ANSWERS_BYTES - self.size)
+        count = len(answers) - before
+        self.size += size
+        self._questions += queries[:count]
         if entries:
             commands[ENTRY] += entries
         if bookmarks:
             commands[BOOKMARK] += bookmarks
-        if header:
+        if count > entries + bookmarks:
             commands[HEADER] += count - entries - bookmarks
-        return count, left
+        return count
 
-    def _bookmark_at_hand(self, look_ups: LookUpsAtHand, key: bytes) -> bytes | None:
-        """None if its entries are not known to be resident. Raises `NotAtHandError`."""
-        number = look_ups.newest(key)
-        if number is None:
-            return _NO_BOOKMARK
-        packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
-        return packed_from(warm, number, messages.OK, PACKET_ANSWER, key)
+    def _add_at_hand(
+        self, queries: list[Asked], answers: list[bytes], most: int
+    ) -> tuple[int, int, int]:
+        """As `answers_at_hand`, at the reader's state of now."""
+        reader, before = self._stream.reader, len(answers)
+        state, changes, reads = reader.state, reader.changes, reader.at_hand()
+        if reads is None:
+            return 0, 0, 0
+        at_hand, tables, total = reads
+        added = answers_at_hand(
+            queries,
+            at_hand,
+            tables,
+            total,
+            self._broadcast.cold.warm,
+            state,
+            self._bookmarks,
+            self._header,
+            answers,
+            most,
+        )
+        if reader.changes != changes:
+            del answers[before:]
+            return 0, 0, 0
+        if self._shows is None and len(answers) - before > added[0]:
+            self._shows = state
+        return added
+
+    def _header(self) -> bytes:
+        return messages.OK + self._stream.header.pack()
 
     async def _renew(self) -> None:
         """Entries were committed since the answers of the header and bookmarks were read, and may
         have been when these were asked for: read these answers again."""
-        for at, question in enumerate(self._questions):
+        for at, asked in enumerate(self._questions):
+            question = None if isinstance(asked, int) else _as_query(asked)
             found: bytes | None = None
-            if type(question) is BookmarkQuery and not self._broadcast.changing:
-                with contextlib.suppress(NotAtHandError):
-                    found = self._bookmark_at_hand(self._bookmarks.at_hand(), question.key)
-            elif type(question) not in (BookmarkQuery, HeaderQuery):
+            if isinstance(question, BookmarkQuery) and not self._broadcast.changing:
+                again: list[bytes] = []
+                self._add_at_hand([question.key], again, 1)
+                found = again[0] if again else None
+            elif not isinstance(question, BookmarkQuery | HeaderQuery):
                 continue
             if found is None:
-                assert question is not None
                 found = await self._answer_to(question)
             self._answers[at] = found
 
@@ -210,7 +200,7 @@ class QueryAnswers:
             await self._broadcast.settled()
             self._epoch = stream.epoch
             self._unread = False
-            for at, question in enumerate(self._questions):
+            for at, question in enumerate(map(_as_query, self._questions)):
                 if question is not None:
                     self._answers[at] = await self._answer_to(question)
             stream.refresh_open_file()
@@ -343,3 +333,7 @@ class QueryAnswers:
         if event is None:
             return messages.OK + messages.NOT_FOUND
         return messages.OK + messages.encode_answer(event.number, event.type, event.data)
+
+
+def _as_query(question: Question | Asked | None) -> Question | None:
+    return query_of(question) if isinstance(question, int | bytes) else question

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.storage.bookmarks._at_hand import LookUpsAtHand, NotAtHandError
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
-from datastreamer.storage.bookmarks.at_hand import LookUpsAtHand, NotAtHandError
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import IndexWentBack
 from datastreamer.storage.bookmarks.recent import FLUSH_KEYS, MovedError

@@ -45,6 +45,7 @@ from datastreamer.storage.header.recovery import (
     shown,
     undone_by,
 )
+from datastreamer.storage.read._at_hand import ReadsAtHand
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.sums.chain import known_chains
 from datastreamer.storage.sums.hashes import EndSum
@@ -86,7 +87,10 @@ class StreamFile:
         self.epoch = self._written_epoch = judged.epoch
         # Through which entries are read.
         self._data: Readable = file
-        self.reader = Reader(file, path, judged.head)
+        self.verify: Verify = "never"
+        self.verifier: PageVerifier | None = None
+        """Both are set by `verify_reads`."""
+        self.reader = self._reader_from(judged.head)
         self.page = bytearray(page)
         # The part of it that a reader beside a writer read last.
         self._seen = bytes(page[:_SEEN_BYTES])
@@ -104,9 +108,6 @@ class StreamFile:
         self.lock = threading.RLock()
         self._end_sum = judged.end_sum, judged.head
         self._records: SidecarRecords | None = None
-        self.verify: Verify = "never"
-        self.verifier: PageVerifier | None = None
-        """Both are set by `verify_reads`."""
 
     @classmethod
     def open(
@@ -248,7 +249,13 @@ class StreamFile:
 
     def new_reader(self) -> Reader:
         """A reader of the file with its own head, which its owner moves."""
-        return Reader(self.file, self.path, self.head, data=self._data)
+        return self._reader_from(self.head)
+
+    def _reader_from(self, head: Head) -> Reader:
+        at_hand = None
+        if type(self.file) is OsFile:
+            at_hand = ReadsAtHand(self.file, self.verifier)
+        return Reader(self.file, self.path, head, data=self._data, at_hand=at_hand)
 
     # State.
 

@@ -24,8 +24,8 @@ from datastreamer.format import (
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 
-# Bounds of the directory's memory: 16 bytes and two small ints for each page; tables (1.2 KB for a
-# page with entries of 200 bytes, at most 16 KB) of the pages that point reads used last.
+# Bounds of the directory's memory: 16 bytes and two small ints for each page; tables (4 KB for a
+# page with entries of 200 bytes, at most 32 KB) of the pages that point reads used last.
 _KNOWN_PAGES = 1 << 16
 _TABLES = 1024
 # The number of damaged pages that errors name.

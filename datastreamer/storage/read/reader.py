@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, scan
-from datastreamer._pages import entry_at
+from datastreamer._pages import PageTable, entry_at
 from datastreamer.errors import CorruptEntries, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
@@ -31,6 +31,7 @@ from datastreamer.format import (
 )
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read._at_hand import ReadsAtHand
 from datastreamer.storage.read.batch_bounds import Measure, Portion, take
 from datastreamer.storage.read.page_directory import Pages
 from datastreamer.storage.read.page_scan import Page
@@ -57,11 +58,19 @@ class Reader:
     """
 
     def __init__(
-        self, file: Readable, path: str, head: Head, *, data: Readable | None = None
+        self,
+        file: Readable,
+        path: str,
+        head: Head,
+        *,
+        data: Readable | None = None,
+        at_hand: ReadsAtHand | None = None,
     ) -> None:
-        """`data` reads the same file, for entries that are returned (None: `file` does)."""
+        """`data` and `at_hand` read the same file, for entries that are returned. None: `file`
+        does, and no entry is at hand."""
         self._probe = file
         self._file = data = file if data is None else data
+        self._at_hand = at_hand
         self._path = path
         self._state = _ReaderState(head, 0, Pages(file, path, data))
         # Held while entries are changed; the number of changes is odd then.
@@ -176,32 +185,14 @@ class Reader:
         near, start, size = self._find(number)
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
 
-    def packed_from(
-        self,
-        pages: Container[int],
-        number: int,
-        prefix: bytes,
-        packet_type: int,
-        key: bytes | None = None,
-    ) -> bytes | None:
-        """As `packed` if the entry is known to be in one of `pages`, which are file offsets;
-        otherwise None. With `key`, the first event after the entry, if that is the bookmark `key`
-        and the event is near in the same page; otherwise None."""
-        head, changes, known = self._state
-        if 0 <= number < head.entries and not changes & 1:
-            first_numbers, tables = known.directory
-            at = bisect_right(first_numbers, number) - 1
-            if at >= 0 and number < (table := tables[at]).next_number:
-                if table.page_file_offset not in pages:
-                    return None
-                read = self._file.read
-                if key is None:
-                    found = table.read(number, read, prefix, packet_type)
-                else:
-                    found = table.read_event(number, key, read, prefix, packet_type)
-                if changes == self._state.changes:
-                    return found
-        return None
+    def at_hand(self) -> tuple[ReadsAtHand, list[PageTable], int] | None:
+        """For reads at once: what reads, the tables of the known pages, the number of entries. If
+        `changes` is another after the reads, what they read is no state of the stream. None while
+        the stream is being changed, or if nothing is ever at hand."""
+        head, changes, pages = self._state
+        if self._at_hand is None or changes & 1:
+            return None
+        return self._at_hand, pages.directory[1], head.entries
 
     def page_with(self, number: int) -> tuple[int, int] | None:
         """File offset and size of the part of a page with entries that holds entry `number`; None

@@ -99,7 +99,8 @@ class PageVerifier:
         self._path = path
         self._records = records
         self._end = end
-        self._seen = bytearray()
+        self.seen = bytearray()
+        """For each page, 1 if it needs no comparison any more. `forget` replaces it."""
         self._bad_tail: DamagedPage | None = None
         self._tail: tuple[Head, EndSum] | None = None
         # Pages that are being compared, or differed when they were compared last.
@@ -107,12 +108,12 @@ class PageVerifier:
 
     def forget(self) -> None:
         """Entries were changed: verify all pages again. Those that differed stay doubtful."""
-        self._seen = bytearray()
+        self.seen = bytearray()
         self._bad_tail = None
 
     def needs(self, page: int) -> bool:
         """Whether the page is to be compared, or is known to be damaged."""
-        seen = self._seen
+        seen = self.seen
         if page < len(seen) and seen[page]:
             return False
         return self._bad_tail is not None or page < last_page(self._end().length)
@@ -124,12 +125,12 @@ class PageVerifier:
     def doubt(self, page: int) -> None:
         """The page is about to be compared: no thread may take it for one that needs none."""
         self._doubtful.add(page)
-        if page < len(self._seen):
-            self._seen[page] = 0
+        if page < len(self.seen):
+            self.seen[page] = 0
 
     def mark(self, page: int) -> None:
         """The page needs no comparison any more."""
-        seen = self._seen
+        seen = self.seen
         if page >= len(seen):
             seen.extend(bytes(max(page + 1 - len(seen), len(seen) // 2, 64)))
         seen[page] = 1
@@ -167,7 +168,7 @@ class PageVerifier:
                 self._raise_unless_restored(self._bad_tail)
             return False
         self.doubt(page)
-        seen = self._seen
+        seen = self.seen
         try:
             known, why = compare(file or self._file, self._records, page)
         except OSError as error:
@@ -178,7 +179,7 @@ class PageVerifier:
             first = self._records.first_number(page)
             raise DamagedPage(self._path, page_start(page), why, page, first, known.next_number)
         # If entries were changed meanwhile, this may have been the page before.
-        if seen is self._seen and (known is not None or page < last - _RECENT):
+        if seen is self.seen and (known is not None or page < last - _RECENT):
             self.mark(page)
         self._doubtful.discard(page)
         return known is not None

@@ -20,8 +20,8 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.bookmarks import builder, keeper, lmdb, recent, registry
+from datastreamer.storage.bookmarks._at_hand import NotAtHandError
 from datastreamer.storage.bookmarks._blocks import DamagedBlockError
-from datastreamer.storage.bookmarks.at_hand import NotAtHandError
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper

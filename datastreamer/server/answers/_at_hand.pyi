@@ -1,0 +1,21 @@
+# The docstring of _at_hand.pyx says the contract.
+
+from collections.abc import Callable, Container
+
+from datastreamer._pages import PageTable
+from datastreamer.protocol._queries import Asked
+from datastreamer.server.answers.bookmark_queries import BookmarkQueries
+from datastreamer.storage.read._at_hand import ReadsAtHand
+
+def answers_at_hand(
+    queries: list[Asked],
+    reads: ReadsAtHand,
+    tables: list[PageTable],
+    total: int,
+    pages: Container[int],
+    state: object,
+    bookmarks: BookmarkQueries,
+    header: Callable[[], bytes],
+    answers: list[bytes],
+    most_bytes: int,
+) -> tuple[int, int, int]: ...
