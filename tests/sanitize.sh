@@ -60,7 +60,9 @@ fi
 run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
     tests/reassembly tests/arrow/test_record_batches.py tests/storage/write/test_stream_end.py \
     tests/storage/write/test_append.py tests/storage/bookmarks/test_keeper.py \
+    tests/storage/bookmarks/test_blocks.py tests/storage/read/test_at_hand.py \
     tests/storage/disk/test_file_ops.py tests/storage/disk/test_placement.py \
+    tests/protocol/test_server.py tests/server/test_bookmark_queries.py \
     tests/server/streaming/test_live_thread.py "$@"
 
 # ThreadSanitizer knows the locks of Python, and sees the accesses of these two modules.

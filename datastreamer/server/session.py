@@ -40,6 +40,7 @@ from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
+from datastreamer.server.answers.burst import AnswerBurst
 from datastreamer.server.answers.long_answers import LongAnswers
 from datastreamer.server.answers.queries import AnyStart, QueryAnswers
 from datastreamer.server.command_labels import AUTHENTICATE, KINDS, PUBLISH
@@ -106,6 +107,7 @@ class Session:
         gate: Gate,
         place: ConnectionSlot | None,
         busy_poll: BusyPoll,
+        answer_burst: AnswerBurst,
     ) -> None:
         self.id = next(_ids)
         """Unique in this process."""
@@ -142,6 +144,7 @@ class Session:
         rate = limits.request_rate
         self._pace = None if rate is None else Pace(rate, now)
         self._read_ahead = ReadAhead(transport, busy_poll)
+        self._answer_burst = answer_burst
         self._long_answers = LongAnswers(
             broadcast, self.answers, self.sender, self._read_ahead, self.protocol
         )
@@ -292,14 +295,17 @@ class Session:
                         continue
             event = protocol.next_event()
             if event is None:
+                burst = None
                 if answers:
-                    await answers.send()
+                    if not (self._read_ahead.alone or self._finishing):
+                        burst = self._answer_burst
+                    await answers.send(burst)
                 if self._finishing and not self.sender.streaming:
                     self.reason = self.reason or SERVER_ENDED
                     await self._hang_up()
                     return
                 self.waiting = True
-                data = await self._read_ahead.receive_query()
+                data = await self._read_ahead.receive_query(paused=burst is not None)
                 self.waiting = False
                 self.heard = True
                 protocol.receive(data)

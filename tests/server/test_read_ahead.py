@@ -120,3 +120,28 @@ async def test_a_client_that_is_heard_already_is_not_polled_for() -> None:
         await heard.wait()
         assert await receiving.receive_query() == b"query"
     assert transport.polls == 0
+
+
+async def test_a_client_that_was_answered_with_others_gets_one_more_turn() -> None:
+    transport, poll = Counted(), BusyPoll()
+    receiving, other = ReadAhead(transport, poll), ReadAhead(Counted(), poll)
+    transport.bytes_soon = [b"at once"]
+    assert await receiving.receive_query(paused=True) == b"at once"
+    assert (transport.polls, transport.waits) == (1, 0)
+    ran: list[str] = []
+
+    async def meanwhile() -> None:
+        ran.append("another task")
+        await transport.client.send_all(b"query")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(meanwhile)
+        assert await receiving.receive_query(paused=True) == b"query"
+    assert ran
+    assert (transport.polls, transport.waits) == (2, 1)
+    # Alone until another one asks.
+    assert receiving.alone
+    assert not other.alone
+    poll.last, poll.row = other, 1
+    assert not receiving.alone
+    assert not other.alone
