@@ -63,7 +63,7 @@ run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decodin
     tests/storage/bookmarks/test_blocks.py tests/storage/read/test_at_hand.py \
     tests/storage/disk/test_file_ops.py tests/storage/disk/test_placement.py \
     tests/protocol/test_server.py tests/server/test_bookmark_queries.py \
-    tests/server/streaming/test_live_thread.py "$@"
+    tests/server/streaming/test_live_thread.py tests/server/streaming/test_early_waking.py "$@"
 
 # ThreadSanitizer knows the locks of Python, and sees the accesses of these two modules.
 echo "sanitize: the threads without the GIL, with ThreadSanitizer"
@@ -96,4 +96,5 @@ if run_threads "$PYTHON" -c "import ctypes; ctypes.CDLL('$scratch/race.so').race
 fi
 # It supports no new thread after a fork.
 run_threads "$PYTHON" -m pytest -p no:cacheprovider tests/server/streaming/test_live_thread.py \
+    tests/server/streaming/test_early_waking.py \
     tests/storage/disk/test_placement.py -k "not child_of_a_fork"

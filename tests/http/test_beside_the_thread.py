@@ -18,7 +18,7 @@ from tests.http.test_changes import updates
 from tests.http.test_follow import following, live
 from tests.http.test_ranges import held
 from tests.network.fixtures import append, until
-from tests.server.streaming.test_live_thread import (
+from tests.server.streaming.live_thread import (
     armed,
     follower,
     is_armed,
