@@ -24,9 +24,9 @@ def answers_at_hand(list queries not None, ReadsAtHand reads not None, list tabl
     """Append the answers to `queries` to `answers`, until they have `most_bytes` or one is not at
     hand. Returns the numbers of entries and of bookmarks among them, and their bytes.
 
-    `queries` are as `ServerConnection.queries` returns them. `tables`, `total` and `pages` are those of
-    `ReadsAtHand.packed`. Bookmarks are those of the reader's
-    `state`, from a `BookmarkQueries`. `header()` returns the answer to a query of the header.
+    `queries` are as `ServerConnection.queries` returns them. `tables`, `total` and `pages` are those
+    of `ReadsAtHand.packed`. `bookmarks` (a `BookmarkQueries`) looks keys up at the reader's `state`.
+    `header()` returns the answer to a query of the header.
     """
     cdef Py_ssize_t size = 0
     cdef Py_ssize_t entries = 0, keys = 0

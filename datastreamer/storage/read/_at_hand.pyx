@@ -58,9 +58,10 @@ cdef class ReadsAtHand:
         """`prefix` and entry `number` with this packet type; with `key`, the first event after the
         entry, if that is the bookmark `key` and the event is near in the same page.
 
-        None if there is none before entry `total`, or if this takes more than a read of the page
-        cache: the entry is in none of `tables`, which ascend, its page in none of `pages`, which are file offsets, or to be compared first;
-        or the bytes are not those that the table was made of.
+        `tables` are in the order of their entries; `pages` are file offsets of resident pages;
+        `total` is the number of entries in the stream. None if a read of the page cache is not
+        enough: the tables do not have the entry, its page is not resident or has to be compared
+        first, or the file has other bytes than those that the table was made of.
         """
         return self.read_packed(tables, total, pages, as_u64(number, "an entry number"), prefix,
                                 as_packet(packet_type), key)
