@@ -356,7 +356,8 @@ def test_repair_with_wrong_options(invoke: Invoke, copy: Path) -> None:
 
 
 def test_repair_beside_a_writer(invoke: Invoke, copy: Path) -> None:
-    with DataStream.open(copy, index="memory"):
+    with DataStream.open(copy, index="memory") as stream:
+        stream.bookmarks.wait()  # its thread would meet the damage, and log it
         damage(copy, 120)
         assert "locked by another writer" in invoke("repair", copy).failed()
         assert "200 entries cannot be read" in invoke("repair", copy, "--dry-run").failed(3)
