@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 Take = Callable[[EntryBatch], object]
 Settle = Callable[[], object]
-Receiving = Callable[[], AbstractContextManager[Callable[[memoryview], int | None]]]
+Receiving = Callable[[int], AbstractContextManager[Callable[[memoryview], int | None]]]
 
-PIECE_BYTES: Final = 512 << 10
+PIECE_BYTES: Final = 4 << 20
+"""Bytes that are received at once if they arrive fast enough. Measured: a relay copies 1.1, 1.35,
+1.5, 1.6 and 1.7 GB/s in pieces of 0.5, 1, 2, 4 and 8 MiB; some of them are in memory at once."""
+
+_MUCH_BYTES: Final = 512 << 10
 """A piece of this size shows that more bytes follow at once."""
 
 
@@ -43,7 +47,8 @@ def pour(
     until = time.monotonic() + seconds
     more = False
     try:
-        with receiving() as receive:
+        connection.expect_pieces(PIECE_BYTES)
+        with receiving(PIECE_BYTES) as receive:
             while time.monotonic() < until:
                 flow = work.advance()
                 try:
@@ -54,7 +59,7 @@ def pour(
                         count = receive(room)
                         if count is None:
                             return
-                        more = count >= min(len(room), PIECE_BYTES)
+                        more = count >= min(len(room), _MUCH_BYTES)
                         del room
                         connection.received(count)
                 except StopIteration as done:

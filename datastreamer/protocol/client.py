@@ -201,7 +201,7 @@ class ClientConnection(Receiving):
         sent = encode_command(command, self.stream_type)
         self._commands.append(command)
         if type(command) in _OF_MANY_ENTRIES:
-            self._expect(LARGE_BUFFER if isinstance(command, _READS) else STREAM_BUFFER)
+            self.expect_pieces(LARGE_BUFFER if isinstance(command, _READS) else STREAM_BUFFER)
         return sent
 
     def next_event(self) -> Event | None:

@@ -81,7 +81,7 @@ class Receiving:
         self._start, self._end = 0, len(unread)
         self._lent = False
 
-    def _expect(self, size: int) -> None:
+    def expect_pieces(self, size: int) -> None:
         """Use buffers of at least this size from now on."""
         self._size = max(self._size, size)
 

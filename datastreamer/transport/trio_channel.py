@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 # Time limit for sending the TLS close to a server that reads nothing.
 _FAREWELL_SECONDS = 1.0
 
-PIECE_BYTES: Final = 512 << 10
-"""Bytes that a receiving thread waits for, for a moment: smaller pieces cost more work."""
-
 _PIECE_MILLISECONDS: Final = 2
+"""Longest wait of a receiving thread for a large piece: smaller ones cost more work."""
 
 TURN_SECONDS: Final = 0.001
 """Time after which a fast stream yields to other tasks."""
@@ -44,6 +42,7 @@ TURN_SECONDS: Final = 0.001
 _MOMENT_SECONDS: Final = 0.0002
 """Longest wait for more bytes within a turn; they are due after some 30 us."""
 
+_LARGE_BYTES: Final = 256 << 10
 _MUCH_BYTES: Final = 32 << 10
 _SOON_SECONDS: Final = 0.00015
 """Two pieces of `_MUCH_BYTES` within `_SOON_SECONDS` belong to a stream that arrives as fast as it
@@ -151,7 +150,7 @@ class SocketChannel:
     def _is_much(self, count: int, room: int) -> bool:
         """Whether to receive again without the event loop; among several busy connections only one
         whose large buffer was filled."""
-        return count >= (_MUCH_BYTES if self._alone else max(room, PIECE_BYTES >> 1))
+        return count >= (_MUCH_BYTES if self._alone else max(room, _LARGE_BYTES))
 
     def _begin_turn(self, now: float) -> None:
         self._turn_ends = now + TURN_SECONDS
@@ -192,8 +191,8 @@ class SocketChannel:
         return self._socket
 
     @contextmanager
-    def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:
-        """A `receive_into` for a thread that uses the socket alone: it waits for a large piece, for
+    def for_thread(self, piece: int) -> Iterator[Callable[[memoryview], int | None]]:
+        """A `receive_into` for a thread that uses the socket alone: it waits for `piece` bytes, for
         a moment, and returns None if nothing arrived."""
         connection = self._socket
         poll = select.poll()
@@ -208,7 +207,7 @@ class SocketChannel:
             except OSError as error:
                 raise connection_lost(self._peer, error) from None
 
-        self._set_least(PIECE_BYTES)
+        self._set_least(piece)
         try:
             yield receive_into
         finally:

@@ -69,7 +69,7 @@ async def test_receiving() -> None:
 @pytest.fixture
 def counted_waits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the loop was asked to wait for; and pieces of `PIECE` are large ones."""
-    monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
+    monkeypatch.setattr(channel_module, "_LARGE_BYTES", PIECE)
     monkeypatch.setattr(channel_module, "_MUCH_BYTES", PIECE)
     waits: list[object] = []
     wait = trio.lowlevel.wait_readable
