@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +13,15 @@ import pytest
 import trio
 
 from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer.client.bulk_receive import PIECE_BYTES
 from datastreamer.client.iteration import Iteration
 from datastreamer.errors import ConnectionLost, ProtocolViolation
+from datastreamer.protocol.receiving import STREAM_BUFFER
 from datastreamer.protocol.resume import Resumable
 from datastreamer.relay import writer as keeping
 from datastreamer.relay.apply_changes import ChangeApplier
 from datastreamer.relay.client import RelayBatches, RelayClient, connect_relay
+from datastreamer.transport.trio_channel import SocketChannel
 from tests.network.proxy import NONE, End, Fault, FaultyServer
 from tests.network.stub import Stub, sample
 from tests.relay.relaying import contents, fill, new, nursery_for, relaying, serving
@@ -68,6 +72,38 @@ async def test_a_turn_ends_when_its_time_is_over(tmp_path: Path) -> None:
             async with alone(server.port) as client, client.batches() as batches:
                 await batches.pour(taken.append, nothing, 0.0)
                 assert taken == []
+
+
+async def test_there_is_room_for_a_large_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread waits for it for a moment, and the memory of a client that streams is smaller."""
+    rooms: list[int] = []
+    least: list[int] = []
+    usual = SocketChannel.for_thread
+
+    @contextmanager
+    def watched(channel: SocketChannel, piece: int) -> Iterator[Callable[[memoryview], int | None]]:
+        with usual(channel, piece) as receive:
+            least.append(channel.connection().getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT))
+
+            def watched_receive(room: memoryview) -> int | None:
+                rooms.append(len(room))
+                return receive(room)
+
+            yield watched_receive
+
+    monkeypatch.setattr(SocketChannel, "for_thread", watched)
+    with new(tmp_path / "stream.bin") as stream:
+        fill(stream, 20_000, size=500)
+        async with nursery_for() as nursery:
+            server = await serving(nursery, stream)
+            async with alone(server.port) as client, client.batches() as batches:
+                await batches.__anext__()
+                await batches.pour(lambda batch: None, nothing, 5.0)
+    # A part of an entry may be in the buffer already.
+    assert rooms[0] > PIECE_BYTES // 2 > STREAM_BUFFER
+    assert least[0] > 1
 
 
 async def test_what_is_raised_by_who_takes_is_raised(tmp_path: Path) -> None:
