@@ -99,7 +99,9 @@ def bare_copy(path: Path, address: tuple[str, int], total: int) -> Done:
 def bare_copy_by_two(
     path: Path, address: tuple[str, int], total: int, *, synced: bool = False
 ) -> Done:
-    """The same by two threads, one receives and one writes: the upper bound of a relay.
+    """The same by two threads, one receives and one writes: what a relay that does nothing else
+    would reach. Larger pieces than these or of 1 MiB are slower here: 1.9 and 2.0 GB/s, of 2 MiB
+    0.65, of 4 MiB 1.0 or 2.5.
 
     If `synced`, a third one syncs each 64 MiB meanwhile, as the policy "os" does."""
     free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()

@@ -79,11 +79,13 @@ async def test_there_is_room_for_a_large_piece(
 ) -> None:
     """The thread waits for it for a moment, and the memory of a client that streams is smaller."""
     rooms: list[int] = []
+    pieces: list[int] = []
     least: list[int] = []
     usual = SocketChannel.for_thread
 
     @contextmanager
     def watched(channel: SocketChannel, piece: int) -> Iterator[Callable[[memoryview], int | None]]:
+        pieces.append(piece)
         with usual(channel, piece) as receive:
             least.append(channel.connection().getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT))
 
@@ -103,6 +105,7 @@ async def test_there_is_room_for_a_large_piece(
                 await batches.pour(lambda batch: None, nothing, 5.0)
     # A part of an entry may be in the buffer already.
     assert rooms[0] > PIECE_BYTES // 2 > STREAM_BUFFER
+    assert pieces[0] == PIECE_BYTES
     assert least[0] > 1
 
 
