@@ -306,6 +306,54 @@ def test_a_class_name_has_one_owner() -> None:
     assert {name: found for name, found in owners.items() if len(found) > 1} == {}
 
 
+# What NamedTuple and other projects call by such names.
+NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_runtime_param"}
+OF_OTHERS = {"os", "SparkContext"}
+
+
+def private_uses(root: Path) -> list[str]:
+    """One line for each use of a private name that another part of the package defines."""
+    defined: dict[str, set[str]] = {}
+    uses: list[tuple[str, str, int, str]] = []
+    for path in sorted(root.rglob("*.py*")):
+        if path.suffix not in (".py", ".pyx", ".pxd"):
+            continue
+        where = path.relative_to(root)
+        names = defined.setdefault(where.parts[0], set())
+        if path.suffix != ".py":
+            names |= set(re.findall(r"\b_\w+", path.read_text()))
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+                owner = node.value.id if isinstance(node.value, ast.Name) else ""
+                if isinstance(node.ctx, ast.Store) and owner == "self":
+                    names.add(node.attr)
+                elif owner not in OF_OTHERS | {"self", "cls"}:
+                    uses.append((where.parts[0], where.as_posix(), node.lineno, node.attr))
+    return [
+        f"{where}:{line}: {name}"
+        for part, where, line, name in uses
+        if name not in defined[part] | NOT_PRIVATE and not where.endswith("_pb2.py")
+    ]
+
+
+def test_no_part_uses_the_private_names_of_another() -> None:
+    assert private_uses(ROOT) == []
+
+
+def test_finds_a_private_name_of_another_part(tmp_path: Path) -> None:
+    files = {
+        "storage/stream.py": "class Stream:\n  def __init__(self):\n    self._file = 1\n",
+        "storage/parts.py": "def f(stream):\n  return stream._file\n",
+        "server/server.py": "def f(stream):\n  return stream._file\n",
+    }
+    assert private_uses(toy(tmp_path, files)) == ["server/server.py:2: _file"]
+
+
 # Exchanges are written once: below, only drivers know how bytes and time are waited for.
 ENGINES = ("client", "publisher", "consumer")
 WAITS = {

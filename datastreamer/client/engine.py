@@ -104,7 +104,7 @@ class ClientEngine(ServerLink):
         self._closed = True
         if (yield from self._close_down()):
             return
-        if self._ours:
+        if self.ours:
             yield Interrupt(self.channel)
         if not self._driver.threaded:
             yield from self._drop()
@@ -277,7 +277,7 @@ class ClientEngine(ServerLink):
 
     def settle(self, iteration: OpenIteration) -> Steps[None]:
         """End it; close the connection if that is necessary."""
-        if self._active is iteration and self._ours:
+        if self._active is iteration and self.ours:
             self._claim()
             try:
                 yield from self._restore()
@@ -286,7 +286,7 @@ class ClientEngine(ServerLink):
 
     def stop(self) -> Steps[None]:
         """End the open iteration, also while another task or thread waits for its next item."""
-        while (active := self._active) is not None and self._ours:
+        while (active := self._active) is not None and self.ours:
             if self._turn.acquire(False):
                 active.finish()
                 active.settled = True

@@ -423,4 +423,4 @@ class ServerLink(ForkGuard):
         self._answered = self._answered or self._connection.received_bytes > 0
         self._suspect = self._sending = False
         if channel is not None:
-            yield Close(channel, farewell=self._ours)
+            yield Close(channel, farewell=self.ours)

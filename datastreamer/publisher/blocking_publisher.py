@@ -180,7 +180,7 @@ class BlockingPublisher(PublisherBase):
         """Release the lease, without waiting for operations in flight. In a forked child the lease
         stays the parent's."""
         self._engine.closed = True
-        if self._engine._ours:
+        if self._engine.ours:
             self._thread.close()
         elif self._engine.channel is not None:
             socket.socket.close(self._engine.channel.connection())

@@ -269,7 +269,7 @@ class PublisherEngine(ForkGuard):
                     finally:
                         source.granted = False
                         channel, self.channel = self.channel, None
-                        yield Close(channel, farewell=self._ours)
+                        yield Close(channel, farewell=self.ours)
                 except _PASSING as error:
                     if source.lease is None:
                         raise

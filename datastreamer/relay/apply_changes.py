@@ -129,8 +129,8 @@ class ChangeApplier:
         """All entries from `high` on are the same; entries of this upstream are appended from now
         on."""
         if self.agreement is None:
-            if self._stream._internals.agreement is not None:
-                self._stream._internals.put_agreement(None)
+            if self._stream.parts.relay.agreement is not None:
+                self._stream.parts.relay.put_agreement(None)
             return
         self._keep = True
         self.agreement = self.agreement._replace(high=min(high, self.agreement.high))
@@ -189,7 +189,7 @@ class ChangeApplier:
 
     def _update(self, entry: Entry) -> None:
         stream, number = self._stream, entry.number
-        if number >= stream._internals.next_entry:
+        if number >= stream.parts.writer.next_entry:
             return  # not received yet: the upstream will send the new version
         if number >= stream.total_entries:
             stream.sync()
@@ -221,14 +221,14 @@ class ChangeApplier:
             agreement = agreement._replace(low=0, high=0, allowance=0)
             self._reported_entries.clear()
         if self._keep:
-            self._stream._internals.put_agreement(agreement)
+            self._stream.parts.relay.put_agreement(agreement)
         self.agreement = agreement
 
 
 def ensure_whole(stream: DataStream, first: int, stop: int) -> None:
     """Raises `DamagedEntry` if a page of the file that holds these entries is damaged: then nothing
     follows from a difference."""
-    damaged = stream._internals.damaged_pages(first, stop)
+    damaged = stream.parts.pages.damaged(first, stop)
     if damaged:
         raise damaged[0]
 
@@ -246,7 +246,7 @@ def reading(stream: DataStream, first: int, stop: int) -> Iterator[None]:
 
 def known_agreement(stream: DataStream) -> Agreement | None:
     """The agreement in the file, if its entries were not changed since."""
-    agreement = stream._internals.agreement
+    agreement = stream.parts.relay.agreement
     if agreement is None or agreement.own_epoch != stream.epoch:
         return None
     return agreement
@@ -260,4 +260,6 @@ def keeping_agreement(stream: DataStream) -> Iterator[None]:
     if before is not None:
         high = min(before.high, stream.total_entries)
         low = min(before.low, high)
-        stream._internals.put_agreement(before._replace(own_epoch=stream.epoch, low=low, high=high))
+        stream.parts.relay.put_agreement(
+            before._replace(own_epoch=stream.epoch, low=low, high=high)
+        )

@@ -144,7 +144,7 @@ class ReceivedCheck:
             return True
         if time.monotonic() < self._ask_at:
             return False
-        return self._again or self._stream._internals.fills_page(size)
+        return self._again or self._stream.parts.writer.fills_page(size)
 
     def before_commit(self, op: OpenOperation) -> None:
         """Compare what the commit of `op` makes complete. In a thread that Trio has started.
@@ -178,7 +178,7 @@ class ReceivedCheck:
 
     def _stored(self, known: RangeSum) -> int:
         """The end of those entries of a range that were stored by an earlier commit."""
-        return min(self._stream._internals.next_entry, known.end)
+        return min(self._stream.parts.writer.next_entry, known.end)
 
     def _learn(self, finished: int, stop: int) -> bool:
         """Request checksums if those of the pages up to entry `finished` are not known, or others
@@ -187,7 +187,7 @@ class ReceivedCheck:
             return False
         if not self._again and not self._ranges:
             # Pages without a checksum are left uncompared.
-            self._next = max(self._next, self._stream._internals.next_entry)
+            self._next = max(self._next, self._stream.parts.writer.next_entry)
         self._again, before = False, self._known_to
         for _ in range(2):
             found = trio.from_thread.run(self._request, self._next)

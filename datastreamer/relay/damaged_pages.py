@@ -42,7 +42,7 @@ async def restore_pages(
     if no page there differs from its checksum, `UpstreamDiffers` if the upstream holds no such
     entries, `PeerError`, and what a change of the file raises.
     """
-    damaged = await trio.to_thread.run_sync(stream._internals.damaged_around, damage.offset)
+    damaged = await trio.to_thread.run_sync(stream.parts.pages.damaged_around, damage.offset)
     if not damaged:
         raise StreamFileError(damage.path, damage.what) from damage
     async with connect() as client:
@@ -108,15 +108,14 @@ async def _received(
 
 def _restore(stream: DataStream, page: DamagedPage, answer: _ReceivedPage) -> None:
     """Raises `UpstreamRewritten`."""
-    internals = stream._internals
-    healed = internals.heal_page(page.page, [answer])
+    healed = stream.parts.pages.heal(page.page, [answer])
     if healed is not None and healed.source:
         return
     agreement = known_agreement(stream)
     agrees = agreement is not None and agreement.stream_id == answer.stream_id()
     with keeping_agreement(stream) if agrees else nullcontext():
         try:
-            kept = internals.replace_page(page.page, answer.content)
+            kept = stream.parts.relay.replace_page(page.page, answer.content)
         except UpdateRefused as refused:
             raise UpstreamRewritten(
                 f"{answer.name} has another history: its entries {page.first} to {page.end - 1} "

@@ -253,7 +253,7 @@ class Relay:
         try:
             self._ensure_not_finished()
             if self._metrics is not None or self._http is not None:
-                self._numbers = stream._internals.share_numbers()
+                self._numbers = stream.parts.counters.share()
             kind = stream.header.stream_type
             peers = [ServerPeer(each, stream_type=kind) for each in self._upstreams]
             self.server = Server(

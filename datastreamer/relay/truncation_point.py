@@ -31,7 +31,7 @@ def truncate_file(
     entries come after `common`; if none does, it can be restored. Raises `DamagedEntry` then, and
     as `DataStream.truncate`.
     """
-    total, reader, internals = stream.total_entries, stream.reader, stream._internals
+    total, reader, parts = stream.total_entries, stream.reader, stream.parts
     while True:
         try:
             number = common if boundary else truncation_point(reader, common, commits)
@@ -42,8 +42,10 @@ def truncate_file(
             break
         except DamagedEntry as damage:
             page = min(page_of(damage.offset), last_page(reader.head.length))
-            end = internals.end_before(page)
-            restorable = any(each.end <= common for each in internals.damaged_around(damage.offset))
+            end = parts.relay.end_before(page)
+            restorable = any(
+                each.end <= common for each in parts.pages.damaged_around(damage.offset)
+            )
             if restorable or end == reader.head:
                 raise
             reader, common, boundary = stream.new_reader(), min(common, end.entries), False

@@ -158,7 +158,7 @@ class _Joining:
         elif begun.reports is Reports.UNKNOWN:
             # Each rise of the epoch is at most one update, of an entry there or in the file. After
             # a crash the stored agreement may be too old to be `known`, but names the stream.
-            kept = stream._internals.agreement
+            kept = stream.parts.relay.agreement
             self._other_stream = kept is None or kept.stream_id != begun.stream_id
             newer = not self._other_stream and known is not None and known.epoch <= begun.epoch
             allowance = -known.epoch if known is not None and newer else stream.epoch

@@ -74,7 +74,7 @@ class RelayWriter:
         self._checks = False
         # Held during writes.
         self._writing = trio.Lock()
-        self._next = stream._internals.next_entry
+        self._next = stream.parts.writer.next_entry
         self._op = stream.atomic_op()
         # Bytes of the open operation.
         self._size = 0
@@ -95,7 +95,7 @@ class RelayWriter:
             changed = self._change_applier.waiting or self._batches.changes
             due = self._check is not None and self._check.is_due(batch.next_number, size)
             quick = size <= AT_ONCE and not changed and not due
-            self._checks = not quick or not self._stream._internals.can_commit_at_once(size)
+            self._checks = not quick or not self._stream.parts.writer.fits(size)
             if not self._checks:
                 self.add(batch)
             else:

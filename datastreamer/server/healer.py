@@ -59,7 +59,7 @@ class Healer:
 
     async def _heal(self, broadcast: Broadcast, error: DamagedPage) -> None:
         stream, page = broadcast.stream, error.page
-        call = partial(stream._internals.heal_page, page, self.peers)
+        call = partial(stream.parts.pages.heal, page, self.peers)
         try:
             healed: HealedPages | None = await trio.to_thread.run_sync(call, abandon_on_cancel=True)
         except DatastreamerError as failure:

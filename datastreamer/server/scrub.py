@@ -79,7 +79,7 @@ class Scrub:
         if self.rate is None or self._stopped:
             return
         self._began, self._passed = trio.current_time(), 0.0
-        cold, file = broadcast.cold, broadcast.stream._internals.file
+        cold, file = broadcast.cold, broadcast.stream.parts.pages.file
         disk = UncachedFile(file.file, cold.resident)
         try:
             with trio.CancelScope() as self._scope:

@@ -36,8 +36,8 @@ from datastreamer.server.streaming.broadcast import Broadcast, wakeup
 from datastreamer.server.streaming.other_readers import EntryChange, OtherReader
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
-from datastreamer.storage.internals import ChangeCallback
 from datastreamer.storage.maintain.heal import Peer
+from datastreamer.storage.parts import ChangeBegins, ChangeEnds, Listener
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import name_of
 from datastreamer.transport.server_stream import Transport
@@ -140,7 +140,7 @@ class Server:
                 stack.callback(listener.close)
                 listener.setblocking(False)
             woken = stack.enter_context(wakeup(self.stream, self._waker))
-            stack.callback(self.stream._internals.on_change(_in_loop(token, self.change)))
+            stack.callback(self.stream.parts.feed.subscribe(_in_loop(token, self.change)))
             stack.callback(lambda: self.gate.refusals.flush(0, last=True))
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -209,7 +209,7 @@ class Server:
             return "the server is shutting down"
         if self._stream_missing:
             return f"{self.stream.path}: {self.watch.lost}"
-        return self.broadcast.trouble or self.stream._internals.misplaced
+        return self.broadcast.trouble or self.stream.parts.feed.misplaced
 
     @property
     def stream_missing(self) -> bool:
@@ -363,14 +363,15 @@ class Server:
 
     # Truncations and updates.
 
-    def change(self, start: int, stop: int | None, done: bool) -> None:
-        """Entries are about to be truncated or updated: end the sessions that this affects. With
-        `done` the change is made: waiting clients continue."""
+    def change(self, event: ChangeBegins | ChangeEnds) -> None:
+        """Entries are about to be truncated or updated: end the sessions that this affects. At the
+        end of the change, waiting clients continue."""
         self.broadcast.disarm()
         self.stream.refresh_open_file()
-        if done:
+        if isinstance(event, ChangeEnds):
             self.broadcast.release()
             return
+        start, stop = event.start, event.stop
         change, affected = self._affected(start, stop)
         # Nothing fails from here on, so that each begin is followed by its end.
         self.broadcast.hold(Head(change.offset, start) if stop is None else None)
@@ -460,15 +461,15 @@ class Server:
         return sum(session.sender.owes(entries) for session in self.sessions)
 
 
-def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> ChangeCallback:
-    """`callback`, called in the event loop's thread from any thread."""
+def _in_loop(token: trio.lowlevel.TrioToken, listener: Listener) -> Listener:
+    """`listener`, called in the event loop's thread from any thread."""
 
-    def call(start: int, stop: int | None, done: bool) -> None:
+    def call(event: ChangeBegins | ChangeEnds) -> None:
         def hand_over() -> None:
-            trio.from_thread.run_sync(callback, start, stop, done, trio_token=token)
+            trio.from_thread.run_sync(listener, event, trio_token=token)
 
         if current_loop() is token:
-            callback(start, stop, done)
+            listener(event)
         else:
             with contextlib.suppress(trio.RunFinishedError):
                 outside_of_loops(hand_over)

@@ -98,10 +98,10 @@ def serve_until_signal(
             addresses = await nursery.start(server.run, listeners)
             if metrics_sockets:
                 await nursery.start(
-                    serve_metrics_of, server, metrics_sockets, stream._internals.share_numbers()
+                    serve_metrics_of, server, metrics_sockets, stream.parts.counters.share()
                 )
             if http is not None:
-                source = source_of(server, stream._internals.share_numbers())
+                source = source_of(server, stream.parts.counters.share())
                 await nursery.start(serve_http, server, web, http, source)
             listening(stream, addresses)
             systemd.notify(systemd.READY)

@@ -258,7 +258,7 @@ class _ServerThread:
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(server.run, served)
-                    numbers = stream._internals.share_numbers() if exposed or web else None
+                    numbers = stream.parts.counters.share() if exposed or web else None
                     if exposed:
                         await nursery.start(serve_metrics_of, server, exposed, numbers)
                     if http is not None:

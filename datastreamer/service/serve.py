@@ -73,7 +73,7 @@ async def serve(
     )
     async with trio.open_nursery() as nursery:
         if http is not None:
-            numbers = stream._internals.share_numbers()
+            numbers = stream.parts.counters.share()
             await nursery.start(serve_http, server, also, http, source_of(server, numbers))
         if stop is not None:
             nursery.start_soon(_finish_after, stop, server)

@@ -30,6 +30,7 @@ from datastreamer.server.server import Server
 from datastreamer.service import control_protocol as control
 from datastreamer.service.log import log_to_stderr
 from datastreamer.service.parent_metrics import ParentMetrics
+from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
@@ -71,8 +72,11 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
                 answer, done = json.dumps(await collect(server, limit=limit)).encode(), True
             else:
                 start, stop = control.RANGE.unpack(words)
-                if what == control.CHANGE or words in begun:
-                    server.change(start, None if stop == U64_MAX else stop, words in begun)
+                entries = start, None if stop == U64_MAX else stop
+                if what == control.CHANGE:
+                    server.change(ChangeBegins(*entries))
+                elif words in begun:
+                    server.change(ChangeEnds(*entries))
                 begun = {words} if what == control.CHANGE else set()
                 done = True
             verdict = control.YES if done else control.NO

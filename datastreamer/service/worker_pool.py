@@ -24,6 +24,7 @@ from datastreamer.server.admission.accept_balance import shared_block
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
 from datastreamer.service.worker_process import HttpShare, ServingProcess, never
+from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
 
@@ -78,7 +79,7 @@ class Workers:
         if http is not None:
             snapshot = self.snapshot if count > 1 else None
             http = http._replace(options=http.options.share(count), snapshot=snapshot)
-        self._numbers = stream._internals.share_numbers() if several else None
+        self._numbers = stream.parts.counters.share() if several else None
         own = () if count > 1 else metrics
         try:
             # As many start at a time as there are processors: all at once would all be slow.
@@ -105,7 +106,7 @@ class Workers:
                 process.give_up()
             self._release()
             raise
-        self._stop_reporting = stream._internals.on_change(self._changing)
+        self._stop_reporting = stream.parts.feed.subscribe(self._changing)
         if metrics and count > 1:
             from datastreamer.service.aggregate_metrics import GatheredMetrics
 
@@ -157,7 +158,7 @@ class Workers:
         return [json.loads(answer) for answer in answers if answer is not None]
 
     def _unready(self) -> str:
-        return self._stream._internals.misplaced if self.serving else "no serving process is left"
+        return self._stream.parts.feed.misplaced if self.serving else "no serving process is left"
 
     def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
         seconds = max(0.0, min(seconds, _LONGEST))
@@ -181,11 +182,11 @@ class Workers:
             ]
             return [answer for process, answer in answers if answer is not None or process.alive]
 
-    def _changing(self, start: int, stop: int | None, done: bool) -> None:
+    def _changing(self, event: ChangeBegins | ChangeEnds) -> None:
         """Committed entries are about to change, or have changed: before the first byte is
         written, the processes disconnect the clients that this affects."""
-        what = control.CHANGED if done else control.CHANGE
-        words = control.RANGE.pack(start, U64_MAX if stop is None else stop)
+        what = control.CHANGED if isinstance(event, ChangeEnds) else control.CHANGE
+        words = control.RANGE.pack(event.start, U64_MAX if event.stop is None else event.stop)
         with contextlib.ExitStack() as stack:
             for process in self.processes:
                 stack.enter_context(process.guard)

@@ -90,7 +90,7 @@ class ServingProcess:
         self._gathered = gathered
         self._http = http
         alone = http is not None and http.snapshot is None
-        self._numbers = stream._internals.share_numbers() if metrics or alone else None
+        self._numbers = stream.parts.counters.share() if metrics or alone else None
         # The absolute path, by which a child that is started later finds the index.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
@@ -125,9 +125,9 @@ class ServingProcess:
         `give_up`.
         """
         self._control = self._ready(self._process, self._starting, abandoned)
-        self._stream._internals.add_waker(self._waker)
+        self._stream.parts.writer.add_waker(self._waker)
         if self._early_waker is not None:
-            self._stream._internals.add_early_waker(self._early_waker)
+            self._stream.parts.writer.add_early_waker(self._early_waker)
         watcher = threading.Thread(
             target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
         )
@@ -373,9 +373,9 @@ class ServingProcess:
         self._process.wait()
         if self._watcher is not None:
             self._watcher.join()
-        self._stream._internals.remove_waker(self._waker)
+        self._stream.parts.writer.remove_waker(self._waker)
         if self._early_waker is not None:
-            self._stream._internals.remove_waker(self._early_waker)
+            self._stream.parts.writer.remove_waker(self._early_waker)
         self._release()
 
     def give_up(self) -> None:

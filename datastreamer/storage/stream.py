@@ -26,8 +26,8 @@ from datastreamer.format import ENTRY_HEAD_SIZE, Header
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
 from datastreamer.storage.disk.mounts import ensure_local
-from datastreamer.storage.internals import StreamInternals
 from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
+from datastreamer.storage.parts import Parts
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.sums.verifier import Verify, check_verify
 from datastreamer.storage.view import IndexName, StreamView
@@ -71,7 +71,7 @@ class DataStream(StreamView, Appending):
         self._deferred = deferred
         self._op = AtomicOp(self, writer, deferred)
         self._appender = self._op.appender
-        self._internals = StreamInternals(self)
+        self.parts = Parts(self)
         _open_streams.add(self)
 
     # Making and opening.
@@ -287,7 +287,7 @@ class DataStream(StreamView, Appending):
         if lost_from is None:
             return
         with (
-            self._internals.change(lost_from.entries, None),
+            self.parts.feed.change(lost_from.entries, None),
             writer.owned.exclusive(),
             self.bookmarks.truncation(lost_from),
         ):
@@ -308,7 +308,7 @@ class DataStream(StreamView, Appending):
         changes = self._ensure_changeable("update")
         new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
         old = changes.updatable(number, type, new).data
-        with self._internals.change(number, number + 1):
+        with self.parts.feed.change(number, number + 1):
             offset = self._file.reader.cursor(number).offset + ENTRY_HEAD_SIZE
             changes.update(number, offset, old, new)
             self.bookmarks.changed()
@@ -324,7 +324,7 @@ class DataStream(StreamView, Appending):
             raise UnknownEntry(number, self.total_entries)
         head, keeper = changes.end_at(number), self.bookmarks
         writer = self._ensure_writable()
-        with self._internals.change(number, None), writer.owned.exclusive():
+        with self.parts.feed.change(number, None), writer.owned.exclusive():
             writer.durability.sync()
             with keeper.truncation(head):
                 changes.truncate(head)
@@ -397,7 +397,7 @@ class DataStream(StreamView, Appending):
                 try:
                     (self._file if writer is None else writer).close()
                 finally:
-                    self._internals.close()
+                    self.parts.counters.close()
 
     def __enter__(self) -> DataStream:
         return self

@@ -20,7 +20,7 @@ class ForkGuard:
         self._process = os.getpid()
 
     @property
-    def _ours(self) -> bool:
+    def ours(self) -> bool:
         """Whether this is the process that made the object."""
         return os.getpid() == self._process
 

@@ -177,7 +177,7 @@ def test_theirs_keeps_the_source_of_a_stream(tmp_path: Path) -> None:
     with DataStream.create(path) as stream:
         with stream.atomic_op() as op:
             op.add_entries(4, [b"aaaa", b"bbbb", b"cccc"])
-        stream._internals.put_publisher(source)
+        stream.parts.writer.put_source(source)
     with GoPeer.serve(path) as server:
         server.append(3, bookmarks=True)
         server.update(1, 4, b"BBBB")

@@ -332,7 +332,7 @@ async def test_a_lease_that_cannot_be_kept_on_disk(
         raise WriteFailed(stream.path, "No space left on device")
 
     async with serving(stream, token_file) as (_, port):
-        monkeypatch.setattr(stream._internals, "put_publisher", full)
+        monkeypatch.setattr(stream.parts.writer, "put_source", full)
         with pytest.raises(NotWritten, match="the lease cannot be written to disk: No space left"):
             await put_one(port, b"x")
         monkeypatch.undo()

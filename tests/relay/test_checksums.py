@@ -123,7 +123,7 @@ async def test_a_bootstrap_notices_every_bit(
                     await download._relay_from(state, relay)
                 flip(source, offset, bit)
                 assert state.lost, (offset, bit)
-                assert relay._internals.next_entry == 0, (offset, bit)
+                assert relay.parts.writer.next_entry == 0, (offset, bit)
             # Most of them are in data, and only checksums show them.
             assert state.damaged > count * 0.9
             with trio.move_on_after(20):

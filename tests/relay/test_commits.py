@@ -22,6 +22,7 @@ from datastreamer.relay import truncation_point as truncation_module
 from datastreamer.relay import writer
 from datastreamer.relay.relay import Relay
 from datastreamer.relay.truncation_point import truncation_point
+from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream
 from tests.network.proxy import NONE, FaultyServer
 from tests.network.stub import Stub, sample
@@ -44,12 +45,12 @@ class Watched(Relay):
         def before_commit() -> None:
             self.seen.append(stream.atomic_op().next_number)
 
-        def on_change(start: int, stop: int | None, done: bool) -> None:
-            if stop is None and done:
-                self.cuts.append(start)
+        def on_change(event: ChangeBegins | ChangeEnds) -> None:
+            if event.stop is None and isinstance(event, ChangeEnds):
+                self.cuts.append(event.start)
 
         stream.commit_guard = before_commit
-        stream._internals.on_change(on_change)
+        stream.parts.feed.subscribe(on_change)
         return stream
 
 

@@ -422,7 +422,7 @@ async def test_the_upstream_is_damaged_too(tmp_path: Path, source: Source) -> No
         [state] = here.rig.download.states
         await here.rig.relay.until(lambda: bool(state.lost))
         first = source.first(1)
-        assert here.rig.stream._internals.damaged_pages(first, first + 1)
+        assert here.rig.stream.parts.pages.damaged(first, first + 1)
         a_bit(source_path, 1)
         await here.end()
 

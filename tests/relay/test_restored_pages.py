@@ -123,7 +123,7 @@ async def test_older_entries(tmp_path: Path, source: DataStream) -> None:
         server = await serving(nursery, source)
         rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await rig.has(source.total_entries)
-        rig.stream._internals.put_agreement(None)
+        rig.stream.parts.relay.put_agreement(None)
         overwrite(rig.stream, 15, 8)
         await server.stop()
         await server.start()
@@ -138,7 +138,7 @@ async def test_the_last_page_is_restored_before_any_change(
         server = await serving(nursery, source)
         with twin(tmp_path / "relay.bin", source, source.total_entries) as relay:
             agreement = Agreement(source.stream_id, source.epoch, relay.epoch, 0, 0, 0)
-            relay._internals.put_agreement(agreement)
+            relay.parts.relay.put_agreement(agreement)
             overwrite(relay, relay.total_entries - 5, 20)
             update(source, 5)
             async with connecting(relay, server)() as client:
@@ -166,7 +166,7 @@ async def test_from_an_upstream_that_does_not_lag(
         if updated:
             update(source, total - 30)
             agreement = Agreement(source.stream_id, 0, relay.epoch, 0, 0, 0)
-            relay._internals.put_agreement(agreement)
+            relay.parts.relay.put_agreement(agreement)
         relay.close()
         async with nursery_for() as nursery:
             one, two = await serving(nursery, first), await serving(nursery, source)
@@ -182,7 +182,7 @@ async def test_what_the_file_agrees_with(tmp_path: Path, source: DataStream, sam
     async with nursery_for() as nursery:
         with twin(tmp_path / "relay.bin", source, source.total_entries) as relay:
             known = source.stream_id if same else bytes(range(16))
-            relay._internals.put_agreement(Agreement(known, 0, 0, 0, 0, 0))
+            relay.parts.relay.put_agreement(Agreement(known, 0, 0, 0, 0, 0))
             number = source.reader.first_number(1)
             overwrite(relay, number + 5, 20)
             updated = update(source, number + 50)

@@ -89,7 +89,7 @@ async def settled(rig: Rig, stream: DataStream) -> Agreement:
     """What the relay's file agrees with, once that is the stream as it is now."""
 
     def is_known() -> bool:
-        found = rig.stream._internals.agreement
+        found = rig.stream.parts.relay.agreement
         return (
             found is not None
             and (found.stream_id, found.epoch) == (stream.stream_id, stream.epoch)
@@ -97,7 +97,7 @@ async def settled(rig: Rig, stream: DataStream) -> Agreement:
         )
 
     await eventually(rig, is_known)
-    agreement = rig.stream._internals.agreement
+    agreement = rig.stream.parts.relay.agreement
     assert agreement is not None
     return agreement
 
@@ -183,7 +183,7 @@ async def test_what_is_not_reported_is_found_by_hashes(
         source.close()
         if not kept:
             with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
-                stream._internals.put_agreement(None)
+                stream.parts.relay.put_agreement(None)
                 # An update of our own that the upstream does not have.
                 update(stream, 77, b"y")
         with DataStream.open(tmp_path / "source.bin", sync="os", index="memory") as stream:
@@ -220,14 +220,14 @@ async def test_a_rewritten_history_is_no_update(
         await rig.has(3000)
         await rig.stop()
         with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
-            stream._internals.put_agreement(None)
+            stream.parts.relay.put_agreement(None)
             for number in (11, 12, 13, 1001):
                 update(stream, number, b"n")
             kept = contents(stream)
         # One of the four may be an update of the source's that was not heard of; these are ours.
         with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
             before = Agreement(source.stream_id, source.epoch, stream.epoch, 0, 3000, 3)
-            stream._internals.put_agreement(before)
+            stream.parts.relay.put_agreement(before)
         again = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await again.relay.until(lambda: again.relay.failure is not None)
         assert isinstance(again.relay.failure, UpstreamRewritten)
@@ -346,7 +346,7 @@ async def test_updates_are_applied_while_hashes_are_made(
         await rig.has(3000)
         await rig.stop()
         with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
-            stream._internals.put_agreement(None)
+            stream.parts.relay.put_agreement(None)
         failed: list[int] = []
 
         async def changed(reader: Reader, before: int) -> None:

@@ -236,7 +236,7 @@ async def test_a_change_and_a_pass_that_has_served_half_of_its_clients(
             halfway += any(
                 s.sender.cursor.number < stream.total_entries for s in rig.server.sessions
             )
-            with stream._internals.change(0, 1):  # as while a thread updates entry 0
+            with stream.parts.feed.change(0, 1):  # as while a thread updates entry 0
                 await wait_all_tasks_blocked()
             append(stream, (2, b"second %d" % turn))
         assert halfway > 5

@@ -448,7 +448,7 @@ async def test_a_receipt_without_an_operation_acknowledges_nothing_more(
                     with pytest.raises((PublishInDoubt, NotWritten), match=REMOVED):
                         async with publisher.atomic_op() as op:
                             op.add_entry(1, b"one")
-                assert stream._internals.synced_entries == 1  # in the open file
+                assert stream.parts.writer.durable_entries == 1  # in the open file
                 source.ask_where()
                 publisher._engine._news.set()
                 await until(lambda: not source.asking)

@@ -99,7 +99,7 @@ async def test_the_waker_alone_is_enough(
 ) -> None:
     monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
     waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    writer._internals.add_waker(waker)
+    writer.parts.writer.add_waker(waker)
     try:
         async with over_loopback(follower, waker=waker) as rig, rig.client() as peer:
             await peer.ask(wire.start(0), OK + modelled(path).packed())
@@ -108,7 +108,7 @@ async def test_the_waker_alone_is_enough(
                 append(writer, (1, b"%d" % turn))
                 await peer.expect(modelled(path).packed(2 + turn))
     finally:
-        writer._internals.remove_waker(waker)
+        writer.parts.writer.remove_waker(waker)
         os.close(waker)
 
 

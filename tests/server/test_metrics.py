@@ -60,7 +60,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 def scraping(server: Server) -> Any:
     return answering(
-        partial(serve_metrics_of, server, numbers=server.stream._internals.share_numbers())
+        partial(serve_metrics_of, server, numbers=server.stream.parts.counters.share())
     )
 
 
@@ -75,7 +75,7 @@ def histogram_of(name: str, values: Iterable[float]) -> Any:
 
 
 def reported(stream: DataStream) -> dict[str, Any]:
-    numbers = stream._internals.share_numbers()
+    numbers = stream.parts.counters.share()
     assert numbers is not None
     return {name: samples[0][1] for name, samples in numbers.samples().items()}
 
@@ -84,9 +84,9 @@ def reported(stream: DataStream) -> dict[str, Any]:
 def test_counts_commits_from_the_first_on(path: Path, sync: Any) -> None:
     with DataStream.create(path, sync=sync, index="memory") as stream:
         append(stream, (1, b"a"), (2, b"bc"))  # before anybody shares them
-        numbers = stream._internals.share_numbers()
+        numbers = stream.parts.counters.share()
         assert numbers is not None
-        assert stream._internals.share_numbers() is numbers
+        assert stream.parts.counters.share() is numbers
         for _ in range(2):
             append(stream, (1, b"def"))
         now = reported(stream)
@@ -171,7 +171,7 @@ def test_a_sync_that_fails_is_counted_once(path: Path, sync: Any) -> None:
 
 def test_another_process_reads_the_same(stream: DataStream) -> None:
     append(stream, (1, b"a"))
-    ours = stream._internals.share_numbers()
+    ours = stream.parts.counters.share()
     assert ours is not None
     theirs = WriterNumbers(os.dup(ours.fd), write=False)
     append(stream, (1, b"b"))
@@ -185,7 +185,7 @@ def test_another_process_reads_the_same(stream: DataStream) -> None:
 
 def test_who_reads_has_no_numbers(stream: DataStream, path: Path) -> None:
     with DataStream.open(path, follow=True) as follower:
-        assert follower._internals.share_numbers() is None
+        assert follower.parts.counters.share() is None
 
 
 def test_every_slot_is_one_metrics_alone() -> None:
@@ -512,7 +512,7 @@ def test_several_workers_are_told_as_one(path: Path) -> None:
 def test_no_metrics_unless_asked_for(path: Path) -> None:
     with StreamServer(path, host="127.0.0.1", port=0, in_process=True) as server:
         assert server.metrics_port is None
-        assert server.stream._internals._numbers is None
+        assert not server.stream.parts.counters.shared
 
 
 def test_bounds_of_buckets_are_exact() -> None:

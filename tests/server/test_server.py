@@ -273,7 +273,7 @@ async def test_a_server_after_another_on_one_stream(stream: DataStream) -> None:
             append(stream, (1, b"%d" % turn))
             await peer.expect(modelled(stream).packed(turn))
     assert stream._file.inside_wakers == []
-    assert stream._internals._on_change == []
+    assert stream.parts.feed._listeners == []
     append(stream, (1, b"no listener"))
     stream.truncate(1)
 

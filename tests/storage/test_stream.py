@@ -23,8 +23,7 @@ from datastreamer.errors import (
     UnknownBookmark,
     UnknownEntry,
 )
-from datastreamer.storage import view
-from datastreamer.storage.internals import StreamInternals
+from datastreamer.storage import parts, view
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,
@@ -428,7 +427,7 @@ def test_an_entry_larger_than_a_page_is_refused_before_it_is_written(path: Path)
 def test_wakers(path: Path) -> None:
     reading, writing = os.pipe2(os.O_NONBLOCK)
     with DataStream.create(path) as stream:
-        stream._internals.add_waker(writing)
+        stream.parts.writer.add_waker(writing)
         add(stream, ONE)
         assert len(os.read(reading, 100)) == 8
         add(stream, ONE, TWO)
@@ -441,7 +440,7 @@ def test_wakers(path: Path) -> None:
             os.read(reading, 100)
         stream.truncate(1)
         assert len(os.read(reading, 100)) == 8
-        stream._internals.remove_waker(writing)
+        stream.parts.writer.remove_waker(writing)
         add(stream, ONE)
         with pytest.raises(BlockingIOError):
             os.read(reading, 100)
@@ -550,5 +549,6 @@ def test_threads_that_ask_first_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_our_own_parts_use_is_not_public() -> None:
-    internals = {name for name in dir(StreamInternals) if not name.startswith("_")}
-    assert internals & set(dir(DataStream)) == {"close"}
+    kinds = (parts.StreamFeed, parts.StreamPages, parts.WriterPart, parts.RelayPart, parts.Counters)
+    inside = {name for kind in kinds for name in dir(kind) if not name.startswith("_")}
+    assert inside & set(dir(DataStream)) == {"close"}

@@ -27,7 +27,7 @@ from datastreamer.server import scrub
 from datastreamer.server import server as server_module
 from datastreamer.server.streaming import broadcast
 from datastreamer.storage.bookmarks.builder import IndexBuilder
-from datastreamer.storage.internals import StreamInternals
+from datastreamer.storage.parts import StreamPages
 from datastreamer.storage.write import durability, sums_completer
 from datastreamer.storage.write.durability import PendingCommit
 from tests.storage.lab.model import booted
@@ -169,7 +169,7 @@ def _threads(chance: random.Random) -> Callable[..., Awaitable[Any]]:
                 while not call(0):  # type: ignore[call-arg]
                     await trio.sleep(0.001)
         method = getattr(getattr(call, "func", None), "__func__", None)
-        if isinstance(owner, RelayWriter) or method is StreamInternals.heal_page:
+        if isinstance(owner, RelayWriter) or method is StreamPages.heal:
             # It asks another server from its thread.
             result = await run_stepped(call, *arguments)
         else:

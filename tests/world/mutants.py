@@ -27,7 +27,7 @@ from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.internals import StreamInternals
+from datastreamer.storage.parts import RelayPart, WriterPart
 from datastreamer.storage.sums.verifier import VerifiedFile
 from datastreamer.storage.write.atomic_op import AtomicOp
 from tests.world.faults import (
@@ -376,7 +376,7 @@ MUTANTS = [
     ),
     Mutant(
         "the epoch of a lease is not on disk",
-        replaced(StreamInternals, "put_publisher", nothing),
+        replaced(WriterPart, "put_source", nothing),
         (TAKE_OVER, KILL, POWER, PARTITION),
         seed=2,
     ),
@@ -433,7 +433,7 @@ MUTANTS = [
     ),
     Mutant(
         "a relay restores no page that its upstream has updated",
-        replaced(StreamInternals, "replace_page", lambda self, page, entries: ""),
+        replaced(RelayPart, "replace_page", lambda self, page, entries: ""),
         (ROT_RELAY, UPDATE, UPDATE),
         largest=60_000,
         clients=1,

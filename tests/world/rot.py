@@ -207,7 +207,7 @@ class Rot:
             for name in names
             if name != flip.name and (other := self.stream_of(name)) is not None
         ]
-        result = stream._internals.heal_page(flip.page, peers)
+        result = stream.parts.pages.heal(flip.page, peers)
         if result is None or result.source:
             self.flips.remove(flip)
             self.healed += 1

@@ -104,8 +104,8 @@ class Origin:
         return self._change(lambda: self._truncate(stream, keep))
 
     def _truncate(self, stream: DataStream, keep: int) -> None:
-        stream._internals.lend(self)
-        stream._internals.end_lease(self)
+        stream.parts.writer.lend(self)
+        stream.parts.writer.end_lease(self)
         self.model.truncate(keep)
         stream.truncate(keep)
         self.model.look_anew(self.image())

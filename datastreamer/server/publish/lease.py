@@ -103,12 +103,12 @@ class PublishLease:
             wanted = self._next_record(query)
             try:
                 # Receipts are for the file at the path.
-                self.stream._internals.ensure_in_place(always=True)
+                self.stream.parts.writer.ensure_in_place(always=True)
             except DatastreamerError as error:
                 raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
             if wanted != self._stored:
                 try:
-                    await trio.to_thread.run_sync(self.stream._internals.put_publisher, wanted)
+                    await trio.to_thread.run_sync(self.stream.parts.writer.put_source, wanted)
                 except DatastreamerError as error:
                     what = error.what if isinstance(error, StreamFileError) else error
                     why = f"the lease cannot be written to disk: {what}"
@@ -145,7 +145,7 @@ class PublishLease:
     ) -> Lease:
         stream, terms = self.stream, self.terms
         try:
-            stream._internals.lend(holder)
+            stream.parts.writer.lend(holder)
         except (OperationOpen, LeaseHeld) as error:
             raise OperationRefused(
                 RESULT_SOURCE_BUSY, f"the server's own process: {error}"
@@ -155,7 +155,7 @@ class PublishLease:
         try:
             await trio.to_thread.run_sync(stream.sync)
         except BaseException as error:
-            stream._internals.end_lease(holder)
+            stream.parts.writer.end_lease(holder)
             if isinstance(error, DatastreamerError):
                 raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
             raise
@@ -176,6 +176,6 @@ class PublishLease:
         if self.holder is source:
             self.holder = None
             try:
-                self.stream._internals.end_lease(source)
+                self.stream.parts.writer.end_lease(source)
             except CommitInDoubt as error:
                 _log.error("the open operation of a publisher that has left: %s", error)

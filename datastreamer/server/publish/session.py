@@ -225,10 +225,9 @@ class PublishSession:
         most = self._terms.max_operation_bytes
         if any(len(commit.payload) > most for commit in commits):
             return False
-        if (
-            commits[0].first != self._stream._internals.next_entry
-            or not self._stream._internals.can_commit_at_once(size)
-        ):
+        if commits[
+            0
+        ].first != self._stream.parts.writer.next_entry or not self._stream.parts.writer.fits(size):
             return False
         pending = commit_together(self._stream, self, commits)
         if pending is None:
@@ -310,8 +309,8 @@ class PublishSession:
                     operation is None
                     and isinstance(request, Commit)
                     and size <= _AT_ONCE
-                    and first == self._stream._internals.next_entry
-                    and self._stream._internals.can_commit_at_once(size)
+                    and first == self._stream.parts.writer.next_entry
+                    and self._stream.parts.writer.fits(size)
                 )
                 if at_once:
                     pending = self._apply(request)
@@ -439,9 +438,9 @@ class PublishSession:
     def _encoded(self, answer: _Answer) -> bytes:
         if answer.encoded:
             return answer.encoded
-        synced = self._stream._internals.synced_entries
+        synced = self._stream.parts.writer.durable_entries
         try:
-            self._stream._internals.ensure_in_place()
+            self._stream.parts.writer.ensure_in_place()
             self._synced = synced
             if answer.pending is not None and not answer.pending.done():
                 raise CommitInDoubt(self._stream.path, "it is not on disk yet")

@@ -68,7 +68,7 @@ class Broadcast:
         self.stream = stream
         self.view = stream.new_reader()
         self.counts = counts
-        self.cold = ColdReads(stream.fileno(), PageChecks(stream._internals.file))
+        self.cold = ColdReads(stream.fileno(), PageChecks(stream.parts.pages.file))
         self.backlog_turns = 0
         """How often a client was sent entries far from the head."""
         self.hashing = trio.CapacityLimiter(1)
@@ -137,7 +137,7 @@ class Broadcast:
         return armed
 
     def _settled_page(self) -> bytes | None:
-        return self.stream._internals.file.settled_page()
+        return self.stream.parts.feed.settled_page()
 
     def _report_if_awaited(self) -> None:
         """Have the thread report each pass while a client waits for the view to move."""
@@ -450,10 +450,10 @@ def wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
-    stream._internals.add_waker(writing, inside=True)
+    stream.parts.writer.add_waker(writing, inside=True)
     try:
         yield reading
     finally:
-        stream._internals.remove_waker(writing)
+        stream.parts.writer.remove_waker(writing)
         for fd in {reading, writing}:
             os.close(fd)

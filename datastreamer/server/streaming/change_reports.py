@@ -162,7 +162,7 @@ async def sums_of(broadcast: Broadcast, query: SumsQuery) -> bytes | None:
             return None
         with suppress(Changed), broadcast.unchanged():
             pages, tail = await broadcast.cold.run(
-                lambda number: stream._internals.page_sums(number, most), query.from_entry
+                lambda number: stream.parts.pages.sums(number, most), query.from_entry
             )
             sums = tuple(RangeSum(*each) for each in pages)
             last = NO_SUM if tail is None else RangeSum(*tail)

@@ -63,7 +63,7 @@ class LiveClients:
         self._wants = False
         # The thread has stopped by itself, and the pass has not run for a commit since.
         self._stopped = False
-        file = stream._internals.file
+        file = stream.parts.pages.file
         self._able = stream.follows and hasattr(os, "eventfd") and file.verify != "always"
 
     def __len__(self) -> int:

@@ -180,7 +180,7 @@ class AtomicOp(EntryPacker):
         )
 
     def lend(self, lease: object) -> None:
-        """As `StreamInternals.lend`."""
+        """As `WriterPart.lend`."""
         if self.appender.lease is not None:
             raise self.lent("lease")
         self.appender.lease = lease
@@ -189,7 +189,7 @@ class AtomicOp(EntryPacker):
             raise OperationOpen("an atomic operation of this process is open")
 
     def end_lease(self, lease: object) -> None:
-        """As `StreamInternals.end_lease`."""
+        """As `WriterPart.end_lease`."""
         if self.appender.lease is lease and lease is not None:
             try:
                 if self.is_open:

@@ -237,7 +237,7 @@ def test_facts_are_one_line(invoke: Invoke, made: Path) -> None:
 def test_the_last_source_of_a_stream(invoke: Invoke, copy: Path) -> None:
     assert "source" not in rows(invoke, copy)
     with DataStream.open(copy, index="memory") as stream:
-        stream._internals.put_publisher(PublisherRecord(7, b"\xab" * 16))
+        stream.parts.writer.put_source(PublisherRecord(7, b"\xab" * 16))
     assert rows(invoke, copy)["source"] == f"epoch 7, id {'ab' * 16}"
     with copy.open("r+b") as file:
         for at in records.SOURCE_OFFSETS:

@@ -31,7 +31,7 @@ def disk() -> FaultyDisk:
 def stream(tmp_path: Path, disk: FaultyDisk) -> Iterator[DataStream]:
     # Under "os" header and mark are one write.
     with DataStream.create(tmp_path / "s.bin", sync="os", index="memory", disk=disk) as stream:
-        stream._internals.lend(LEASE)
+        stream.parts.writer.lend(LEASE)
         yield stream
         disk.faults = {}
 
@@ -81,9 +81,9 @@ def test_a_lease_that_is_withdrawn_in_doubt(stream: DataStream, disk: FaultyDisk
     with pytest.raises(CommitInDoubt):
         stream.commit_atomic_op(wait=False)
     with pytest.raises(CommitInDoubt, match="whether the operation from entry 0 on"):
-        stream._internals.end_lease(LEASE)
+        stream.parts.writer.end_lease(LEASE)
     another = object()
-    stream._internals.lend(another)
+    stream.parts.writer.lend(another)
     with pytest.raises(OperationRefused) as caught:
         PublishedOperation(stream, another, 0, 1000)
     assert caught.value.number == RESULT_IN_DOUBT

@@ -61,7 +61,7 @@ class Served:
         self.head = b""
         self.granted = False
         self.operation: PublishedOperation | None = None
-        stream._internals.lend(self.lease)
+        stream.parts.writer.lend(self.lease)
 
     def receive(self, data: bytes) -> bytes:
         if self.granted:
@@ -114,7 +114,7 @@ class Served:
         return encode_receipt(Receipt(request.first, request.entries, self.stream.total_entries))
 
     def end(self) -> None:
-        self.stream._internals.end_lease(self.lease)
+        self.stream.parts.writer.end_lease(self.lease)
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def test_entries_that_are_lost_or_replaced_are_noticed(
     cut = min(cut, len(flat))
     with folder() as at, DataStream.create(at / "s.bin", sync="os", index="memory") as stream:
         lease = object()
-        stream._internals.lend(lease)
+        stream.parts.writer.lend(lease)
         requests = []
         first = 0
         for op in made:
@@ -216,16 +216,16 @@ def test_entries_that_are_lost_or_replaced_are_noticed(
             made_one = PublishedOperation(stream, lease, commit.first, 1 << 20)
             made_one.add(commit.payload)
             made_one.commit(commit.entries)
-        stream._internals.end_lease(lease)
+        stream.parts.writer.end_lease(lease)
         stream.sync()
         if cut < len(flat):
             stream.truncate(cut)
         if change and cut < len(flat):
             with stream.atomic_op() as op:
                 op.add_entry(7, b"of another history")
-        stream._internals.lend(lease)
+        stream.parts.writer.lend(lease)
         for commit in commits:
-            end, refused = stream._internals.next_entry, 0
+            end, refused = stream.parts.writer.next_entry, 0
             try:
                 again = PublishedOperation(stream, lease, commit.first, 1 << 20)
                 again.add(commit.payload)

@@ -211,7 +211,7 @@ async def test_a_grant_after_one_that_was_cut_off_writes_both_copies(
 ) -> None:
     """The source asks again for the epoch that one copy has."""
     with DataStream.create(path, index="memory") as stream:
-        stream._internals.put_publisher(PublisherRecord(5, TWO))
+        stream.parts.writer.put_source(PublisherRecord(5, TWO))
         stream_id = stream.stream_id
     page = bytearray(path.read_bytes()[:4096])
     start, end = put_source(page, copy, stream_id, PublisherRecord(6, ONE))
@@ -362,7 +362,7 @@ async def test_this_process_does_not_write_meanwhile(stream: DataStream, token_f
                 stream.start_atomic_op,
                 lambda: stream.truncate(0),
                 lambda: stream.update_entry(0, 3, b"LOCAL"),
-                lambda: stream._internals.lend(object()),
+                lambda: stream.parts.writer.lend(object()),
             ):
                 with pytest.raises(LeaseHeld, match="publisher holds the lease"):
                     write()

@@ -47,9 +47,9 @@ def follower(writer: DataStream, path: Path) -> Iterator[DataStream]:
 def waker(writer: DataStream) -> Iterator[int]:
     """Readable after each commit."""
     fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    writer._internals.add_waker(fd)
+    writer.parts.writer.add_waker(fd)
     yield fd
-    writer._internals.remove_waker(fd)
+    writer.parts.writer.remove_waker(fd)
     os.close(fd)
 
 
@@ -73,11 +73,11 @@ async def armed(rig: Rig, writer: DataStream) -> None:
 def early_waker(writer: DataStream) -> Iterator[int]:
     """Readable when a commit begins after a pause."""
     fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    writer._internals.add_early_waker(fd)
+    writer.parts.writer.add_early_waker(fd)
     try:
         yield fd
     finally:
-        writer._internals.remove_waker(fd)
+        writer.parts.writer.remove_waker(fd)
         os.close(fd)
 
 

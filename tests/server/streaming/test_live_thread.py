@@ -30,6 +30,7 @@ from datastreamer.server.streaming import live_clients as live_module
 from datastreamer.server.streaming._live_thread import LiveThread
 from datastreamer.server.streaming.sender import State
 from datastreamer.storage.header.records import MARK, MARK_OFFSET, VISIBLE_LAYOUT
+from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import append, over_loopback, until
@@ -91,7 +92,7 @@ async def test_nothing_before_it_is_visible(path: Path, monkeypatch: pytest.Monk
     with DataStream.create(path, sync="commit", index="memory") as writer:
         append(writer, (1, b"first"))
         waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        writer._internals.add_waker(waker)
+        writer.parts.writer.add_waker(waker)
         on_disk = threading.Event()
         with DataStream.open(path, follow=True, index="memory") as follower:
             async with streaming(writer, follower, waker, 1) as (_, [peer]):
@@ -103,7 +104,7 @@ async def test_nothing_before_it_is_visible(path: Path, monkeypatch: pytest.Monk
                     sync()
 
                 monkeypatch.setattr(durability, "timed_sync", slow_sync)
-                begin = writer._internals.next_entry
+                begin = writer.parts.writer.next_entry
                 writer.start_atomic_op()
                 writer.add_entry(1, b"not on disk yet")
                 pending = writer.commit_atomic_op(wait=False)
@@ -114,7 +115,7 @@ async def test_nothing_before_it_is_visible(path: Path, monkeypatch: pytest.Monk
                 assert pending is not None
                 await trio.to_thread.run_sync(pending.wait)
                 await peer.expect(wire.pack(begin, 1, b"not on disk yet"))
-        writer._internals.remove_waker(waker)
+        writer.parts.writer.remove_waker(waker)
         os.close(waker)
 
 
@@ -246,7 +247,7 @@ async def test_nothing_is_sent_between_the_begin_and_the_end_of_a_change(
                 for _ in range(30):
                     before = sum(received)
                     await until(lambda before=before: sum(received) > before and is_armed(rig))
-                    rig.server.change(0, 1, False)
+                    rig.server.change(ChangeBegins(0, 1))
                     assert not is_armed(rig)
                     live = list(rig.server.broadcast._live)
                     at = {s: (s.cursor, s.at) for s in live}
@@ -256,7 +257,7 @@ async def test_nothing_is_sent_between_the_begin_and_the_end_of_a_change(
                     rig.server.broadcast.locate()
                     assert counts.bytes_sent == sent
                     assert {s: (s.cursor, s.at) for s in live} == at
-                    rig.server.change(0, 1, True)
+                    rig.server.change(ChangeEnds(0, 1))
             total = writer.total_entries - begin
             await until(lambda: received == [total] * len(peers))
             nursery.cancel_scope.cancel()
@@ -403,7 +404,7 @@ def modelled_before(stream: DataStream, total: int) -> bytes:
 
 def settled_page(follower: DataStream) -> bytes:
     follower.refresh()
-    page = follower._internals.file.settled_page()
+    page = follower.parts.feed.settled_page()
     assert page is not None
     return page
 
@@ -582,7 +583,7 @@ path, how = sys.argv[1:]
 writer = DataStream.create(path, sync="os", index="memory")
 follower = DataStream.open(path, follow=True, index="memory")
 waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-writer._internals.add_waker(waker)
+writer.parts.writer.add_waker(waker)
 armed, done = threading.Event(), trio.Event()
 
 def append():

@@ -64,27 +64,27 @@ def test_damage_is_noticed(agreement: Agreement, at: int, bits: int) -> None:
 
 def test_commits_and_changes_keep_it(path: Path) -> None:
     with opened(path) as stream:
-        assert stream._internals.agreement is None
-        stream._internals.put_agreement(KNOWN)
+        assert stream.parts.relay.agreement is None
+        stream.parts.relay.put_agreement(KNOWN)
         with stream.atomic_op() as op:
             op.add_entry(1, b"more")
         stream.update_entry(3, 1, b"updated!")
         stream.truncate(50)
-        assert stream._internals.agreement == KNOWN
+        assert stream.parts.relay.agreement == KNOWN
     with opened(path) as stream:
-        assert stream._internals.agreement == KNOWN
-        stream._internals.put_agreement(None)
+        assert stream.parts.relay.agreement == KNOWN
+        stream.parts.relay.put_agreement(None)
     with opened(path) as stream:
-        assert stream._internals.agreement is None
+        assert stream.parts.relay.agreement is None
 
 
 def test_a_copy_has_none(path: Path, tmp_path: Path) -> None:
     """A copy was not compared with the upstream."""
     with opened(path) as stream:
-        stream._internals.put_agreement(KNOWN)
+        stream.parts.relay.put_agreement(KNOWN)
     snapshot(path, tmp_path / "copy.bin")
     with opened(tmp_path / "copy.bin") as stream:
-        assert stream._internals.agreement is None
+        assert stream.parts.relay.agreement is None
 
 
 def test_readers_cannot_write_it(path: Path) -> None:
@@ -92,7 +92,7 @@ def test_readers_cannot_write_it(path: Path) -> None:
         DataStream.open(path, read_only=True, index="memory") as stream,
         pytest.raises(StreamReadOnly),
     ):
-        stream._internals.put_agreement(KNOWN)
+        stream.parts.relay.put_agreement(KNOWN)
 
 
 # Which changes can be reported.

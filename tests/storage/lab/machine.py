@@ -367,7 +367,7 @@ class Laboratory(Recovering):
         )
         self.asked.append(source)
         with self.under(trouble):
-            if self.attempt(lambda: stream._internals.put_publisher(source)):
+            if self.attempt(lambda: stream.parts.writer.put_source(source)):
                 self.source, self.asked = source, []
 
     # Ends.

@@ -52,7 +52,7 @@ def damaged(page: int) -> SimDisk:
 
 
 def replace(stream: DataStream, page: int) -> str:
-    return stream._internals.replace_page(page, b"".join(entry.pack() for entry in entries(page)))
+    return stream.parts.relay.replace_page(page, b"".join(entry.pack() for entry in entries(page)))
 
 
 def replaced(disk: SimDisk, page: int, after: int, torn: float) -> bool:
@@ -78,14 +78,14 @@ def look(disk: SimDisk, page: int) -> bool:
         DataStream.open(PATH, index="memory", verify="never", disk=disk.process()) as stream,
     ):
         start = FIRST + page * PAGE
-        done = not stream._internals.damaged_around(start)
+        done = not stream.parts.pages.damaged_around(start)
         if done:
             # Copies of it that have other entries have to compare.
             assert stream.recorded_changes(0) is None
             assert stream.epoch >= 2
         else:
             assert replace(stream, page)
-        assert not stream._internals.damaged_around(start)
+        assert not stream.parts.pages.damaged_around(start)
         for at in range(3):
             found = list(stream.entries(at * A_PAGE, min(TOTAL, (at + 1) * A_PAGE)))
             assert at != page or found == entries(page)

@@ -86,7 +86,7 @@ class FilePeer:
         if not self._has_sums:
             return []
         with DataStream.open(self._path, read_only=True, verify="never", index="memory") as stream:
-            return stream._internals.page_sums(0, pages)[0]
+            return stream.parts.pages.sums(0, pages)[0]
 
     def entries(self, first: int, stop: int, most: int) -> bytes:
         self.asked.append((first, stop))
@@ -428,7 +428,7 @@ def test_a_sector_of_an_open_stream_that_cannot_be_read(
     path, disk = copied(whole, tmp_path / "open"), FaultyDisk()
     with DataStream.open(path, disk=disk) as stream:
         disk.bad_sectors = {span(page).start + 512 * 90}
-        result = stream._internals.heal_page(page, [FilePeer(whole)])
+        result = stream.parts.pages.heal(page, [FilePeer(whole)])
         assert result is not None
         assert result.source
         assert not disk.bad_sectors
@@ -736,7 +736,7 @@ def test_an_open_stream(whole: Path, tmp_path: Path, page: int) -> None:
     path, peer = copied(whole, tmp_path / "open"), FilePeer(whole)
     first, stop = bounds(whole, page)
     with DataStream.open(path, verify="always") as stream:
-        assert stream._internals.heal_page(page, [peer]) is None
+        assert stream.parts.pages.heal(page, [peer]) is None
         with path.open("r+b") as file:
             file.seek(span(page).start + 70_000)
             file.write(b"\xff" * 999)
@@ -746,9 +746,7 @@ def test_an_open_stream(whole: Path, tmp_path: Path, page: int) -> None:
             assert follower.entry(0).number == 0
             # It was whole when this stream was opened: a new process, or a cold page, shows it.
             epoch = stream.epoch
-            result = stream._internals.heal_page(
-                page, [FilePeer(whole, "bad:1").change(first), peer]
-            )
+            result = stream.parts.pages.heal(page, [FilePeer(whole, "bad:1").change(first), peer])
             assert isinstance(result, HealedPages)
             assert (result.page, result.first, result.stop) == (page, first, stop)
             assert result.source == peer.name
@@ -756,7 +754,7 @@ def test_an_open_stream(whole: Path, tmp_path: Path, page: int) -> None:
             assert follower.entry(first).number == first
             assert not follower.refresh()
             assert [it.number for it in follower.entries(first, stop)] == [*range(first, stop)]
-        assert stream._internals.heal_page(page, [peer]) is None
+        assert stream.parts.pages.heal(page, [peer]) is None
         with stream.atomic_op() as op:
             op.add_entry(1, b"appended")
     assert verify(path).ok
@@ -777,7 +775,7 @@ def test_the_copies_of_damaged_bytes_beside_an_open_stream_are_limited(
             with path.open("r+b") as file:
                 file.seek(span(1).start + 70_000)
                 file.write(b"\xff" * 999)
-            result = stream._internals.heal_page(1, [peer])
+            result = stream.parts.pages.heal(1, [peer])
             assert result is not None
             kept.append(result.kept)
     assert sorted(map(str, path.parent.glob("*.repair"))) == kept[-3:]
@@ -814,7 +812,7 @@ def test_an_open_stream_that_grows_meanwhile(whole: Path, tmp_path: Path) -> Non
             return answer(first, stop, most)
 
         peer.entries = slow  # type: ignore[method-assign]
-        result = stream._internals.heal_page(3, [peer])
+        result = stream.parts.pages.heal(3, [peer])
         assert result is not None
         assert result.source == peer.name
         assert stream.entry(total).data == b"meanwhile"
@@ -835,7 +833,7 @@ def test_an_open_stream_that_is_truncated_meanwhile(whole: Path, tmp_path: Path)
             return answer(start, stop, most)
 
         peer.entries = slow  # type: ignore[method-assign]
-        result = stream._internals.heal_page(1, [peer])
+        result = stream.parts.pages.heal(1, [peer])
         assert result is not None
         assert result.source == ""
         assert "meanwhile" in result.why
@@ -855,7 +853,7 @@ def test_bookmarks_of_a_page_that_is_restored(whole: Path, tmp_path: Path) -> No
             with pytest.raises(DamagedEntry):
                 stream.find_bookmark(key)
         assert stream.bookmark((0).to_bytes(8, "big")) == 0
-        assert stream._internals.heal_page(1, [FilePeer(whole)]) is not None
+        assert stream.parts.pages.heal(1, [FilePeer(whole)]) is not None
         assert stream.bookmark(mark.data) == mark.number
         assert stream.find_bookmark(b"nowhere") is None
 

@@ -110,7 +110,7 @@ def test_beside_a_publisher(tmp_path: Path) -> None:
     """The operation of the lease's holder goes on."""
     with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
         lease = object()
-        stream._internals.lend(lease)
+        stream.parts.writer.lend(lease)
         for publishers in (False, True):
             if publishers:
                 stream.start_atomic_op(lease=lease)
@@ -120,7 +120,7 @@ def test_beside_a_publisher(tmp_path: Path) -> None:
             with pytest.raises(LeaseHeld):
                 stream.append_many(1, [b"mine"])
         stream.commit_atomic_op()
-        stream._internals.end_lease(lease)
+        stream.parts.writer.end_lease(lease)
         assert stream.append(1, b"mine") == 1
     assert items(tmp_path / "s.bin") == [(1, b"the publisher's"), (1, b"mine")]
 

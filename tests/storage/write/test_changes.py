@@ -9,6 +9,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import BadEntryType, UnknownEntry, UpdateRefused
+from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from tests.storage.made import (
     BOOKMARK,
     FIRST,
@@ -151,12 +152,12 @@ def test_truncation_to_a_page_s_start(path: Path, sizes: tuple[int, int]) -> Non
 def test_changes_are_announced(path: Path) -> None:
     with DataStream.create(path) as stream:
         add(stream, ONE, TWO)
-        reported: list[tuple[int, int | None, bool, int, bytes]] = []
+        reported: list[tuple[ChangeBegins | ChangeEnds, int, bytes]] = []
 
-        def note(start: int, stop: int | None, done: bool) -> None:
-            reported.append((start, stop, done, stream.total_entries, stream.entry(1).data))
+        def note(event: ChangeBegins | ChangeEnds) -> None:
+            reported.append((event, stream.total_entries, stream.entry(1).data))
 
-        end = stream._internals.on_change(note)
+        end = stream.parts.feed.subscribe(note)
         stream.update_entry(1, 1, b"new")
         stream.truncate(2)
         with pytest.raises(UnknownEntry):
@@ -164,10 +165,10 @@ def test_changes_are_announced(path: Path) -> None:
         with pytest.raises(UpdateRefused):
             stream.update_entry(1, 1, b"")
         assert reported == [
-            (1, 2, False, 4, b"one"),
-            (1, 2, True, 4, b"new"),
-            (2, None, False, 4, b"new"),
-            (2, None, True, 2, b"new"),
+            (ChangeBegins(1, 2), 4, b"one"),
+            (ChangeEnds(1, 2), 4, b"new"),
+            (ChangeBegins(2, None), 4, b"new"),
+            (ChangeEnds(2, None), 2, b"new"),
         ]
         end()
         stream.truncate(0)

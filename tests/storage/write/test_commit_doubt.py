@@ -112,7 +112,7 @@ def leave_blocks(stream: DataStream, known: Known) -> None:
 
 
 def take_back_a_lease(stream: DataStream, known: Known) -> None:
-    stream._internals.lend("lease")
+    stream.parts.writer.lend("lease")
     try:
         stream.start_atomic_op(lease="lease")
         for kind, data in B:
@@ -122,11 +122,11 @@ def take_back_a_lease(stream: DataStream, known: Known) -> None:
     except WriteFailed:
         pass
     try:
-        stream._internals.end_lease("lease")
+        stream.parts.writer.end_lease("lease")
     except CommitInDoubt:
         known.possible.append(B)
-    stream._internals.lend("another")
-    stream._internals.end_lease("another")
+    stream.parts.writer.lend("another")
+    stream.parts.writer.end_lease("another")
 
 
 def sync_in_between(stream: DataStream, known: Known) -> None:

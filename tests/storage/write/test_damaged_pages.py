@@ -66,7 +66,7 @@ def test_a_change_is_refused(path: Path, page: int, verifies: Any) -> None:
     first, end = FIRSTS[page : page + 2]
     with DataStream.open(path, index="memory", verify=verifies) as stream:
         called: list[int] = []
-        stream._internals.on_change(lambda start, stop, done: called.append(start))
+        stream.parts.feed.subscribe(lambda event: called.append(event.start))
         damage(path, page)
         before = path.read_bytes()
         for change in (
@@ -101,12 +101,12 @@ def test_a_page_is_replaced(path: Path, page: int, opened: str) -> None:
     with DataStream.open(path, index="memory", verify="never") as stream:
         if opened == "before":
             damage(path, page)
-        (found,) = stream._internals.damaged_pages(end - 1, end)
+        (found,) = stream.parts.pages.damaged(end - 1, end)
         assert (found.page, found.first, found.end) == (page, first, end)
         for offset in (found.offset - PAGE, found.offset, found.offset + PAGE):
-            assert [it.page for it in stream._internals.damaged_around(offset)] == [page]
-        assert stream._internals.damaged_around(found.offset + 2 * PAGE) == []
-        kept = stream._internals.replace_page(page, packed(page, end - 1))
+            assert [it.page for it in stream.parts.pages.damaged_around(offset)] == [page]
+        assert stream.parts.pages.damaged_around(found.offset + 2 * PAGE) == []
+        kept = stream.parts.relay.replace_page(page, packed(page, end - 1))
         assert Path(kept).read_bytes()[FIRST + 1000] == ord("!")
         wanted = [entry(number) for number in range(TOTAL)]
         wanted[end - 1] = 1, update(end - 1)
@@ -116,7 +116,7 @@ def test_a_page_is_replaced(path: Path, page: int, opened: str) -> None:
         # Two entries differ, the damaged one and the updated one, and no change says which.
         assert stream.epoch == 4
         assert stream.recorded_changes(0) is None
-        assert stream._internals.replace_page(page, packed(page)) == ""
+        assert stream.parts.relay.replace_page(page, packed(page)) == ""
         assert stream.epoch == 4
         add(stream, [entry(TOTAL)])
         assert items(stream) == [*wanted, entry(TOTAL)]
@@ -140,6 +140,6 @@ def test_other_entries_do_not_fit(path: Path, page: int) -> None:
             packed(2),
         ):
             with pytest.raises(UpdateRefused, match="do not fit in their place"):
-                stream._internals.replace_page(page, entries)
+                stream.parts.relay.replace_page(page, entries)
         assert path.read_bytes() == before
         assert stream.epoch == 0

@@ -42,7 +42,7 @@ def granted(path: Path) -> Path:
     """A stream whose last source is the last but one of `SOURCES`."""
     with DataStream.open(path, index="memory") as stream:
         for source in SOURCES[:-1]:
-            stream._internals.put_publisher(source)
+            stream.parts.writer.put_source(source)
     return path
 
 
@@ -67,17 +67,17 @@ def test_what_is_kept_is_there(path: Path) -> None:
     assert source_of(path) == PublisherRecord()
     with DataStream.open(path, index="memory") as stream:
         for source in SOURCES:
-            stream._internals.put_publisher(source)
+            stream.parts.writer.put_source(source)
             assert stream.source == source
             assert source_of(path) == source
     assert source_of(path) == SOURCES[-1]
     with pytest.raises(StreamClosed):
-        stream._internals.put_publisher(SOURCES[0])
+        stream.parts.writer.put_source(SOURCES[0])
     with (
         DataStream.open(path, follow=True, index="memory") as follower,
         pytest.raises(StreamReadOnly),
     ):
-        follower._internals.put_publisher(SOURCES[0])
+        follower.parts.writer.put_source(SOURCES[0])
 
 
 def truncated(path: Path) -> Path:
@@ -209,7 +209,7 @@ def test_repair_says_that_it_clears_what_is_lost(granted: Path) -> None:
     repair(granted)
     assert source_of(granted) == PublisherRecord()
     with DataStream.open(granted, index="memory") as stream:
-        stream._internals.put_publisher(SOURCES[0])
+        stream.parts.writer.put_source(SOURCES[0])
     assert source_of(granted) == SOURCES[0]
 
 
@@ -232,10 +232,10 @@ def test_a_sync_that_fails_loses_no_entry(tmp_path: Path, policy: str) -> None:
         for refused in ("write", "sync"):
             disk.faults[refused] = errno.EIO
             with pytest.raises(WriteFailed):
-                stream._internals.put_publisher(SOURCES[1])
+                stream.parts.writer.put_source(SOURCES[1])
             disk.faults.clear()
             assert stream.source in (PublisherRecord(), SOURCES[1])
-        stream._internals.put_publisher(SOURCES[1])
+        stream.parts.writer.put_source(SOURCES[1])
         with stream.atomic_op() as op:
             op.add_entry(1, b"two")
     with DataStream.open(path, read_only=True, index="memory") as stream:
@@ -259,12 +259,12 @@ def test_an_epoch_that_was_kept_is_never_gone(
     with booted(lambda: disk.boot):
         stream = DataStream.create(PATH, index="memory", disk=process)
         for source in SOURCES[:done]:
-            stream._internals.put_publisher(source)
+            stream.parts.writer.put_source(source)
         before = SOURCES[done - 1] if done else PublisherRecord()
         process.interruption = Interruption(after, error, lasting=error is not None)
         returned = False
         try:
-            stream._internals.put_publisher(SOURCES[done])
+            stream.parts.writer.put_source(SOURCES[done])
             returned = True
         except (Gone, WriteFailed):
             pass
@@ -279,6 +279,6 @@ def test_an_epoch_that_was_kept_is_never_gone(
         abandon(stream)
         with DataStream.open(PATH, index="memory", disk=disk.process()) as again:
             assert again.source in ([SOURCES[done]] if returned else [before, SOURCES[done]])
-            again._internals.put_publisher(SOURCES[done + 1])
+            again.parts.writer.put_source(SOURCES[done + 1])
         with DataStream.open(PATH, read_only=True, index="memory", disk=disk.process()) as reader:
             assert reader.source == SOURCES[done + 1]

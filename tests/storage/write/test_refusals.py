@@ -19,6 +19,7 @@ from datastreamer.errors import (
     StreamFileError,
     WriteFailed,
 )
+from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from tests.storage.made import (
     BOOKMARK,
     FIRST,
@@ -226,8 +227,8 @@ def test_what_a_failed_sync_lost(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         add(stream, ONE)
         stream.sync()
         add(stream, TWO)
-        changes: list[tuple[int, int | None, bool]] = []
-        stream._internals.on_change(lambda *what: changes.append(what))
+        changes: list[ChangeBegins | ChangeEnds] = []
+        stream.parts.feed.subscribe(changes.append)
 
         def fail_once() -> None:
             del disk.before["sync"]
@@ -242,7 +243,7 @@ def test_what_a_failed_sync_lost(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert [(e.type, e.data) for e in stream.entries(0, 2)] == ONE
         with pytest.raises(EntriesLost, match=r"entries 2 to 3 are lost.*continues with entry 2"):
             stream.start_atomic_op()
-        assert changes == [(2, None, False), (2, None, True)]
+        assert changes == [ChangeBegins(2, None), ChangeEnds(2, None)]
         assert "entries 2 to 3 are lost" in caplog.text
         assert items(stream) == ONE
         assert stream.epoch == 1

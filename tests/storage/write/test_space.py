@@ -74,10 +74,10 @@ def places_a_batch(stream: DataStream) -> None:
 
 def loses_its_source(stream: DataStream) -> None:
     lease = object()
-    stream._internals.lend(lease)
+    stream.parts.writer.lend(lease)
     stream.start_atomic_op(lease=lease)
     huge(stream)
-    stream._internals.end_lease(lease)
+    stream.parts.writer.end_lease(lease)
 
 
 ENDS = [rolls_back, raises_in_the_block, places_a_batch, loses_its_source]

@@ -219,7 +219,7 @@ def test_what_is_taken_at_once_does_not_grow_the_file(tmp_path: Path, sync: Sync
     with DataStream.create(tmp_path / "s.bin", sync=sync, index="memory") as stream:
         for size in (1, 500_000, 500_000, 40_000, 8_000, 100_000, 700_000, 1_048_000):
             before = (tmp_path / "s.bin").stat().st_size
-            at_once = stream._internals.can_commit_at_once(size + 17)
+            at_once = stream.parts.writer.fits(size + 17)
             with stream.atomic_op() as op:
                 op.add_entry(1, bytes(size))
                 op.commit(wait=False)

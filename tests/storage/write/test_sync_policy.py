@@ -157,7 +157,7 @@ def test_seen_at_once_where_the_policy_says_so(path: Path, disk: SlowDisk, sync:
         assert disk.syncs == before
         assert handle.wait(20)
         assert disk.syncs == before + 1
-        assert stream._internals.synced_entries == stream.total_entries
+        assert stream.parts.writer.durable_entries == stream.total_entries
 
 
 def test_an_interval_syncs_by_itself(path: Path, disk: SlowDisk) -> None:

@@ -128,10 +128,10 @@ def test_an_agreement_that_was_not_written_is_not_kept(path: Path) -> None:
     disk = FaultyDisk()
     with DataStream.create(path, sync="os", index="memory", disk=disk) as stream:
         first = Agreement(b"upstream".ljust(16), 1, 1, 0, 0, 0)
-        stream._internals.put_agreement(first)
+        stream.parts.relay.put_agreement(first)
         disk.faults["write"] = errno.EIO
         with pytest.raises(WriteFailed):
-            stream._internals.put_agreement(first._replace(epoch=2))
+            stream.parts.relay.put_agreement(first._replace(epoch=2))
         disk.faults.clear()
-        assert stream._internals.agreement == first
+        assert stream.parts.relay.agreement == first
     assert os.path.exists(path)
