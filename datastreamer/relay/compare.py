@@ -152,7 +152,7 @@ class Comparison:
         size, reader = _PIECE_BYTES, self._stream.reader
         while True:
             theirs = await client.range_hash(first, end, size)
-            changes = reader.changes
+            changes = reader.turn
             try:
                 with reading(self._stream, first, theirs.end):
                     _, digest = await trio.to_thread.run_sync(
@@ -160,7 +160,7 @@ class Comparison:
                     )
                 break
             except (DamagedFile, NotFound):
-                if reader.changes == changes:
+                if reader.turn == changes:
                     raise
             # An update was applied meanwhile: a shorter piece is more likely to be read between
             # updates.

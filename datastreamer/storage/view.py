@@ -205,7 +205,7 @@ class StreamView:
     def _unchanged(self, read: Callable[[], T]) -> T:
         """The result of `read()`, repeated until no entries were truncated or changed meanwhile."""
         while True:
-            changes = self._file.reader.changes
+            changes = self._file.reader.turn
             try:
                 found = read()
             except (DamagedEntry, NotFound):
@@ -216,11 +216,11 @@ class StreamView:
                 return found
 
     def _was_changed(self, changes: int) -> bool:
-        """Whether entries were truncated or changed since `reader.changes` was `changes`."""
+        """Whether entries were truncated or changed since `reader.turn` was `changes`."""
         if self._follows and self._file.outdated():
             self.refresh_open_file()
             return True
-        return self._file.reader.changes != changes
+        return self._file.reader.turn != changes
 
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The committed entries from `start` up to, not including, `stop` (None: the head)."""
@@ -245,7 +245,7 @@ class StreamView:
         file, begun = self._file, False
         while True:
             self._ensure_open()
-            changes, epoch = file.reader.changes, file.epoch
+            changes, epoch = file.reader.turn, file.epoch
             try:
                 for batch in file.reader.batches(number, stop, max_bytes):
                     # A writer's reader has checked that itself.
@@ -300,7 +300,7 @@ class StreamView:
         """
         keeper, doubts = self.bookmarks, 0
         while doubts < 3:
-            changes = self._file.reader.changes
+            changes = self._file.reader.turn
             try:
                 newest = keeper.newest if is_resident is None else keeper.newest_at_hand
                 number = newest(key)

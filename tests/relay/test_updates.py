@@ -350,13 +350,13 @@ async def test_updates_are_applied_while_hashes_are_made(
         failed: list[int] = []
 
         async def changed(reader: Reader, before: int) -> None:
-            while reader.changes < before + 2:
+            while reader.turn < before + 2:
                 await trio.sleep(0.001)
 
         def disturbed(reader: Reader, first: int, end: int, most_bytes: int) -> tuple[int, bytes]:
             # As where an update comes in the middle.
             if len(failed) < 3:
-                before = reader.changes
+                before = reader.turn
                 failed.append(first)
                 trio.from_thread.run_sync(update, source, 1, b"%d" % len(failed))
                 trio.from_thread.run(changed, reader, before)

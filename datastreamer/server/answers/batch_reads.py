@@ -73,11 +73,11 @@ class BatchAnswers:
 
     async def _read(self, query: BatchQuery) -> BatchAnswer:
         reader, number = self._stream.reader, query.from_entry
-        if self._place.number == number and self._changes == reader.changes:
+        if self._place.number == number and self._changes == reader.turn:
             start = self._place
         else:
             start = await self._broadcast.read(reader.cursor, number)
-        changes = reader.changes
+        changes = reader.turn
         limit = min(query.max_bytes or self._most_bytes, self._most_bytes)
         most = min(query.max_count or self._most_entries, self._most_entries)
         size = min(limit, most * self._likely)

@@ -139,7 +139,7 @@ class QueryAnswers:
     ) -> tuple[int, int, int]:
         """As `answers_at_hand`, at the reader's state of now."""
         reader, before = self._stream.reader, len(answers)
-        state, changes, reads = reader.state, reader.changes, reader.at_hand()
+        state, changes, reads = reader.state, reader.turn, reader.at_hand()
         if reads is None:
             return 0, 0, 0
         at_hand, tables, total = reads
@@ -155,7 +155,7 @@ class QueryAnswers:
             answers,
             most,
         )
-        if reader.changes != changes:
+        if reader.turn != changes:
             del answers[before:]
             return 0, 0, 0
         if self._shows is None and len(answers) - before > added[0]:

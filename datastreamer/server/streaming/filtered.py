@@ -146,13 +146,13 @@ class FilteredReads:
             begin = looked.stop
         elif stop <= number:
             begin = Cursor(head.length, number)
-        elif self._place.number == number and self._changes == reader.changes:
+        elif self._place.number == number and self._changes == reader.turn:
             begin = self._place
         else:
             begin = await self._broadcast.read(reader.cursor, number)
         if stop <= begin.number:
             return Frame(number, begin, begin, 0, 0, b"", 0)
-        changes = reader.changes
+        changes = reader.turn
         frame = await _look_up_to_damage(
             self._broadcast,
             reader,
@@ -198,8 +198,8 @@ class FilteredSending:
         `zero_copy_before`. With `hurried` an empty frame is reported at once.
         """
         broadcast, view = self._broadcast, self._broadcast.view
-        if self._changes != view.changes:
-            self._looked, self._changes = None, view.changes
+        if self._changes != view.turn:
+            self._looked, self._changes = None, view.turn
         begin = self._looked or cursor
         total = view.head.entries
         if begin.number >= total:

@@ -45,7 +45,7 @@ class BookmarkKeeper:
         self.recent = trusted.recent
         # For a reader: the reader's change count that the fields reflect, the head at the last
         # check of the index's files, and the number of look-ups without an index.
-        self._changes = reader.changes
+        self._changes = reader.turn
         self._checked_at = reader.head
         self._questions = 0
         # The reader's state at the last `_follow` of `at_hand`.
@@ -110,7 +110,7 @@ class BookmarkKeeper:
     def newest(self, key: bytes) -> int | None:
         """The highest committed entry number that is a bookmark with this key."""
         for _ in range(_TRIES):
-            changes = self._reader.changes
+            changes = self._reader.turn
             if self.recent.unfinished:
                 self._settle()
             try:
@@ -121,7 +121,7 @@ class BookmarkKeeper:
             except MovedError:
                 continue
             except DamagedEntry:
-                if changes == self._reader.changes:
+                if changes == self._reader.turn:
                     raise
                 # The stream was truncated while its end was read.
             except IndexWentBack as error:
@@ -203,7 +203,7 @@ class BookmarkKeeper:
     def unread(self) -> int:
         """How many bytes of the stream the next look-up may have to read."""
         trusted, head = self.trusted, self._reader.head
-        if self.recent.unfinished or (self._changes != self._reader.changes and not trusted.write):
+        if self.recent.unfinished or (self._changes != self._reader.turn and not trusted.write):
             return head.length  # it starts again from the whole file
         gap = self.recent.start.offset - trusted.indexed.length
         unreported = head.length - self.recent.end.length
@@ -350,7 +350,7 @@ class BookmarkKeeper:
     def _rewind(self) -> None:
         """Start again from what is on disk if the stream was truncated or updated since the last
         look-up. Requires `guard`."""
-        changes, trusted = self._reader.changes, self.trusted
+        changes, trusted = self._reader.turn, self.trusted
         if changes == self._changes:
             return
         self.recent.begin_at(self._reader.head)

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer._pages import PageTable, entry_at
@@ -32,6 +32,7 @@ from datastreamer.format import (
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read._at_hand import ReadsAtHand
+from datastreamer.storage.read._head import HeadCell, SeenState
 from datastreamer.storage.read.batch_bounds import Measure, Portion, take
 from datastreamer.storage.read.page_directory import Pages
 from datastreamer.storage.read.page_scan import Page
@@ -40,14 +41,6 @@ from datastreamer.storage.read.type_scan import Matches, Wanted, look
 
 A = TypeVar("A")
 T = TypeVar("T")
-
-
-class _ReaderState(NamedTuple):
-    """One tuple, so that a thread sees fields that belong together."""
-
-    head: Head
-    changes: int
-    pages: Pages
 
 
 class Reader:
@@ -72,8 +65,8 @@ class Reader:
         self._file = data = file if data is None else data
         self._at_hand = at_hand
         self._path = path
-        self._state = _ReaderState(head, 0, Pages(file, path, data))
-        # Held while entries are changed; the number of changes is odd then.
+        self.cell = HeadCell(head, Pages(file, path, data))
+        # Held while entries are changed.
         self._change = threading.Lock()
         # The number of entries after each truncation.
         self._cuts: list[int] = []
@@ -81,33 +74,31 @@ class Reader:
     @property
     def head(self) -> Head:
         """The end of what is read."""
-        return self._state.head
+        return self.cell.now.head
 
     @head.setter
     def head(self, head: Head) -> None:
-        _, changes, pages = self._state
-        # `_ReaderState(...)` takes twice the time.
-        self._state = tuple.__new__(_ReaderState, (head, changes, pages))
+        self.cell.publish(head)
 
     @property
-    def state(self) -> object:
-        """Another object whenever `head` or `changes` are others than before."""
-        return self._state
+    def state(self) -> SeenState:
+        """Another object whenever `head` or `turn` are others than before."""
+        return self.cell.now
 
     @property
-    def changes(self) -> int:
-        """How often entries were truncated or changed, as `forget` and `changing` count it."""
-        return self._state.changes
+    def turn(self) -> int:
+        """Rises by 2 whenever entries were truncated or changed; odd while they are."""
+        return self.cell.now.turn
 
     def forget(self, head: Head | None = None) -> None:
         """Unknown entries were truncated or changed; the stream now ends at `head`."""
-        now, changes, _ = self._state
+        now = self.cell.now
         self._cuts.append(0)
-        self._state = _ReaderState(head or now, changes + 2, self._new_pages())
+        self.cell.change(head or now.head, now.turn + 2, self._new_pages())
 
     def look_again(self) -> None:
         """A damaged page was restored: forget what was read of it."""
-        self._state.pages.clear()
+        self.cell.now.pages.clear()
 
     def _new_pages(self) -> Pages:
         return Pages(self._probe, self._path, self._file)
@@ -116,27 +107,27 @@ class Reader:
     def changing(self) -> Iterator[None]:
         """Around a change of entries by the writer's thread: readers wait."""
         with self._change:
-            before, changes, pages = self._state
-            self._state = _ReaderState(before, changes | 1, pages)
+            before = self.cell.now
+            self.cell.change(before.head, before.turn | 1, before.pages)
             try:
                 yield
             finally:
-                self._end_change(before)
+                self._end_change(before.head)
 
     def _end_change(self, before: Head) -> None:
-        head, changes, _ = self._state
-        if changes & 1:
-            if head.entries < before.entries:
-                self._cuts.append(head.entries)
-            self._state = _ReaderState(head, changes + 1, self._new_pages())
+        now = self.cell.now
+        if now.turn & 1:
+            if now.head.entries < before.entries:
+                self._cuts.append(now.head.entries)
+            self.cell.change(now.head, now.turn + 1, self._new_pages())
 
-    def _steadily(self, read: Callable[[_ReaderState, A], T], what: A) -> T:
+    def _steadily(self, read: Callable[[SeenState, A], T], what: A) -> T:
         """`read(state, what)`, repeated if the stream was changed meanwhile, and before damage is
         believed."""
         doubted = False
         while True:
-            state = self._state
-            if state.changes & 1:
+            state = self.cell.now
+            if state.turn & 1:
                 with self._change:
                     # Still odd: a signal's exception came before the end of the change.
                     self._end_change(Head(0, U64_MAX))
@@ -144,13 +135,13 @@ class Reader:
             try:
                 found = read(state, what)
             except DamagedEntry:
-                if state.changes == self._state.changes:
+                if state.turn == self.turn:
                     if doubted:
                         raise
                     doubted = True
                     state.pages.clear()
             else:
-                if state.changes == self._state.changes:
+                if state.turn == self.turn:
                     return found
 
     # Places of entries.
@@ -159,7 +150,7 @@ class Reader:
         """The place of entry `number`; for the total, the place of the next entry."""
         return self._steadily(self._cursor, number)
 
-    def _cursor(self, state: _ReaderState, number: int) -> Cursor:
+    def _cursor(self, state: SeenState, number: int) -> Cursor:
         if number == state.head.entries:
             return Cursor(state.head.length, number)
         if not number:
@@ -174,33 +165,34 @@ class Reader:
     def packed(self, number: int, *, prefix: bytes = b"", packet_type: int = PACKET_ENTRY) -> bytes:
         """`prefix` and entry `number` with its 17-byte head, as in the file except for the packet
         type."""
-        head, changes, pages = self._state
-        if 0 <= number < head.entries and not changes & 1:
-            first_numbers, tables = pages.directory
+        state = self.cell.now
+        if 0 <= number < state.head.entries and not state.turn & 1:
+            first_numbers, tables = state.pages.directory
             at = bisect_right(first_numbers, number) - 1
             if at >= 0 and number < tables[at].next_number:
                 found = tables[at].read(number, self._file.read, prefix, packet_type)
-                if found is not None and changes == self._state.changes:
+                if found is not None and state.turn == self.turn:
                     return found
         near, start, size = self._find(number)
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
 
     def at_hand(self) -> tuple[ReadsAtHand, list[PageTable], int] | None:
         """For reads at once: what reads, the tables of the known pages, the number of entries. If
-        `changes` is another after the reads, what they read is no state of the stream. None while
+        `turn` is another after the reads, what they read is no state of the stream. None while
         the stream is being changed, or if nothing is ever at hand."""
-        head, changes, pages = self._state
-        if self._at_hand is None or changes & 1:
+        state = self.cell.now
+        if self._at_hand is None or state.turn & 1:
             return None
-        return self._at_hand, pages.directory[1], head.entries
+        return self._at_hand, state.pages.directory[1], state.head.entries
 
     def page_with(self, number: int) -> tuple[int, int] | None:
         """File offset and size of the part of a page with entries that holds entry `number`; None
         if that is not known without reading the file."""
-        head, _, known = self._state
+        state = self.cell.now
+        head = state.head
         if not 0 <= number < head.entries:
             return None
-        first_numbers, tables = known.directory
+        first_numbers, tables = state.pages.directory
         at = bisect_right(first_numbers, number) - 1
         if at < 0:
             return None
@@ -216,7 +208,7 @@ class Reader:
         """The page of entry `number`, found by the first entries of pages alone."""
         return self._steadily(self._page_holding, number)
 
-    def _page_holding(self, state: _ReaderState, number: int) -> int:
+    def _page_holding(self, state: SeenState, number: int) -> int:
         return state.pages.holding(state.head, number)
 
     def entry(self, number: int) -> Entry:
@@ -240,7 +232,7 @@ class Reader:
         """Bytes that hold entry `number`, the offset of its head in them, its data's size."""
         return self._steadily(self._look_up, number)
 
-    def _look_up(self, state: _ReaderState, number: int) -> tuple[bytes, int, int]:
+    def _look_up(self, state: SeenState, number: int) -> tuple[bytes, int, int]:
         offset, number_there, limit = state.pages.near(state.head, number)
         near = self._file.read(limit - offset, offset)
         at, size, _ = self._entry_at(near, number, offset, number_there)
@@ -256,7 +248,7 @@ class Reader:
 
     def first_number(self, page: int) -> int:
         """The number of the entry that data page `page` starts with."""
-        return self._state.pages.first_number(page)
+        return self.cell.now.pages.first_number(page)
 
     # Runs and spans.
 
@@ -269,7 +261,7 @@ class Reader:
         """
         return self._steadily(self._run, (cursor, max_bytes))
 
-    def _run(self, state: _ReaderState, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
+    def _run(self, state: SeenState, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
         (offset, number), max_bytes = what
         head = state.head
         if number > head.entries:
@@ -329,7 +321,7 @@ class Reader:
         return found.batch
 
     def _before_padding(
-        self, state: _ReaderState, near: bytes, offset: int, batch: EntryBatch
+        self, state: SeenState, near: bytes, offset: int, batch: EntryBatch
     ) -> EntryBatch:
         """The same for entries before padding, which may be the first byte of a length if the entry
         before is parsed one byte too long."""
@@ -386,8 +378,8 @@ class Reader:
     ) -> Iterator[EntryBatch]:
         """Runs of the entries from `start` to `stop` (excluded; None: the head now)."""
         cuts = len(self._cuts)
-        head, changes, _ = self._state
-        total = head.entries
+        began = self.cell.now
+        total = began.head.entries
         stop = total if stop is None else min(stop, total)
         if start < 0 or start > total:
             raise UnknownEntry(start, total)
@@ -401,7 +393,7 @@ class Reader:
             try:
                 batch, cursor = self.run(cursor, max_bytes)
             except DamagedEntry:
-                if changes == self._state.changes:
+                if began.turn == self.turn:
                     raise
                 batch = None
             if not batch or any(cut < cursor.number for cut in self._cuts[cuts:]):
@@ -418,9 +410,9 @@ class Reader:
         """
         return self._steadily(self._span, cursor)
 
-    def _span(self, state: _ReaderState, cursor: Cursor) -> Span:
+    def _span(self, state: SeenState, cursor: Cursor) -> Span:
         offset, number = cursor
-        head, _, pages = state
+        head, pages = state.head, state.pages
         if number >= head.entries:
             return Span(offset, offset, cursor)
         first = pages.head_at(offset)
@@ -439,7 +431,7 @@ class Reader:
         """As many entries as `wanted` allows: counted and measured, and read if they are few."""
         return self._steadily(self._portion, wanted)
 
-    def _portion(self, state: _ReaderState, wanted: Measure) -> Portion:
+    def _portion(self, state: SeenState, wanted: Measure) -> Portion:
         def span(offset: int, number: int) -> Span:
             return self._span(state, Cursor(offset, number))
 
@@ -449,7 +441,7 @@ class Reader:
         """The matches of `wanted` in the next part of the file."""
         return self._steadily(self._matches, wanted)
 
-    def _matches(self, state: _ReaderState, wanted: Wanted) -> Matches:
+    def _matches(self, state: SeenState, wanted: Wanted) -> Matches:
         return look(wanted, state.head, self._path, self._file.read)
 
     def raw(self, start: int, count: int) -> bytes:
@@ -459,7 +451,7 @@ class Reader:
             raise DamagedEntry(self._path, start, "the file ends here")
         return data
 
-    def _past_padding(self, state: _ReaderState, cursor: Cursor) -> int:
+    def _past_padding(self, state: SeenState, cursor: Cursor) -> int:
         """The next page's start, if the cursor is at padding that can be believed."""
         offset, number = cursor
         if not self._padding_at(offset):

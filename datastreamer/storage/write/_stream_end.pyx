@@ -22,6 +22,7 @@ from datastreamer.storage.disk._commit cimport (
     Descriptor, Span, coarse_ns, descriptor_of, now_ns, write_packed,
 )
 from datastreamer.storage.header._heads cimport entries_of, length_of
+from datastreamer.storage.read._head cimport HeadCell
 from datastreamer.storage.sums._page_sums cimport PageSums
 from datastreamer.storage.sums._xxh3 cimport xxh3_of_33_to_64
 
@@ -131,8 +132,9 @@ cdef class StreamEnd:
     cdef object _owner
     # When the last commit ended, in ns.
     cdef uint64_t _ended
-    # Of the owner: its reader, its lock's methods, and its lists.
-    cdef object _reader, _acquire, _release
+    # Of the owner: its reader's cell, its lock's methods, and its lists.
+    cdef HeadCell _cell
+    cdef object _acquire, _release
     cdef list _wakers, _inside_wakers, _early_wakers
     cdef type _head
     cdef object _page
@@ -187,7 +189,7 @@ cdef class StreamEnd:
         """Commit with the locks of the `OwnedFile` `owner`, move its head, and wake those that it
         lists. Call it again when it has another reader; lock and lists stay."""
         self._owner = owner
-        self._reader = owner.reader
+        self._cell = owner.reader.cell
         self._acquire, self._release = owner.lock.acquire, owner.lock.release
         self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
         self._early_wakers = owner.early_wakers
@@ -285,7 +287,7 @@ cdef class StreamEnd:
                 return None
             try:
                 if hidden:
-                    head = self.commit(packed, None, self._owner.reader.head, False, ())
+                    head = self.commit(packed, None, self._cell.now.head, False, ())
                 else:
                     head = self.commit(packed, None, None, sync, self._wakers)
             except OSError as error:
@@ -295,7 +297,7 @@ cdef class StreamEnd:
             if hidden:
                 self.unfinished = False
                 return head
-            move_head(self._reader, head)
+            self._cell.publish(head)
             self.unfinished = False
             if self._inside_wakers:
                 self._owner.wake_inside()
@@ -541,18 +543,6 @@ cdef int wake_early(list wakers) except -1:
 cdef inline int set_item(new, Py_ssize_t at, item) except -1:
     Py_INCREF(item)
     PyTuple_SET_ITEM(new, at, <PyObject*>item)
-    return 0
-
-
-cdef inline int move_head(reader, head) except -1:
-    """`reader.head = head`, without the cost of the call."""
-    state = reader._state
-    cdef type kind = type(state)
-    moved = (<PyTypeObject*>kind).tp_alloc(kind, 3)
-    set_item(moved, 0, head)
-    set_item(moved, 1, <object>PyTuple_GET_ITEM(state, 1))
-    set_item(moved, 2, <object>PyTuple_GET_ITEM(state, 2))
-    reader._state = moved
     return 0
 
 

@@ -61,7 +61,7 @@ def held_up(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[
 def test_what_was_looked_up_before_a_truncation_is_not_kept(
     writer: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside = held_up(writer.reader._state.pages, "near", monkeypatch)
+    beside = held_up(writer.reader.state.pages, "near", monkeypatch)
     found = []
     thread = threading.Thread(target=lambda: found.append(writer.entry(40).data[:7]), name="late")
     thread.start()

@@ -265,9 +265,9 @@ def test_memory_is_bounded(tall: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in [*range(130), *range(129, -1, -1), *range(0, 130, 17)]:
         assert reader.entry(number).type == number
         cursor = reader.span(Cursor(FIRST + number * PAGE, number)).next
-        assert len(reader._state.pages.directory[1]) <= 4
-        assert len(reader._state.pages._first_numbers) <= 8
-        assert len(reader._state.pages._ends) <= 8
+        assert len(reader.state.pages.directory[1]) <= 4
+        assert len(reader.state.pages._first_numbers) <= 8
+        assert len(reader.state.pages._ends) <= 8
     assert cursor.number > 0
     file.close()
 

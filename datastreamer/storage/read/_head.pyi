@@ -1,0 +1,23 @@
+# The docstrings of _head.pyx say the contracts.
+
+from typing import final
+
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.page_directory import Pages
+
+@final
+class SeenState:
+    @property
+    def head(self) -> Head: ...
+    @property
+    def turn(self) -> int: ...
+    @property
+    def pages(self) -> Pages: ...
+
+@final
+class HeadCell:
+    @property
+    def now(self) -> SeenState: ...
+    def __init__(self, head: Head, pages: Pages) -> None: ...
+    def publish(self, head: Head) -> None: ...
+    def change(self, head: Head, turn: int, pages: Pages) -> None: ...
