@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -369,6 +370,9 @@ class DataStream(StreamView, Appending):
     def close(self) -> None:
         """Roll back the open operation, bring all that is committed to disk, and close the file.
 
+        Entries of an open operation are discarded with a `ResourceWarning`; not so at the end of a
+        `with` block that an exception ends, and those of a lease.
+
         Raises `CommitInDoubt` if the disk refuses, with the entries that may not be on disk, or
         may be; also after a commit or change that was interrupted. Raises `EntriesLost`, and
         `FileReplaced` if the path does not lead to the open file any more. The stream is closed
@@ -379,7 +383,7 @@ class DataStream(StreamView, Appending):
         writer = self._writer
         if writer is not None and self._appender.committing:
             writer.owned.interrupt()
-        self._op.close()
+        discarded = self._op.discard()
         try:
             if writer is not None:
                 if writer.owned.failed:
@@ -398,6 +402,8 @@ class DataStream(StreamView, Appending):
                     (self._file if writer is None else writer).close()
                 finally:
                     self.parts.counters.close()
+        if discarded:
+            warnings.warn(discarded, ResourceWarning, stacklevel=2)
 
     def __enter__(self) -> DataStream:
         return self
@@ -408,6 +414,8 @@ class DataStream(StreamView, Appending):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._op.close()  # the exception rolls back, as that of `with stream.atomic_op()`
         with raised_after(error):
             self.close()
 
