@@ -303,8 +303,8 @@ class DataStream(StreamView, Appending):
         """Replace a committed event's data with the same number of bytes; durable on return.
 
         Raises `UnknownEntry`, `BadEntryType` and `UpdateRefused` (another type or length,
-        a bookmark), `OperationOpen`, `FileReplaced`, and `DamagedPage` if the entry's page does
-        not match its checksum.
+        a bookmark), `OperationOpen`, `FileReplaced`, `DamagedPage` if the entry's page does not
+        match its checksum, and `ServerFailed` if a serving process does not confirm the change.
         """
         changes = self._ensure_changeable("update")
         new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
@@ -317,8 +317,9 @@ class DataStream(StreamView, Appending):
     def truncate(self, number: int) -> None:
         """Truncate the stream to `number` entries (0 up to, not including, the total); durable.
 
-        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`, and `DamagedEntry` if the page
-        that is to keep a part of its entries is damaged.
+        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`, `DamagedEntry` if the page that is
+        to keep a part of its entries is damaged, and `ServerFailed` if a serving process does not
+        confirm the change.
         """
         changes = self._ensure_changeable("truncation")
         if not 0 <= number < self.total_entries:
