@@ -190,15 +190,7 @@ class StreamServer:
     def close(self) -> None:
         """Stop accepting, send committed entries to clients within the limits' `grace`, then close
         the server and the stream. Raises what closing the stream raises."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._serving.close()
-        finally:
-            for listener in self._listeners:
-                listener.close()
-            self.stream.close()
+        self.__exit__(None, None, None)
 
     def _abandon(self) -> None:
         """In the child of a fork: close copies of the parent's descriptors, and nothing else."""
@@ -217,8 +209,16 @@ class StreamServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._closed:
+            return
+        self._closed = True
         with raised_after(error):
-            self.close()
+            try:
+                self._serving.close()
+            finally:
+                for listener in self._listeners:
+                    listener.close()
+                self.stream.__exit__(kind, error, trace)
 
 
 class _ServerThread:

@@ -53,8 +53,6 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
     parent has died."""
     await link.send_all(control.READY)
     waiting = b""
-    # Changes that have begun. A process that restarted meanwhile was not notified of their begin.
-    begun: set[bytes] = set()
     while got := await link.receive_some():
         waiting += got
         while waiting and len(waiting) >= (size := 5 + control.SIZES[waiting[:1]]):
@@ -72,12 +70,8 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
                 answer, done = json.dumps(await collect(server, limit=limit)).encode(), True
             else:
                 start, stop = control.RANGE.unpack(words)
-                entries = start, None if stop == U64_MAX else stop
-                if what == control.CHANGE:
-                    server.change(ChangeBegins(*entries))
-                elif words in begun:
-                    server.change(ChangeEnds(*entries))
-                begun = {words} if what == control.CHANGE else set()
+                event = ChangeBegins if what == control.CHANGE else ChangeEnds
+                server.change(event(start, None if stop == U64_MAX else stop))
                 done = True
             verdict = control.YES if done else control.NO
             (asked,) = control.NUMBER.unpack(number)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Time limit for workers to answer that a truncation or update may begin.
+# Time limit for workers to confirm the begin, and then the end, of a truncation or update.
 _CHANGE_SECONDS = 10.0
 # Time limit for workers to read certificates and keys.
 _RELOAD_SECONDS = 10.0
@@ -75,6 +75,9 @@ class Workers:
         self._shared = shared_block(count, limited) if count > 1 else None
         self.processes: list[ServingProcess] = []
         self._metrics: GatheredMetrics | None = None
+        # From the begin to the end of a change: the guards of all processes, and those that know.
+        self._held = contextlib.ExitStack()
+        self._notified: list[ServingProcess] = []
         several = bool(metrics or http) and count > 1
         if http is not None:
             snapshot = self.snapshot if count > 1 else None
@@ -175,7 +178,7 @@ class Workers:
                 stack.enter_context(process.guard)
                 process.closing = process.closing or last
             until = time.monotonic() + timeout
-            asked = [process.post(what, words) for process in self.processes]
+            asked = [process.post(what, words, until) for process in self.processes]
             answers = [
                 (process, process.answer(number, until))
                 for process, number in zip(self.processes, asked, strict=True)
@@ -184,24 +187,49 @@ class Workers:
 
     def _changing(self, event: ChangeBegins | ChangeEnds) -> None:
         """Committed entries are about to change, or have changed: before the first byte is
-        written, the processes disconnect the clients that this affects."""
-        what = control.CHANGED if isinstance(event, ChangeEnds) else control.CHANGE
+        written, the processes disconnect the clients that this affects.
+
+        From the begin to the end of a change no process is asked anything else, or restarted.
+        Raises `ServerFailed` if a process does not confirm the begin in time: it may still send
+        what would change.
+        """
         words = control.RANGE.pack(event.start, U64_MAX if event.stop is None else event.stop)
-        with contextlib.ExitStack() as stack:
+        until = time.monotonic() + _CHANGE_SECONDS
+        if isinstance(event, ChangeEnds):
+            with self._held:
+                for process in self._unconfirmed(control.CHANGED, words, until):
+                    _log.error("%s; it sends no entries until it continues", self._hangs(process))
+            return
+        with contextlib.ExitStack() as held:
             for process in self.processes:
-                stack.enter_context(process.guard)
-            notified: Sequence[ServingProcess] = [
-                each for each in self.processes if not each.closing and each.failure is None
-            ]
-            asked = [each.post(what, words) for each in notified]
-            until = time.monotonic() + _CHANGE_SECONDS
-            for each, number in zip(notified, asked, strict=True):
-                if each.answer(number, until) is None:
-                    _log.error(
-                        "%s: the serving process does not answer; killing and restarting it",
-                        self._stream.path,
-                    )
-                    each.kill()
+                if not process.guard.acquire(timeout=max(0, until - time.monotonic())):
+                    raise ServerFailed(f"{self._hangs(process)}; nothing was changed, try again")
+                held.callback(process.guard.release)
+            self._notified = [p for p in self.processes if not p.closing and p.failure is None]
+            hanging = self._unconfirmed(control.CHANGE, words, until)
+            if hanging:
+                self._unconfirmed(control.CHANGED, words, time.monotonic())
+                raise ServerFailed(f"{self._hangs(hanging[0])}; nothing was changed, try again")
+            self._held = held.pop_all()
+
+    def _unconfirmed(self, what: bytes, words: bytes, until: float) -> list[ServingProcess]:
+        """Send a request about a change to the processes that are notified of it; returns those
+        that run and do not confirm it by `until`."""
+        asked = [(process, process.post(what, words, until)) for process in self._notified]
+        # Each begin that a process was sent is followed by its end.
+        self._notified = [process for process, number in asked if number is not None]
+        return [
+            process
+            for process, number in asked
+            if process.answer(number, until) is None and not process.ends(until)
+        ]
+
+    def _hangs(self, process: ServingProcess) -> str:
+        return (
+            f"{self._stream.path}: the serving process {process.pid} has not answered for "
+            f"{_CHANGE_SECONDS:g} s (it is stopped, starting, or draining); `kill -CONT "
+            f"{process.pid}` continues it, `kill -KILL {process.pid}` restarts it"
+        )
 
     # Shutdown.
 

@@ -38,8 +38,6 @@ _LOOK_SECONDS = 0.1
 _ATTEMPTS = 5
 _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
-# Time limit for sending a request to the child.
-_LONGEST = 10.0
 
 
 class HttpShare(NamedTuple):
@@ -291,9 +289,8 @@ class ServingProcess:
                     try:
                         if self._control is not None:
                             self._control.close()
-                        process, link = self._spawn()
-                        self._control = self._ready(process, link)
-                        self._process = process
+                        self._process, link = self._spawn()
+                        self._control = self._ready(self._process, link)
                         break
                     except (ServerFailed, OSError) as error:
                         _log.error("%s", error)
@@ -315,23 +312,24 @@ class ServingProcess:
 
     # Requests. The caller holds the guard from the request to its answer.
 
-    def post(self, what: bytes, words: bytes = b"", timeout: float = _LONGEST) -> bytes | None:
-        """Send a request; returns its number, or None if the process cannot be reached."""
+    def post(self, what: bytes, words: bytes, until: float) -> bytes | None:
+        """Send a request; returns its number, or None if the process cannot be reached by `until`
+        on the monotonic clock."""
         link = self._control
         if link is None or self.failure is not None:
             return None
         self._asked = (self._asked + 1) & 0xFFFFFFFF
         number = control.NUMBER.pack(self._asked)
         try:
-            link.settimeout(timeout)
+            link.settimeout(max(0.001, until - time.monotonic()))
             link.sendall(what + number + words)
         except OSError:
             return None
         return number
 
     def answer(self, number: bytes | None, until: float) -> bytes | None:
-        """The answer to a request, by `until` on the monotonic clock: the result for yes, None for
-        no and without an answer in time."""
+        """The answer to a request, by `until`: the result for yes, None for no and without an
+        answer in time."""
         link = self._control
         if number is None or link is None:
             return None
@@ -354,6 +352,14 @@ class ServingProcess:
                 self._unread += got
         except OSError:
             return None
+
+    def ends(self, until: float) -> bool:
+        """Whether it has ended, or, having closed its side, ends by `until`."""
+        try:
+            self._process.wait(max(0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     # Shutdown.
 

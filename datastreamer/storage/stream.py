@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -302,8 +303,8 @@ class DataStream(StreamView, Appending):
         """Replace a committed event's data with the same number of bytes; durable on return.
 
         Raises `UnknownEntry`, `BadEntryType` and `UpdateRefused` (another type or length,
-        a bookmark), `OperationOpen`, `FileReplaced`, and `DamagedPage` if the entry's page does
-        not match its checksum.
+        a bookmark), `OperationOpen`, `FileReplaced`, `DamagedPage` if the entry's page does not
+        match its checksum, and `ServerFailed` if a serving process does not confirm the change.
         """
         changes = self._ensure_changeable("update")
         new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
@@ -316,8 +317,9 @@ class DataStream(StreamView, Appending):
     def truncate(self, number: int) -> None:
         """Truncate the stream to `number` entries (0 up to, not including, the total); durable.
 
-        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`, and `DamagedEntry` if the page
-        that is to keep a part of its entries is damaged.
+        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`, `DamagedEntry` if the page that is
+        to keep a part of its entries is damaged, and `ServerFailed` if a serving process does not
+        confirm the change.
         """
         changes = self._ensure_changeable("truncation")
         if not 0 <= number < self.total_entries:
@@ -369,6 +371,9 @@ class DataStream(StreamView, Appending):
     def close(self) -> None:
         """Roll back the open operation, bring all that is committed to disk, and close the file.
 
+        Entries of an open operation are discarded with a `ResourceWarning`; not so at the end of a
+        `with` block that an exception ends, and those of a lease.
+
         Raises `CommitInDoubt` if the disk refuses, with the entries that may not be on disk, or
         may be; also after a commit or change that was interrupted. Raises `EntriesLost`, and
         `FileReplaced` if the path does not lead to the open file any more. The stream is closed
@@ -379,7 +384,7 @@ class DataStream(StreamView, Appending):
         writer = self._writer
         if writer is not None and self._appender.committing:
             writer.owned.interrupt()
-        self._op.close()
+        discarded = self._op.discard()
         try:
             if writer is not None:
                 if writer.owned.failed:
@@ -398,6 +403,8 @@ class DataStream(StreamView, Appending):
                     (self._file if writer is None else writer).close()
                 finally:
                     self.parts.counters.close()
+        if discarded:
+            warnings.warn(discarded, ResourceWarning, stacklevel=2)
 
     def __enter__(self) -> DataStream:
         return self
@@ -408,6 +415,8 @@ class DataStream(StreamView, Appending):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._op.close()  # the exception rolls back, as that of `with stream.atomic_op()`
         with raised_after(error):
             self.close()
 

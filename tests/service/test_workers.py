@@ -27,6 +27,7 @@ from datastreamer.service import worker_process as process
 from datastreamer.service.daemon import serve_until_signal
 from datastreamer.service.embedded import StreamServer
 from datastreamer.service.worker_pool import Workers
+from datastreamer.storage.parts import ChangeBegins
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import done, running
 from tests.network import model as wire
@@ -106,6 +107,92 @@ def test_all_processes_learn_of_changes_before_a_byte_is_written(path: Path) -> 
             append(stream, (3, b"on"))
             for client in many:
                 client.ask(b"", modelled(path).packed(10))
+
+
+def contents(stream: DataStream) -> tuple[int, list[bytes]]:
+    return stream.epoch, [entry.data for entry in stream.entries()]
+
+
+def test_a_process_that_hangs_ends_a_change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still send what would change: nothing is changed, and the error names the process."""
+    with serving(path, workers=2) as server:
+        stream = server.stream
+        append(stream, *[(1, b"%d" % n) for n in range(10)])
+        with clients(server.port, 6) as many:
+            for client in many:
+                client.ask(b"", modelled(path).packed())
+            hanging = workers_of(server).processes[0].pid
+            os.kill(hanging, signal.SIGSTOP)
+            monkeypatch.setattr(pool, "_CHANGE_SECONDS", 0.3)
+            before = contents(stream)
+            try:
+                with pytest.raises(ServerFailed, match=f"CONT {hanging}.*nothing was changed"):
+                    stream.update_entry(7, 1, b"!")
+                with pytest.raises(ServerFailed, match=f"process {hanging} has not answered"):
+                    stream.truncate(9)
+                assert contents(stream) == before
+                append(stream, (2, b"on"))
+            finally:
+                os.kill(hanging, signal.SIGCONT)
+            monkeypatch.setattr(pool, "_CHANGE_SECONDS", 60)
+            # Also clients that the process has disconnected meanwhile are served again.
+            with clients(server.port, 6) as again:
+                for client in again:
+                    client.ask(b"", modelled(path).packed())
+                stream.truncate(9)
+                append(stream, (2, b"after"))
+                for client in again:
+                    with pytest.raises(ConnectionResetError):
+                        client.rest()
+        assert hanging == workers_of(server).processes[0].pid
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "between"])
+def test_a_process_that_dies_does_not_hinder_a_change(
+    path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    with serving(path, workers=2) as server:
+        stream = server.stream
+        append(stream, *[(1, b"%d" % n) for n in range(10)])
+        dying = workers_of(server).processes[0]
+        pid = dying.pid
+        os.kill(pid, signal.SIGKILL if when == "before" else signal.SIGSTOP)
+        if when == "between":
+            os.kill(pid, signal.SIGCONT)
+            stream.parts.feed.subscribe(
+                lambda event: (
+                    os.kill(pid, signal.SIGKILL) if isinstance(event, ChangeBegins) else None
+                )
+            )
+        if when == "meanwhile":
+            threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        stream.truncate(5)
+        append(stream, (2, b"on"))
+        while workers_of(server).processes[0].pid == pid:
+            pass
+        with clients(server.port, 6) as many:
+            for client in many:
+                client.ask(b"", modelled(path).packed())
+
+
+def test_a_change_does_not_wait_for_a_drain(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain, a restart and other requests hold a process: that wait has the same limit."""
+    with serving(path) as server:
+        stream = server.stream
+        append(stream, *[(1, b"%d" % n) for n in range(10)])
+        (process,) = workers_of(server).processes
+        os.kill(process.pid, signal.SIGSTOP)
+        drain = threading.Thread(target=server.drain, args=(60,))
+        drain.start()
+        while not process.guard.locked():
+            pass
+        monkeypatch.setattr(pool, "_CHANGE_SECONDS", 0.3)
+        with pytest.raises(ServerFailed, match=f"process {process.pid} has not answered"):
+            stream.truncate(5)
+        assert drain.is_alive()
+        assert stream.total_entries == 10
+        os.kill(process.pid, signal.SIGKILL)
+        drain.join()
 
 
 def test_the_processes_share_the_limit_of_clients(path: Path) -> None:

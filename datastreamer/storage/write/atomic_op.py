@@ -273,6 +273,22 @@ class AtomicOp(EntryPacker):
             raise self._too_large_to_repeat()
         self._failures = writer.owned.failures
 
+    def discard(self) -> str:
+        """Close it because its stream is being closed. Returns what its program has to know, and
+        logs that: how many of its entries are discarded. Empty if there are none, or if they are
+        those of a publisher, which is not acknowledged and sends them again."""
+        count = self.next_number - self._start.entries
+        if not self.is_open or not count or self.appender.committing or self.appender.lease:
+            self.close()
+            return ""
+        self.close()
+        what = (
+            f"{self._stream.path}: the stream was closed while an atomic operation was open; its "
+            f"{count} entries are discarded (commit an operation, or roll it back)"
+        )
+        _log.warning("%s", what)
+        return what
+
     def rollback(self) -> None:
         """As `DataStream.rollback_atomic_op`."""
         self._stream._ensure_open()
