@@ -23,13 +23,11 @@ from datastreamer.server.admission.acceptor import Acceptor
 from datastreamer.server.admission.gate import ConnectionSlot, Gate
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
-from datastreamer.server.answers.burst import AnswerBurst
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.healer import Healer
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.policy import Publishing
-from datastreamer.server.read_ahead import BusyPoll
 from datastreamer.server.scrub import Scrub
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.server.streaming.broadcast import Broadcast, wakeup
@@ -117,8 +115,6 @@ class Server:
         self._token_examiner = TokenExaminer(tokens, self.counts.not_allowed, self.gate.refusals)
         self.broadcast = self._broadcast_of(stream)
         self._bookmark_queries = BookmarkQueries(self.broadcast)
-        self._busy_poll = BusyPoll()
-        self._answer_burst = AnswerBurst()
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._finishing = False
@@ -192,7 +188,6 @@ class Server:
 
     def _close_opened(self) -> None:
         self._bookmark_queries.close()
-        self._answer_burst.close()
         if self._opened is not None:
             self._opened.close()
 
@@ -301,8 +296,6 @@ class Server:
             token_examiner=self._token_examiner,
             gate=self.gate,
             place=place,
-            busy_poll=self._busy_poll,
-            answer_burst=self._answer_burst,
         )
         self.sessions[session] = None
         _log.debug("%s: connected", transport.peer)

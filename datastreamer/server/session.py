@@ -40,14 +40,13 @@ from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
-from datastreamer.server.answers.burst import AnswerBurst
 from datastreamer.server.answers.long_answers import LongAnswers
 from datastreamer.server.answers.queries import AnyStart, QueryAnswers
 from datastreamer.server.command_labels import AUTHENTICATE, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
-from datastreamer.server.read_ahead import BusyPoll, ReadAhead
+from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten
 from datastreamer.server.streaming.output import ClientOutput
@@ -106,8 +105,6 @@ class Session:
         token_examiner: TokenExaminer,
         gate: Gate,
         place: ConnectionSlot | None,
-        busy_poll: BusyPoll,
-        answer_burst: AnswerBurst,
     ) -> None:
         self.id = next(_ids)
         """Unique in this process."""
@@ -143,8 +140,7 @@ class Session:
         self._stream = broadcast.stream
         rate = limits.request_rate
         self._pace = None if rate is None else Pace(rate, now)
-        self._read_ahead = ReadAhead(transport, busy_poll)
-        self._answer_burst = answer_burst
+        self._read_ahead = ReadAhead(transport)
         self._long_answers = LongAnswers(
             broadcast, self.answers, self.sender, self._read_ahead, self.protocol
         )
@@ -295,17 +291,14 @@ class Session:
                         continue
             event = protocol.next_event()
             if event is None:
-                burst = None
                 if answers:
-                    if not (self._read_ahead.alone or self._finishing):
-                        burst = self._answer_burst
-                    await answers.send(burst)
+                    await answers.send()
                 if self._finishing and not self.sender.streaming:
                     self.reason = self.reason or SERVER_ENDED
                     await self._hang_up()
                     return
                 self.waiting = True
-                data = await self._read_ahead.receive_query(paused=burst is not None)
+                data = await self._read_ahead.receive()
                 self.waiting = False
                 self.heard = True
                 protocol.receive(data)

@@ -48,9 +48,6 @@ class Transport(Protocol):
     async def receive(self) -> bytes:
         """Receive some bytes; empty at the end of the peer's stream."""
 
-    def receive_now(self) -> bytes | None:
-        """As `receive`, without waiting; None if nothing has arrived, or if that is not known."""
-
     async def send(self, data: Buffer) -> None:
         """Send all of `data`. After a cancellation or failure the connection is unusable."""
 
@@ -115,12 +112,6 @@ class SocketTransport:
         except (OSError, ValueError) as error:
             raise _broken(error) from error
         return data
-
-    def receive_now(self) -> bytes | None:
-        try:
-            return self._received()
-        except OSError as error:
-            raise _broken(error) from error
 
     def _received(self) -> bytes | None:
         try:

@@ -105,16 +105,6 @@ class TLSTransport:
             await self._take_in()
         return data
 
-    def receive_now(self) -> bytes | None:
-        tls = self._object
-        if tls is None:
-            return None
-        data = self._decrypted(tls)
-        if data is None and (taken := self._socket.receive_now()) is not None:
-            self._put_in(taken)
-            data = self._decrypted(tls)
-        return data
-
     def _decrypted(self, tls: ssl.SSLObject) -> bytes | None:
         """Some bytes of the peer, empty at their end; None before more ciphertext is there."""
         try:
@@ -130,9 +120,7 @@ class TLSTransport:
             raise trio.BrokenResourceError(f"TLS: {why(error)}") from error
 
     async def _take_in(self) -> None:
-        self._put_in(await self._socket.receive())
-
-    def _put_in(self, data: bytes) -> None:
+        data = await self._socket.receive()
         if data:
             self._incoming.write(data)
         else:

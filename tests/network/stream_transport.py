@@ -24,9 +24,6 @@ class StreamTransport:
     async def receive(self) -> bytes:
         return bytes(await self._stream.receive_some(RECEIVE_SIZE))
 
-    def receive_now(self) -> bytes | None:
-        return None
-
     async def send(self, data: Buffer) -> None:
         if self._closing:
             raise trio.ClosedResourceError("the connection was reset")

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import trio
 
 from datastreamer.protocol.messages import HeaderQuery
 from datastreamer.server.answers import _at_hand as at_hand_module
@@ -101,19 +100,3 @@ async def test_committed_entries_only(stream: DataStream) -> None:
                 1 << 20,
             )
             assert len(found) == expected
-
-
-async def test_one_that_is_tried_after_the_event_loop_gave_the_burst_up(
-    stream: DataStream,
-) -> None:
-    """An instrument that fails is removed; each answer is sent once all the same."""
-    append(stream, (1, b"event"))
-    answered = OK + wire.pack(0, 1, b"event", packet=0xFE)
-    async with over_loopback(stream) as rig, rig.client() as one, rig.client() as two:
-        for turn in range(40):
-            if turn == 2:
-                trio.lowlevel.remove_instrument(rig.server._answer_burst)
-            for peer in (one, two):
-                await peer.ask(wire.entry(0), answered)
-        await one.nothing_more()
-        await two.nothing_more()

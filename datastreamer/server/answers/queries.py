@@ -42,7 +42,6 @@ from datastreamer.server import damage
 from datastreamer.server.answers._at_hand import answers_at_hand
 from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
-from datastreamer.server.answers.burst import AnswerBurst
 from datastreamer.server.command_labels import BOOKMARK, ENTRY, HEADER
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
@@ -186,9 +185,8 @@ class QueryAnswers:
         self._questions.append(question)
         self.size += len(answer)
 
-    async def send(self, burst: AnswerBurst | None = None) -> None:
-        """Send the collected answers, with those of a `burst` if there is one. After a cancellation
-        or failure the connection is lost."""
+    async def send(self) -> None:
+        """Send the collected answers. After a cancellation or failure the connection is lost."""
         stream = self._stream
         if not stream.writable:
             stream.refresh_open_file()
@@ -211,10 +209,7 @@ class QueryAnswers:
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
         del answers  # keep only one copy for a client that does not read
-        if burst is None:
-            await self._output.send(data)
-        else:
-            await burst.send(self._output, data)
+        await self._output.send(data)
 
     async def place(self, command: AnyStart) -> int | Refuse:
         """The first entry to send to a client, or the refusal."""
