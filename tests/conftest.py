@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,11 @@ settings.load_profile("patient")
 # A shell starts background jobs with SIGINT ignored, and the tests' processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where no bytecode is written, each process of a run compiles the package again, and each that
+# collects tests rewrites the asserts of all of them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Output has the same width and no color in every environment.
 os.environ["COLUMNS"] = "100"

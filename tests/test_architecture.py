@@ -14,6 +14,7 @@ imports none of the parts, and no part imports it.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -94,6 +95,12 @@ CYTHON_IMPORT = re.compile(
 )
 
 
+@functools.cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """The syntax tree of a module, flat. Several tests read all modules."""
+    return list(ast.walk(ast.parse(source)))
+
+
 class Importing:
     """The modules that one source file imports, as absolute dotted names."""
 
@@ -122,10 +129,10 @@ class Importing:
         if self.path.suffix in (".pyx", ".pxd"):
             yield from self.in_cython(source)
         else:
-            yield from self.in_python(ast.parse(source, str(self.path)))
+            yield from self.in_python(nodes_of(source))
 
-    def in_python(self, tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree):
+    def in_python(self, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+        for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield node.lineno, alias.name
@@ -205,7 +212,7 @@ def calls(path: Path) -> Iterator[tuple[int, str]]:
         for match in CYTHON_CALL.finditer(source):
             yield source.count("\n", 0, match.start()) + 1, match[1]
         return
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         if node.func.id in INPUT_OUTPUT_CALLS:
@@ -266,7 +273,7 @@ class Modules:
             for path in paths:
                 source = path.read_text()
                 if path.suffix == ".py":
-                    nodes = ast.walk(ast.parse(source))
+                    nodes = nodes_of(source)
                     names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
                 else:
                     names = CYTHON_CLASS.findall(source) if path.suffix == ".pyx" else []
@@ -435,7 +442,7 @@ def statements(path: Path) -> Counter[str]:
     adapters of one engine have these in common.
     """
     found: Counter[str] = Counter()
-    for function in ast.walk(ast.parse(path.read_text())):
+    for function in nodes_of(path.read_text()):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             inside = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
             texts = [ast.unparse(it) for it in inside if it is not function and not is_string(it)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ from datastreamer.cli.program import program as datastreamer
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]
 BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-PROGRAMS = {"datastreamer": datastreamer, "dsapp": dsapp}
+PROGRAMS = {
+    name: typer.main.get_command(program)
+    for name, program in (("datastreamer", datastreamer), ("dsapp", dsapp))
+}
 # Options of other programs.
 FOREIGN = {"--py-files"}
 
@@ -42,7 +46,7 @@ def calls(script: str) -> Iterator[list[str]]:
 
 def unknown(call: list[str]) -> list[str]:
     """The verb of a call if there is no such verb, or the options that its verb does not have."""
-    command: Any = typer.main.get_command(PROGRAMS[call[0]])
+    command: Any = PROGRAMS[call[0]]
     words = call[1:]
     while hasattr(command, "commands"):
         verb = words.pop(0)
@@ -59,14 +63,14 @@ def test_commands_and_options_exist(page: Path) -> None:
     for script in BLOCK.findall(text):
         for call in calls(script):
             assert unknown(call) == [], call
-    every = {option for each in PROGRAMS.values() for option in options(each)}
     named = set(re.findall(r"`(?:\w+ )?(--[a-z][a-z-]+)", text))
     if ROOT / "docs" in page.parents or page.name in ("README.md", "SECURITY.md"):
-        assert named - every - FOREIGN - {"--benchmark-disable"} == set()
+        assert named - every_option() - FOREIGN - {"--benchmark-disable"} == set()
 
 
-def options(program: typer.Typer) -> set[str]:
-    return options_of(typer.main.get_command(program))
+@functools.cache
+def every_option() -> set[str]:
+    return {option for program in PROGRAMS.values() for option in options_of(program)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

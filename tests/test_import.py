@@ -16,10 +16,10 @@ HEAVY = [
 ]
 
 
-def fresh(program: str) -> str:
+def fresh(program: str, *words: str) -> str:
     """What `program` prints in an interpreter that has loaded nothing else."""
     done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, *words], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -45,10 +45,30 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(datastreamer)
 
 
+# Imports each name that is given in a fork of an interpreter that has loaded nothing else of the
+# package, and prints the names that fail.
+EACH_ALONE = """
+import asyncio, logging, os, ssl, sys, trio
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            exec(f"from datastreamer import {name}")
+        except BaseException as error:
+            os.write(1, f"{name}: {error!r}\\n".encode())
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print(name, "ended the process", flush=True)
+"""
+
+
 def test_every_public_name_alone_in_a_fresh_interpreter() -> None:
     # One name must not lean on another one having been loaded before.
-    for name in datastreamer.__all__:
-        assert fresh(f"from datastreamer import {name}; print({name!r})") == name
+    assert fresh(EACH_ALONE, *datastreamer.__all__) == ""
+
+
+def test_notices_a_name_that_cannot_be_imported() -> None:
+    assert fresh(EACH_ALONE, "DataStream", "Nothing").startswith("Nothing: ImportError(")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

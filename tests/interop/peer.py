@@ -8,6 +8,7 @@ own files) and the life of its processes: every wait has a limit, and leaving a
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -38,6 +39,7 @@ class PeerFailed(Exception):
 beside_reference = [pytest.mark.interop, needs("go")]
 
 
+@functools.cache
 def build() -> Path:
     """The program's path, built if its sources or the compiler changed.
 
