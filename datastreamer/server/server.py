@@ -398,7 +398,7 @@ class Server:
         # A thread that looks up a bookmark may see the next change meanwhile, which is handled in
         # the next pass.
         epoch = self.stream.epoch
-        changes = self.stream.changes_since(self.broadcast.epoch)
+        changes = self.stream.changes_since(self.broadcast.turns.epoch)
         try:
             if changes is None:
                 self._end_all_senders()

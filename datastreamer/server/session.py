@@ -280,7 +280,11 @@ class Session:
                 await trio.lowlevel.checkpoint()
                 continue
             # The most frequent queries have the shortest path.
-            if self._pace is None and not self.client_proof.undecided and not broadcast.changing:
+            if (
+                self._pace is None
+                and not self.client_proof.undecided
+                and not broadcast.turns.changing
+            ):
                 queries = protocol.queries(_QUESTIONS_A_TURN - asked)
                 if queries:
                     answered = answers.answer_at_hand(queries)
@@ -321,8 +325,8 @@ class Session:
         answers, broadcast = self.answers, self._broadcast
         if not isinstance(event, EntryQuery):
             self._stream.refresh_open_file()
-        if broadcast.changing:
-            await broadcast.settled()
+        if broadcast.turns.changing:
+            await broadcast.turns.settled()
         answers.begin()
         if isinstance(event, (Refuse, Drop, End)):
             return await self._refuse_or_end(event)

@@ -82,9 +82,11 @@ class Events:
 
 
 @asynccontextmanager
-async def following(web: Web, query: str = "", *headers: str) -> AsyncIterator[Events]:
+async def following(
+    web: Web, query: str = "", *headers: str, target: str = "/v1/follow"
+) -> AsyncIterator[Events]:
     """A client whose answer has begun."""
-    lines = (f"GET /v1/follow{query} HTTP/1.1", "Host: localhost", *headers, "", "")
+    lines = (f"GET {target}{query} HTTP/1.1", "Host: localhost", *headers, "", "")
     async with await trio.open_tcp_stream("127.0.0.1", web.port) as stream:
         await stream.send_all("\r\n".join(lines).encode())
         client = Events(stream)
@@ -96,11 +98,10 @@ async def following(web: Web, query: str = "", *headers: str) -> AsyncIterator[E
 
 async def live(web: Web, count: int = 1) -> None:
     """Wait until `count` followers are in the pass."""
-    [group] = {reader for reader in web.server.other_readers if hasattr(reader, "join")} or [None]
-    while group is None or len(group._live) < count:
+    groups: list[Any] = []
+    while sum(len(group._live) for group in groups) < count:
         await trio.lowlevel.checkpoint()
         groups = [reader for reader in web.server.other_readers if hasattr(reader, "join")]
-        group = groups[0] if groups else None
 
 
 async def test_history_then_live(stream: DataStream) -> None:

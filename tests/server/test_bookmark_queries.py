@@ -16,7 +16,7 @@ from datastreamer.errors import DamagedEntry
 from datastreamer.server.answers import bookmark_queries as look_ups
 from datastreamer.server.answers import queries as answers_module
 from datastreamer.server.streaming import page_cache as cold_module
-from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.turns import Turns
 from datastreamer.storage.bookmarks import keeper as keeper_module
 from datastreamer.storage.bookmarks._at_hand import LookUpsAtHand
 from datastreamer.storage.stream import DataStream
@@ -212,14 +212,14 @@ async def test_a_question_that_meets_a_change_is_answered(
     """Also where nothing else is asked, and nothing committed, after it."""
     append(writer, (BOOKMARK, b"key"), (1, b"event"), (1, b"more"))
     changing = [True, False]
-    outdated = Broadcast.outdated
+    look = Turns.look
 
     def met(*_: object) -> None:
         monkeypatch.undo()
         if how == "truncated":
             writer.truncate(2)
         else:
-            monkeypatch.setattr(Broadcast, "outdated", lambda it: changing.pop(0) or outdated(it))
+            monkeypatch.setattr(Turns, "look", lambda it: changing.pop(0) or look(it))
         raise DamagedEntry(writer.path, 4096, "half of another one")
 
     async with over_loopback(writer) as rig, rig.client() as peer:

@@ -287,7 +287,7 @@ async def test_changes_elsewhere_without_a_report(
                 writer.update_entry(1, 1, b"%05d" % turn)
             os.eventfd_write(waker, 1)
             assert await live.was_reset() == b""
-            await rig.server.broadcast.settled()
+            await rig.server.broadcast.turns.settled()
     finally:
         os.close(waker)
 
@@ -540,7 +540,10 @@ async def test_changes_elsewhere_at_random(
             note(writer.total_entries, b"last")
             append(writer, (1, b"last"))
             with trio.fail_after(20):
-                while rig.server.broadcast.epoch != writer.epoch or rig.server.broadcast.changing:
+                while (
+                    rig.server.broadcast.turns.epoch != writer.epoch
+                    or rig.server.broadcast.turns.changing
+                ):
                     await trio.lowlevel.checkpoint()
             await wait_all_tasks_blocked(0.002)
             nursery.cancel_scope.cancel()

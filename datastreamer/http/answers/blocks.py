@@ -94,7 +94,7 @@ class BlockQueries:
                 lambda found: broadcast.pages_of(first, found.last),
             )
 
-        found = await reading.consistently(read)
+        found = await reading.steadily(read)
         opening = True
         try:
             await trio.to_thread.run_sync(load_tools)

@@ -31,6 +31,7 @@ from datastreamer.http.port.messages import (
     unless_gone,
 )
 from datastreamer.printable import json_text
+from datastreamer.storage.read.spans import Cursor
 
 _NAME: Final = "default"
 _OFFSET: Final = re.compile("([0-9a-f]{8})_([0-9a-f]{16})_([0-9]{20})")
@@ -101,7 +102,7 @@ class DurableStreams:
                     await reading.wait(news)
                 finally:
                     del self._waiting[news]
-        await reading.broadcast.settled()
+        await reading.broadcast.turns.settled()
 
     async def _chunk(self, reading: Reading, at: Received, now: bool, found: Headers) -> HttpAnswer:
         """The entries from `at` on, as many as an answer may have."""
@@ -109,9 +110,8 @@ class DurableStreams:
         stop, items = first, b""
         if first < total:
             try:
-                place = await reading.place(first)
                 piece = await reading.piece(
-                    json_items, place, total, _CHUNK_BYTES, inline=total - first < 100
+                    json_items, Cursor(0, first), total, _CHUNK_BYTES, inline=total - first < 100
                 )
             except UnknownEntry:
                 raise HttpProblem(409, "the stream was truncated here; ask again") from None

@@ -120,7 +120,7 @@ class Follower:
         """Send events until the client leaves or the server shuts down. Raises `AnswerCut` for
         damaged entries."""
         reading, readers = self._reading, self._reading.server.other_readers
-        await reading.broadcast.settled()
+        await reading.broadcast.turns.settled()
         # From here to the entry among the readers no other task runs.
         missed = reading.missed(self._epoch)
         self._lost = missed is None or reading.gone
@@ -163,7 +163,7 @@ class Follower:
         """Send the changes of what the client has. Its position moves with the last event: a client
         that is lost before is sent all of them again."""
         reading = self._reading
-        await reading.broadcast.settled()
+        await reading.broadcast.turns.settled()
         cut, self._cut = self._cut, None
         updated, self._updated = self._updated, {}
         if cut is not None:
@@ -194,8 +194,6 @@ class Follower:
         """The next entries; None if they were truncated meanwhile. Raises `AnswerCut`."""
         reading = self._reading
         try:
-            if not place.offset:
-                place = await reading.place(place.number)
             piece = await reading.piece(json_items, place, stop, EVENT_BYTES, inline=True)
         except UnknownEntry:
             return None

@@ -119,8 +119,6 @@ class LiveFollowers:
             await reading.wait(self._news)
             return
         try:
-            if not place.offset:
-                place = await reading.place(place.number)
             piece = await reading.piece(json_items, place, reading.total, EVENT_BYTES, inline=True)
         except (HttpProblem, UnknownEntry):
             # Each follower meets the damage, or the truncation, by itself.
@@ -132,22 +130,23 @@ class LiveFollowers:
         at = reading.received(piece.number)
         event = self.form.entries(piece.data, at, piece.number >= reading.total)
         self._place = after
-        await self._send(b"%x\r\n%b\r\n" % (len(event), event), after)
+        await self._send(reading, b"%x\r\n%b\r\n" % (len(event), event), place.number, after)
 
-    async def _send(self, frame: bytes, after: Cursor) -> None:
-        """Send `frame`, after which followers are at `after`. Those that join meanwhile are there
-        already."""
-        due = [follower for follower in self._live if follower.place.number != after.number]
-        while due:
-            due = [follower for follower in due if follower in self._live]
+    async def _send(self, reading: Reading, frame: bytes, number: int, after: Cursor) -> None:
+        """Send `frame`, which was read in this turn, to the followers that are at entry `number`;
+        they are at `after` then."""
+        turns = reading.broadcast.turns
+        turn = turns.now
+        while turns.is_at(turn) and (due := [f for f in self._live if f.place.number == number]):
             results = fan_out([self._live[each] for each in due], frame, _PASS_NS)
             for follower, sent in zip(due, results, strict=False):
-                follower.place = after
-                self._counts.bytes_sent += max(sent, 0)
+                if sent > 0:
+                    follower.place = after
+                    self._counts.bytes_sent += sent
                 if sent < len(frame):
-                    # Its own task also finds out that a connection is lost.
-                    follower.rest = memoryview(frame)[max(sent, 0) :]
+                    # Its own task continues, or finds out that the connection is lost.
+                    if sent > 0:
+                        follower.rest = memoryview(frame)[sent:]
                     del self._live[follower]
                     follower.wake()
-            due = due[len(results) :]
             await trio.lowlevel.checkpoint()

@@ -152,9 +152,9 @@ class FormedRange:
         with self._reading.kept(self._range):
             try:
                 if self._range:
-                    place = await self._reading.place(self._range.start)
+                    begin = Cursor(0, self._range.start)
                     self._first = await self._reading.piece(
-                        self._encode, place, self._range.stop, _FIRST_BYTES, inline=True
+                        self._encode, begin, self._range.stop, _FIRST_BYTES, inline=True
                     )
             except UnknownEntry:
                 self._reading.broken = True
@@ -184,7 +184,7 @@ class FormedRange:
         damaged."""
         reading, form, piece = self._reading, self._form, self._first
         # A change that is under way was announced before this range is among the readers.
-        await reading.broadcast.settled()
+        await reading.broadcast.turns.settled()
         with reading.kept(self._range):
             # Of changes since the first piece it is not known which entries they affect.
             reading.broken = reading.broken or reading.stream.epoch != self._epoch
@@ -263,7 +263,7 @@ class RawRange:
         )
         answers = BatchAnswers(broadcast, limits)
         self._output, at = output, self._range.start
-        await broadcast.settled()
+        await broadcast.turns.settled()
         server.other_readers[self] = None
         try:
             if broadcast.stream.epoch != self._epoch:

@@ -27,7 +27,6 @@ from datastreamer.http.port.messages import HttpProblem, number
 from datastreamer.server import damage
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server
-from datastreamer.server.streaming.broadcast import Changed
 from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.storage.header.records import Change
@@ -155,19 +154,14 @@ class Reading:
     def lost(self) -> None:
         self.broken = True
 
-    async def consistently(self, read: Callable[[], Awaitable[T]]) -> T:
-        """The result of `read()`, repeated until the stream was not changed meanwhile. Raises
-        `HttpProblem` for damage, and what `read` raises."""
-        while True:
-            try:
-                with self.broadcast.unchanged():
-                    return await read()
-            except Changed:
-                await self.broadcast.settled()
-            except DamagedFile as error:
-                raise await self.damaged(error) from None
-            except StreamClosed as error:
-                raise HttpProblem(503, str(error)) from None
+    async def steadily(self, read: Callable[[], Awaitable[T]]) -> T:
+        """As `Turns.steadily`. Raises `HttpProblem` for damage, and what `read` raises."""
+        try:
+            return await self.broadcast.turns.steadily(read)
+        except DamagedFile as error:
+            raise await self.damaged(error) from None
+        except StreamClosed as error:
+            raise HttpProblem(503, str(error)) from None
 
     async def damaged(self, error: DamagedFile) -> HttpProblem:
         """The answer to a request for entries that are damaged."""
@@ -183,43 +177,41 @@ class Reading:
             return await self.broadcast.read(self.stream.reader.entry, number)
 
         try:
-            return await self.consistently(read)
+            return await self.steadily(read)
         except UnknownEntry:
             raise HttpProblem(
                 404, f"there is no entry {number}; the stream has {self.total}"
             ) from None
 
-    async def place(self, number: int) -> Cursor:
-        """The place of an entry, or of the next one to be committed. Raises `UnknownEntry`."""
-
-        async def read() -> Cursor:
-            return await self.broadcast.read(self.stream.reader.cursor, number)
-
-        return await self.consistently(read)
-
     async def piece(
         self, encode: Encode, place: Cursor, stop: int, most_bytes: int, *, inline: bool
     ) -> Piece:
         """The entries from `place` on, up to entry `stop` and about `most_bytes` of the file, in
-        the form that `encode` gives them. With `inline` that is little work: it is done in the
-        event loop if it need not wait for the disk."""
+        the form that `encode` gives them. The offset of `place` is 0 if it is not known. With
+        `inline` that is little work: it is done in the event loop if it need not wait for the
+        disk. Raises `UnknownEntry`."""
         reader, broadcast = self.stream.reader, self.broadcast
 
         def make(place: Cursor) -> Piece:
             batch, after = reader.run(place, most_bytes)
             if after.number > stop:
-                batch = batch[: stop - batch.first_number]
-            return Piece(encode(batch), after.offset, min(after.number, stop))
+                # Also entries that were committed since `stop` was the end.
+                batch, after = batch[: stop - batch.first_number], reader.cursor(stop)
+            return Piece(encode(batch), after.offset, after.number)
 
         async def read() -> Piece:
+            nonlocal place
+            begin, place = place, Cursor(0, place.number)  # in another turn it may be elsewhere
+            if not begin.offset:
+                begin = await broadcast.read(reader.cursor, begin.number)
             if inline:
-                return await broadcast.read_from(make, place, place.offset, most_bytes)
+                return await broadcast.read_from(make, begin, begin.offset, most_bytes)
             async with self._conversions:
                 return await broadcast.cold.run_verified(
-                    make, place, lambda it: pages_between(place.offset, it.offset)
+                    make, begin, lambda it: pages_between(begin.offset, it.offset)
                 )
 
-        return await self.consistently(read)
+        return await self.steadily(read)
 
     # Bookmarks.
 
@@ -263,7 +255,7 @@ class Reading:
                 first_event, number, lambda it: it.number if it else number
             )
 
-        event = await self.consistently(read)
+        event = await self.steadily(read)
         return None if event is None else event.number
 
 

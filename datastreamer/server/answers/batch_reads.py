@@ -6,7 +6,7 @@ Owns where an answer begins and ends, within the limits of both sides and of the
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from datastreamer.errors import DamagedPage
@@ -14,7 +14,7 @@ from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.messages import BatchQuery, Capabilities
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.read.batch_bounds import Measure
 from datastreamer.storage.read.spans import Cursor
 
@@ -65,14 +65,12 @@ class BatchAnswers:
 
         No other task runs between the last look at the stream and the return.
         """
-        while query.from_entry <= self._stream.total_entries:
-            with suppress(Changed), self._broadcast.unchanged():
-                return await self._read(query)
-            await self._broadcast.settled()
-        return None
+        return await self._broadcast.turns.steadily(partial(self._read, query))
 
-    async def _read(self, query: BatchQuery) -> BatchAnswer:
+    async def _read(self, query: BatchQuery) -> BatchAnswer | None:
         reader, number = self._stream.reader, query.from_entry
+        if number > self._stream.total_entries:
+            return None
         if self._place.number == number and self._changes == reader.turn:
             start = self._place
         else:
@@ -91,7 +89,7 @@ class BatchAnswers:
             except DamagedPage as error:
                 # The entries before it; the request for the next ones is refused.
                 before = error.first - number
-                if not 0 < before < most or self._broadcast.outdated():
+                if not 0 < before < most or self._broadcast.turns.look():
                     raise
                 self._broadcast.cold.damaged(error)
                 most = before

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 
 import trio
 
-from datastreamer.errors import DamagedFile, UnknownBookmark
+from datastreamer.errors import UnknownBookmark
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.bookmarks._at_hand import LookUpsAtHand, NotAtHandError
 
@@ -41,28 +42,21 @@ class BookmarkQueries(trio.abc.Instrument):
     async def find(self, key: bytes) -> int | None:
         """The newest entry with this key. A look-up that is long or may read the disk runs in a
         thread, and is repeated if the stream was changed meanwhile."""
-        stream, broadcast = self._stream, self._broadcast
-        while True:
-            epoch = stream.epoch
-            number: int | None = None
-            try:
-                with contextlib.suppress(UnknownBookmark):
-                    if stream.bookmarks.unread() > _INLINE_SCAN:
-                        number = await trio.to_thread.run_sync(self._scan, key)
-                    elif not broadcast.cold.index_at_hand:
-                        number = await broadcast.cold.run(self._look_up, key)
-                    else:
-                        with contextlib.suppress(NotAtHandError):
-                            return broadcast.cold.look_up(self._bookmark_at_hand, key)
-                        # It needs the disk, or the index has to be repaired first.
-                        number = await broadcast.cold.run(stream.bookmark, key)
-            except DamagedFile:
-                if not broadcast.outdated() and stream.epoch == epoch:
-                    raise
-                epoch = -1
-            await broadcast.settled()
-            if stream.epoch == epoch:
-                return number
+        return await self._broadcast.turns.steadily(partial(self._find, key))
+
+    async def _find(self, key: bytes) -> int | None:
+        stream, cold = self._stream, self._broadcast.cold
+        try:
+            if stream.bookmarks.unread() > _INLINE_SCAN:
+                return await trio.to_thread.run_sync(self._scan, key)
+            if not cold.index_at_hand:
+                return await cold.run(self._look_up, key)
+            with contextlib.suppress(NotAtHandError):
+                return cold.look_up(self._bookmark_at_hand, key)
+            # It needs the disk, or the index has to be repaired first.
+            return await cold.run(stream.bookmark, key)
+        except UnknownBookmark:
+            return None
 
     def at_hand(self, state: object) -> LookUpsAtHand:
         """For look-ups before the caller waits for anything, at the `state` of the stream's reader.

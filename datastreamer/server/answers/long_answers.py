@@ -185,7 +185,7 @@ class LongAnswers:
                     broadcast.watchers.discard(self._news)
                 if self._read_ahead.heard:
                     client_left = not await self._read_more()
-        await broadcast.settled()
+        await broadcast.turns.settled()
         return number != stream.total_entries or stream.epoch != epoch
 
     async def _read_more(self) -> bool:

@@ -6,9 +6,9 @@ matches the stream when it is passed on to be sent. Knows nothing of streaming.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import trio
@@ -44,7 +44,7 @@ from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.command_labels import BOOKMARK, ENTRY, HEADER
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
@@ -170,7 +170,7 @@ class QueryAnswers:
         for at, asked in enumerate(self._questions):
             question = None if isinstance(asked, int) else _as_query(asked)
             found: bytes | None = None
-            if isinstance(question, BookmarkQuery) and not self._broadcast.changing:
+            if isinstance(question, BookmarkQuery) and not self._broadcast.turns.changing:
                 again: list[bytes] = []
                 self._add_at_hand([question.key], again, 1)
                 found = again[0] if again else None
@@ -197,7 +197,7 @@ class QueryAnswers:
         # The file may have been changed while they were read, by another process or by another
         # task during a wait for the disk.
         while self._unread or stream.epoch != self._epoch:
-            await self._broadcast.settled()
+            await self._broadcast.turns.settled()
             self._epoch = stream.epoch
             self._unread = False
             for at, question in enumerate(map(_as_query, self._questions)):
@@ -236,30 +236,30 @@ class QueryAnswers:
             except NotFound:
                 pass  # it was truncated meanwhile
             except DamagedFile as error:
-                if not self._broadcast.outdated():
+                if not self._broadcast.turns.look():
                     return await damage.refusal(self._broadcast, error, command)
         return None
 
     async def range(self, query: RangeQuery) -> tuple[Cursor, Cursor] | Refuse:
         """Begin and end of the range in the stream as it is now, or the refusal. No other task runs
         between the last look at the stream and the return."""
+        return await self._broadcast.turns.steadily(partial(self._range, query))
+
+    async def _range(self, query: RangeQuery) -> tuple[Cursor, Cursor] | Refuse:
         cursor = self._stream.reader.cursor
-        while True:
-            with contextlib.suppress(Changed), self._broadcast.unchanged():
-                first = await self._bookmarks.find(query.first)
-                if first is None:
-                    return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
-                last = await self._bookmarks.find(query.last)
-                if last is None or last < first:
-                    return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
-                return await self._read(cursor, first), await self._read(cursor, last + 1)
-            await self._broadcast.settled()
+        first = await self._bookmarks.find(query.first)
+        if first is None:
+            return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
+        last = await self._bookmarks.find(query.last)
+        if last is None or last < first:
+            return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
+        return await self._read(cursor, first), await self._read(cursor, last + 1)
 
     async def _answer_to(self, question: Question) -> bytes:
         try:
             return await self._found(question)
         except DamagedFile as error:
-            if self._broadcast.outdated() or self._stream.epoch != self._epoch:
+            if self._broadcast.turns.look() or self._stream.epoch != self._epoch:
                 self._unread = True  # being changed: it is read again before it is sent
                 return b""
             refusal = await damage.refusal(self._broadcast, error, question)
@@ -311,7 +311,7 @@ class QueryAnswers:
     ) -> T:
         """As `Broadcast.read`, for an answer that `send` checks against later changes."""
         found = await self._broadcast.read(call, number, last)
-        await self._broadcast.settled()
+        await self._broadcast.turns.settled()
         return found
 
     async def _read_event(self, number: int) -> Entry | None:

@@ -1,8 +1,8 @@
 """The broadcast of new entries to all live clients of one stream.
 
 Owns the view (the head up to which entries have been broadcast), the clients that wait for new
-entries, the flag that committed entries are being truncated or updated, and the pass over live
-clients, which a thread makes if it can (`live_clients.py`). Knows senders, not sessions:
+entries, and the pass over live clients, which a thread makes if it can (`live_clients.py`).
+`turns.py` says whether committed entries are being changed. Knows senders, not sessions:
 `server.py` decides which sessions a change affects.
 """
 
@@ -17,13 +17,14 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedFile, NotFound, StreamFileError
+from datastreamer.errors import DamagedFile, StreamFileError
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.live_clients import LiveClients, LiveSender, socket_of
 from datastreamer.server.streaming.page_cache import ColdReads, pages_between
 from datastreamer.server.streaming.page_checks import PageChecks
+from datastreamer.server.streaming.turns import Turns
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
@@ -57,15 +58,12 @@ class Placed(Protocol):
 R = TypeVar("R", bound=Placed)
 
 
-class Changed(Exception):
-    """Committed entries were truncated or updated during a read. Internal to the server."""
-
-
 class Broadcast:
     """The head of one stream, as clients see it. `run` and `poll` keep it going."""
 
     def __init__(self, stream: DataStream, counts: Counts, early_waker: int | None = None) -> None:
         self.stream = stream
+        self.turns = Turns(stream)
         self.view = stream.new_reader()
         self.counts = counts
         self.cold = ColdReads(stream.fileno(), PageChecks(stream.parts.pages.file))
@@ -83,10 +81,6 @@ class Broadcast:
         self.trouble = ""
         """Why new entries cannot be read; empty if they can."""
         self._live = LiveClients(stream, counts, early_waker)
-        self._epoch = stream.epoch
-        # Number of truncations and updates in progress in this process.
-        self._held = 0
-        self._settling = trio.lowlevel.ParkingLot()
         # A pass is running; another is due; time of the last look at the file.
         self._looking = False
         self._due = False
@@ -130,7 +124,7 @@ class Broadcast:
         """Have the thread serve the live clients, if it can; whether it does."""
         # First: a change that begins from now on changes the page.
         page = self._settled_page()
-        if page is None or self._looking or self.changing or self.trouble:
+        if page is None or self._looking or self.turns.changing or self.trouble:
             return self._live.armed
         armed = self._live.arm(wakeup, page, Cursor(*self.view.head))
         self._report_if_awaited()
@@ -161,8 +155,7 @@ class Broadcast:
         try:
             while self._due:
                 self._due = False
-                if self._held:
-                    await self._settle()
+                await self.turns.until_idle()
                 self._collect()
                 try:
                     self.stream.refresh_open_file()
@@ -175,12 +168,11 @@ class Broadcast:
                     self._due = True
                     continue
                 self.trouble = ""
-                if self.changing or self._settled_page() is None:
+                if self.turns.changing or self._settled_page() is None:
                     self.disarm()
-                if self.stream.epoch != self._epoch:
+                if self.stream.epoch != self.turns.epoch:
                     start_over()
-                if self._settling and not self.changing:
-                    self.begin_anew(self._epoch)
+                self.turns.settle_if_awaited()
                 if not self._live.armed:
                     await self._catch_up_live()
                 self._report_if_awaited()
@@ -256,8 +248,9 @@ class Broadcast:
     # The pass.
 
     async def _catch_up_live(self) -> None:
-        while not self.changing:
-            head = self.stream.reader.head
+        turns = self.turns
+        while not turns.changing:
+            turn, head = turns.now, self.stream.reader.head
             place = Cursor(*self.view.head)
             if place.number >= head.entries:
                 return
@@ -268,11 +261,11 @@ class Broadcast:
                 chunk = self.stream.reader.chunk(place, _PASS_BYTES)
             except DamagedFile:
                 # Each client meets the damage in its own sender, which ends that client.
-                if not self.outdated():
+                if turns.is_at(turn):
                     self._dismiss(list(self._live))
                     self._move_view(head)
                 continue
-            if self.outdated():
+            if not turns.is_at(turn):
                 return
             while due := [s for s in self._live if s.cursor.number == place.number]:
                 results = fan_out(list(map(socket_of, due)), chunk.data, _PASS_NS)
@@ -288,7 +281,7 @@ class Broadcast:
                 self.counts.entries_sent += served * (chunk.next.number - place.number)
                 if len(results) < len(due):
                     await trio.lowlevel.checkpoint()
-                    if self.changing:
+                    if not turns.is_at(turn):
                         # Clients that have this run already wait for the next by themselves.
                         self._dismiss([s for s in self._live if s.cursor.number > place.number])
                         return
@@ -322,40 +315,6 @@ class Broadcast:
             watcher.set()
 
     # Truncations and updates of committed entries.
-
-    @property
-    def changing(self) -> bool:
-        """Whether committed entries are being truncated or updated, or just were.
-
-        Until the change is settled, only clients that it cannot affect read or send.
-        """
-        stream = self.stream
-        return self._held > 0 or stream.epoch != self._epoch or stream.changing
-
-    @property
-    def epoch(self) -> int:
-        """The stream's epoch that all clients here are at."""
-        return self._epoch
-
-    def outdated(self) -> bool:
-        """Whether entries that were just read may be out of date or half updated."""
-        self.stream.refresh_open_file()
-        return self.changing
-
-    @contextlib.contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Raises `Changed` at the end of the block if committed entries were changed during it,
-        also instead of an error that the change may have caused. No other task runs between the
-        last look at the stream and the end of the block."""
-        epoch = self.stream.epoch
-        try:
-            yield
-        except (DamagedFile, NotFound):
-            if self.outdated() or self.stream.epoch != epoch:
-                raise Changed from None
-            raise
-        if self.outdated() or self.stream.epoch != epoch:
-            raise Changed
 
     def is_resident(self, number: int) -> bool:
         """Whether entry `number` is known to be resident."""
@@ -402,19 +361,9 @@ class Broadcast:
         holding = self.stream.reader.page_holding
         return range(holding(first), holding(last) + 1)
 
-    async def settled(self) -> None:
-        """Return when no change is in progress."""
-        while self.changing:
-            await self._settling.park()
-
-    async def _settle(self) -> None:
-        """Wait until changes made by this process are done."""
-        while self._held:
-            await self._settling.park()
-
     def hold(self, head: Head | None) -> None:
         """A change begins; `head` is the new end of the stream if entries are truncated."""
-        self._held += 1
+        self.turns.begin()
         if head is not None:
             self.cut_short(head)
 
@@ -424,7 +373,7 @@ class Broadcast:
 
     def release(self) -> None:
         """The change is done: waiting clients continue."""
-        self._held -= 1
+        self.turns.end()
         self.begin_anew(self.stream.epoch)
 
     def begin_anew(self, epoch: int) -> None:
@@ -433,8 +382,7 @@ class Broadcast:
         self.view.forget()
         self.cold.checks.forget()
         self.found.clear()
-        self._epoch = epoch
-        self._settling.unpark_all()
+        self.turns.settle(epoch)
         self._wake_parked()
 
 

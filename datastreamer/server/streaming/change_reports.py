@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import trio
 
-from datastreamer.errors import DamagedFile, UnknownEntry
 from datastreamer.format import MAX_HASH_BYTES, MAX_SUMS_PAGES, PAGE_SIZE
 from datastreamer.protocol.following import (
     NO_SUM,
@@ -27,8 +26,9 @@ from datastreamer.protocol.following import (
     encode_truncation,
     encode_update,
 )
-from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.page_cache import pages_between
+from datastreamer.server.streaming.turns import Changed
 from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
@@ -66,19 +66,15 @@ class ChangeReports:
         if not self._begun:
             return self._begin()
         broadcast, stream, reported = self._broadcast, self._stream, self._reported
-        epoch = stream.recorded_epoch
         changes = None if reported is None else stream.recorded_changes(reported)
         if changes is None or any((c.stop or c.start + 1) != c.start + 1 for c in changes):
             raise ChangesForgotten
         try:
-            reports, upto = await broadcast.cold.run_verified(
-                self._reports, changes, lambda _: self._pages(changes)
-            )
-        except (DamagedFile, UnknownEntry):
-            if broadcast.outdated() or stream.recorded_epoch != epoch:
-                return b""
-            raise
-        if broadcast.outdated() or stream.recorded_epoch != epoch:
+            with broadcast.turns.one():
+                reports, upto = await broadcast.cold.run_verified(
+                    self._reports, changes, lambda _: self._pages(changes)
+                )
+        except Changed:
             return b""
         self._reported = upto
         return reports
@@ -136,12 +132,12 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
 
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)
     while True:
-        await broadcast.settled()
+        await broadcast.turns.settled()
         place = stream.recorded_epoch
         first, end = query.first, min(query.end, stream.total_entries)
         if first >= end:
             return None
-        with suppress(Changed), broadcast.unchanged():
+        with suppress(Changed), broadcast.turns.one():
             end, digest = await trio.to_thread.run_sync(
                 hashed, first, end, most, limiter=broadcast.hashing
             )
@@ -156,11 +152,11 @@ async def sums_of(broadcast: Broadcast, query: SumsQuery) -> bytes | None:
     stream: DataStream = broadcast.stream
     most = min(query.max_pages or MAX_SUMS_PAGES, MAX_SUMS_PAGES)
     while True:
-        await broadcast.settled()
+        await broadcast.turns.settled()
         epoch = stream.recorded_epoch
         if query.from_entry > stream.total_entries:
             return None
-        with suppress(Changed), broadcast.unchanged():
+        with suppress(Changed), broadcast.turns.one():
             pages, tail = await broadcast.cold.run(
                 lambda number: stream.parts.pages.sums(number, most), query.from_entry
             )

@@ -7,7 +7,6 @@ commits.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import NamedTuple
 
 import trio
@@ -18,7 +17,8 @@ from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.turns import Changed
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
@@ -69,13 +69,13 @@ async def _look(
     the stream raises; no other task runs between the last look at the stream and the return."""
     place, entries, size, scanned = begin, 0, 0, 0
     parts: list[bytes] = []
-    with broadcast.unchanged():
+    with broadcast.turns.one():
         while True:
             wanted = Wanted(
                 *place, stop, choice, most_entries - entries, most_bytes - size, not entries
             )
             found = await broadcast.read_from(reader.matches, wanted, place.offset, SLICE_BYTES)
-            if broadcast.outdated():
+            if broadcast.turns.look():
                 raise Changed
             broadcast.counts.filter_scanned += found.scanned
             scanned += found.scanned
@@ -131,14 +131,17 @@ class FilteredReads:
 
         No other task runs between the last look at the stream and the return.
         """
-        while query.from_entry <= self._stream.total_entries:
-            with suppress(Changed), self._broadcast.unchanged():
-                return await self._read(query, looked)
-            looked = None
-            await self._broadcast.settled()
-        return None
 
-    async def _read(self, query: FilteredRead, looked: Frame | None) -> Frame:
+        async def read() -> Frame | None:
+            nonlocal looked
+            before, looked = looked, None
+            return await self._read(query, before)
+
+        return await self._broadcast.turns.steadily(read)
+
+    async def _read(self, query: FilteredRead, looked: Frame | None) -> Frame | None:
+        if query.from_entry > self._stream.total_entries:
+            return None
         number, reader = query.from_entry, self._stream.reader
         head = reader.head
         stop = min(query.stop, head.entries)

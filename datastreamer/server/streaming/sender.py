@@ -15,12 +15,13 @@ import trio
 
 from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
 from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, page_of, page_start
-from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast, Changed
+from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
 from datastreamer.server.streaming.live_clients import LiveSender
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.send_bounds import SendBounds
+from datastreamer.server.streaming.turns import Changed
 from datastreamer.server.streaming.zero_copy import ZeroCopySends
 from datastreamer.storage.read.spans import Cursor, Span
 from datastreamer.transport.server_stream import Transport
@@ -183,7 +184,7 @@ class Sender:
         broadcast, located = self._broadcast, self.cursor.offset > 0
         lag = broadcast.view.head.entries - self.cursor.number
         due = self._change_reports is not None and self._change_reports.due
-        if broadcast.changing:
+        if broadcast.turns.changing:
             await self._park()
         elif due and self._between_entries():
             await self._report_changes()
@@ -228,7 +229,7 @@ class Sender:
         else:
             # This takes several reads of cold pages, one after the other.
             try:
-                with broadcast.unchanged():
+                with broadcast.turns.one():
                     place = await broadcast.cold.run(self._place_of, self.cursor.number)
             except Changed:
                 return False
@@ -306,13 +307,14 @@ class Sender:
             await self._send_frame(self._filtered)
             return
         broadcast, view = self._broadcast, self._broadcast.view
+        turns, turn = broadcast.turns, broadcast.turns.now
         far = self.cursor.offset < view.head.length - COPIED_TAIL
         by_file = far and self.transport.socket_fd is not None
         broadcast.backlog_turns += far
         if broadcast.cold.checks.can_differ(page_of(self.cursor.offset)) and await self._warmed():
             return
         if self._bounds.announces_at(self.cursor.number):
-            if broadcast.outdated():
+            if not turns.is_at(turn):
                 return
             self._bounds.announce(self._stream.reader.head)
         try:
@@ -323,21 +325,21 @@ class Sender:
                 self.span = self._bounds.cut_span(span)
                 self.at = self.span.start
             if self.span is not None:
-                if self._bounds.unannounced and not broadcast.outdated():
+                if self._bounds.unannounced and turns.is_at(turn):
                     await self._send_before(b"")
                 overtaking = (
                     not self.half_sent and self._change_reports and self._change_reports.due
                 )
-                if not broadcast.outdated() and not overtaking:
+                if turns.is_at(turn) and not overtaking:
                     await self._send_span(self.span)
                 return
             # After the end of this entry sendfile continues.
             chunk = view.chunk(self.cursor, 1 if by_file else copy)
         except DamagedFile:
-            if broadcast.outdated():
+            if not turns.is_at(turn):
                 return
             raise
-        if broadcast.outdated() or self._enters(chunk.start):
+        if not turns.is_at(turn) or self._enters(chunk.start):
             return
         chunk = self._bounds.cut_chunk(chunk)
         at = max(self.at, chunk.start)
@@ -379,7 +381,7 @@ class Sender:
         """One turn of sending frames."""
         broadcast, transport = self._broadcast, self.transport
         if self.span is not None:
-            if not await self._warmed() and not broadcast.outdated():
+            if not await self._warmed() and not broadcast.turns.look():
                 await self._send_span(self.span)
             return
         if filtered.frame is None:
@@ -452,10 +454,11 @@ class Sender:
             return False
         self._warm = start
         broadcast.counts.cold_reads += not resident
+        turn = broadcast.turns.now
         try:
             await cold.read(start, count)
         except DamagedPage:
-            if not broadcast.outdated():
+            if broadcast.turns.is_at(turn):
                 raise
         return True
 
@@ -537,7 +540,7 @@ class Sender:
 
     def note_received(self) -> None:
         """Note which bytes the peer has acknowledged: a later change of them does not affect it."""
-        if self._zero_copy.any and not self._broadcast.outdated():
+        if self._zero_copy.any and not self._broadcast.turns.look():
             self._zero_copy.note_received()
 
     def cut_short(self, start: int, offset: int) -> None:

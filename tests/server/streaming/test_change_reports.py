@@ -298,7 +298,7 @@ async def test_hashes_while_entries_change(stream: DataStream) -> None:
             answer = await peer.read(len(hashed(stream, 0, 1)))
             # Less than all where an update came in the middle.
             end, epoch = struct.unpack_from(">QQ", answer, len(OK) + 13)
-            if epoch == stream.epoch and not rig.server.broadcast.changing:
+            if epoch == stream.epoch and not rig.server.broadcast.turns.changing:
                 assert answer == hashed(stream, 0, end)
         await wait_all_tasks_blocked()
         await peer.ask(encode_command(HashQuery(0, 3000), 1), hashed(stream, 0, 3000))
