@@ -16,6 +16,8 @@ SIDE_BY_SIDE ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart
 FAST := codec protocol transport storage/disk storage/header storage/read \
 	test_architecture.py test_language.py test_public_names.py
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# Without bytecode each process of the tests compiles the package and all of pytest's plugins again.
+unexport PYTHONDONTWRITEBYTECODE
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 

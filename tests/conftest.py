@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 import tarfile
@@ -41,27 +43,48 @@ for name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(name, None)
 
 
-# Folders whose files take longest. Parallel processes begin with these files, so that no process
-# still works through one of them when the others have ended.
-LONGEST = ("spark", "interop", "storage/lab", "relay", "http", "server", "cli", "client")
+# What takes longest, the longest first. Parallel processes begin with these files, so that no
+# process still works through one of them when the others have ended.
+LONGEST = (
+    *("spark/test_", "spark/", "world/", "storage/lab/", "interop/", "test_code_blocks", "relay/"),
+    *("http/", "server/", "cli/", "client/", "test_"),
+)
+# Tests that use the one session of Spark run in one process: a session takes seconds to start, and
+# is slow at first.
+ONE_SPARK = re.compile("tests/spark/([a-z]+/|test_docs|test_killed_driver)")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadfile`, but for the tests of one session of Spark."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if ONE_SPARK.match(nodeid) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files, and leave out the soak tests unless `-m soak` asks for them."""
     here = Path(__file__).parent
 
-    def rank(item: pytest.Item) -> int:
-        name = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
-        ranks = (n for n, folder in enumerate(LONGEST) if name.startswith(folder + "/"))
+    @functools.cache
+    def rank(path: Path) -> int:
+        name = path.relative_to(here).as_posix() if path.is_relative_to(here) else ""
+        ranks = (n for n, start in enumerate(LONGEST) if name.startswith(start))
         return next(ranks, len(LONGEST))
 
-    items.sort(key=rank)
+    items.sort(key=lambda item: rank(item.path))
     if "soak" in config.option.markexpr:
         return
-    soak = [item for item in items if item.get_closest_marker("soak")]
+    kept, soak = [], []
+    for item in items:
+        (soak if item.get_closest_marker("soak") else kept).append(item)
     if soak:
         config.hook.pytest_deselected(items=soak)
-        items[:] = [item for item in items if item not in soak]
+        items[:] = kept
 
 
 @pytest.hookimpl(trylast=True)

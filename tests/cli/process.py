@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE = 30.0
+PATIENCE = 150.0  # of what hangs; a process may start slowly beside other work
 
 ENVIRONMENT = {
     **os.environ,

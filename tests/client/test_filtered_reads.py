@@ -279,6 +279,7 @@ async def test_another_history_of_what_is_wanted(
         iteration = client.batches(stop=700, types={3}, on_rollback=go_back)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(seen_of, iteration, mine)
+            await until(lambda: any(isinstance(event, FilteredStart) for event in back.seen))
             await trio.testing.wait_all_tasks_blocked()
             if len(other) < 700:
                 other = [*other, *rewritten(THOUSAND, 0, 1000)[len(other) :]]

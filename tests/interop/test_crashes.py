@@ -37,7 +37,7 @@ def recovered_files(folder: Path) -> list[tuple[Path, list[Item]]]:
     run_state_machine_as_test(
         Sampling,
         settings=settings(
-            max_examples=60,
+            max_examples=15,  # ten make a dozen different files
             stateful_step_count=30,
             deadline=None,
             database=None,

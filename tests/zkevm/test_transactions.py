@@ -16,16 +16,6 @@ from datastreamer.zkevm.rlp import rlp_bytes, rlp_list, rlp_number
 from datastreamer.zkevm.transactions import AccessTuple
 from tests.zkevm.generated import changes, mutated
 
-_limit = sys.getrecursionlimit()
-try:
-    # It sets the limit of recursion for the whole process when it is imported.
-    from eth_account import Account
-except ImportError:
-    Account = None
-finally:
-    sys.setrecursionlimit(_limit)
-needs_eth_account = pytest.mark.skipif(Account is None, reason="eth-account is not installed")
-
 pytest.importorskip("rlp", reason="rlp is not installed")
 pytest.importorskip("sha3", reason="safe-pysha3 is not installed")
 pytest.importorskip("coincurve", reason="coincurve is not installed")
@@ -38,6 +28,16 @@ EIP155 = bytes.fromhex(
 )
 KEY = b"\x46" * 32
 SIGNER = bytes.fromhex("9d8a62f656a8d1615c1294fd71e9cfb3e4855a4f")
+
+
+@pytest.fixture(scope="module")
+def account() -> Any:
+    """eth-account, whose import takes seconds, and sets the limit of recursion for the process."""
+    limit = sys.getrecursionlimit()
+    try:
+        return pytest.importorskip("eth_account", reason="eth-account is not installed").Account
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_the_example_of_eip_155() -> None:
@@ -107,9 +107,10 @@ kinds = st.one_of(
 )
 
 
-@needs_eth_account
-@given(payloads, kinds)
-def test_what_eth_account_signs(payload: dict[str, Any], kind: dict[str, Any]) -> None:
+@given(payload=payloads, kind=kinds)
+def test_what_eth_account_signs(
+    account: Any, payload: dict[str, Any], kind: dict[str, Any]
+) -> None:
     fields = payload | kind
     reads = fields.pop("accessList", None)
     if reads is not None:
@@ -120,7 +121,7 @@ def test_what_eth_account_signs(payload: dict[str, Any], kind: dict[str, Any]) -
             }
             for address, keys in reads
         ]
-    signed = Account.sign_transaction(fields, KEY)
+    signed = account.sign_transaction(fields, KEY)
     opened = open_transaction(bytes(signed.raw_transaction))
     assert opened.type == kind.get("type", 0)
     assert opened.chain_id == kind.get("chainId")
@@ -296,8 +297,9 @@ def test_the_real_stream(real_transactions: list[bytes]) -> None:
     assert {tx.chain_id for tx in opened} == {None, 779}
 
 
-@needs_eth_account
-def test_the_real_stream_as_eth_account_has_it(real_transactions: list[bytes]) -> None:
+def test_the_real_stream_as_eth_account_has_it(
+    account: Any, real_transactions: list[bytes]
+) -> None:
     for encoded in real_transactions[1::20]:
-        sender = Account.recover_transaction(encoded)
+        sender = account.recover_transaction(encoded)
         assert open_transaction(encoded).sender == bytes.fromhex(sender[2:])

@@ -99,7 +99,9 @@ def check(out: Path) -> None:
         assert stream.total_entries == entries
         assert stream.epoch == record.epoch
     assert scan_file(later) == before
-    assert {p.name for p in set(out.parent.iterdir()) - names} == {"later.bin.index"}
+    # Its writer makes the checksums that are missing, unless it is closed before it comes to it.
+    new = {p.name for p in set(out.parent.iterdir()) - names} - {"later.bin.sums"}
+    assert new == {"later.bin.index"}
 
 
 @pytest.mark.parametrize(
