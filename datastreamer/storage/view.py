@@ -382,6 +382,7 @@ class StreamView:
                         write=self._file.writable,
                         stream_id=self._file.stream_id,
                         epoch=lambda: self._file.epoch,
+                        changes_since=self._file.recorded_changes,
                         opened_by=self._file.opened_by,
                     )
                 )

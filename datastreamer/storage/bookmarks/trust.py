@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_128_digest
 
@@ -27,7 +27,7 @@ from datastreamer.storage.bookmarks.recent import RecentBookmarks
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.disk.identity import OpenPath
-from datastreamer.storage.header.records import Head
+from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.read.reader import Reader
 
 # One logger for all messages about bookmarks.
@@ -54,6 +54,7 @@ class TrustedIndex:
         write: bool,
         stream_id: bytes,
         epoch: Callable[[], int],
+        changes_since: Callable[[int], Sequence[Change] | None] = lambda epoch: None,
         opened_by: OpenPath | None = None,
     ) -> None:
         self.path = path
@@ -64,6 +65,8 @@ class TrustedIndex:
         self._opened_by = opened_by
         self._stream_id = stream_id
         self._epoch = epoch
+        # As `StreamFile.recorded_changes`.
+        self._changes_since = changes_since
         # The epoch in a writer's index; None if the index is empty.
         self._recorded_epoch: int | None = None
         self.writing = threading.Lock()
@@ -93,6 +96,8 @@ class TrustedIndex:
             return
         try:
             self.indexed = self.trusted(self.index)
+            if self.write:
+                self.renew_mark()
         except IndexFailed as error:
             _log.warning("%s: the bookmark index cannot be read: %s", self.path, error)
             if not self.write:
@@ -140,9 +145,8 @@ class TrustedIndex:
             mark is not None
             and mark.entries <= head.entries
             and mark.length <= head.length
-            and mark.identity == self.identity(mark.length)
+            and self._is_of(mark)
         ):
-            self._recorded_epoch = self._epoch()
             return Head(mark.length, mark.entries)
         if not self.write:
             # A writer, if there is one, is about to fill it or to write its watermark.
@@ -152,6 +156,19 @@ class TrustedIndex:
             _log.info("%s: the bookmark index belongs to another file; it is rebuilt", self.path)
             self.clear(index)
         return Head()
+
+    def _is_of(self, mark: Watermark) -> bool:
+        """Whether it is about this file; entries after it may have been truncated since."""
+        epoch = int.from_bytes(mark.identity[16:24], "big")
+        changes = () if epoch == self._epoch() else self._changes_since(epoch)
+        if changes is None or any(
+            stop is not None or start < mark.entries for _, start, stop in changes
+        ):
+            return False
+        if mark.identity != fingerprint(self.file, self._stream_id, epoch, mark.length):
+            return False
+        self._recorded_epoch = epoch
+        return True
 
     def record(self, index: BookmarkIndex, upto: Head) -> None:
         """The index covers the entries before `upto`."""

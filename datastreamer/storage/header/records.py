@@ -82,7 +82,7 @@ _COMMIT_FIELDS: Final = "I16sQ16s6Q96s"
 COMMIT: Final = _Record(b"DSrecord", _COMMIT_FIELDS, version=2)
 SYNCED: Final = _Record(b"DSsynced", "4xQ16sQ38s2x")
 MARK: Final = _Record(b"DSmarked", "4xQQQ")
-WRITER: Final = _Record(b"DSwriter", "Q16s20x")
+WRITER: Final = _Record(b"DSwriter", "Q16s??18x")
 SOURCE: Final = _Record(b"DSsource", "4x16sQ16s")
 _DOUBT: Final = _Record(b"DSdoubt_", _COMMIT_FIELDS, version=2)
 _CHANGES: Final = _Record(b"DSchange", "I384s")
@@ -192,10 +192,16 @@ class VisibleMark(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """The process that last opened the stream for writing."""
+    """The process that last opened the stream for writing.
+
+    `open`: it has not closed it cleanly yet. `may_lose`: readers may have seen what a power cut
+    takes.
+    """
 
     pid: int
     boot_id: bytes
+    open: bool = False
+    may_lose: bool = False
 
 
 class Claim(NamedTuple):

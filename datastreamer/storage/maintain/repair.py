@@ -378,7 +378,9 @@ def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> byt
             fresh, sequence & 1, SyncedHeader(sequence, made.stream_id, made.epoch, header)
         )
     records.put_mark(fresh, made.epoch, end)
-    records.put_writer(fresh, Writer(os.getpid(), boot))
+    # The next open judges what an unclean end lost.
+    writer = records.get_writer(page) or Writer(0, boot)
+    records.put_writer(fresh, writer._replace(pid=os.getpid(), boot_id=boot))
     source = records.get_source(page, made.stream_id)
     fresh[records.SOURCE_OFFSETS[0] :] = bytes(HEADER_PAGE_SIZE - records.SOURCE_OFFSETS[0])
     second = records.SOURCE_OFFSETS[1]

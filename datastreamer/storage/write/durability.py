@@ -94,11 +94,26 @@ class Durability:
         with self._owned.exclusive():
             if policy == "commit":
                 self.sync()
+            elif not self._owned.may_lose:
+                self._allow_loss()
             self._policy = policy
             self._sync_requested = False
             self._end.limit = -1
             if self._end.base != self._end.written:
                 self._request_sync()
+
+    def _allow_loss(self) -> None:
+        """Write, durably, that a power cut may take what readers have seen. Raises `WriteFailed`,
+        `CommitInDoubt`."""
+        owned = self._owned
+        owned.ensure_writable()
+        try:
+            owned.write_writer(open=True, may_lose=True)
+            self.timed_sync()
+        except OSError as error:
+            self.fail(error)
+            raise WriteFailed(owned.path, refusal(error)) from error
+        owned.may_lose = True
 
     # Syncs.
 

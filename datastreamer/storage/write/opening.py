@@ -39,7 +39,7 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.inspect import is_running
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import CommitRecord, Head, Writer
+from datastreamer.storage.header.records import Change, CommitRecord, Head
 from datastreamer.storage.header.recovery import Judgement, judge, sums_up_to
 from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.sums._page_sums import PageSums
@@ -188,17 +188,24 @@ def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept:
     sealed = owned.head != judged.head
     head, page = owned.head, HeaderPage(owned.page)
     owned.end.sequence = page.synced[0].sequence if page.synced else 0
+    before = records.get_writer(page)
+    unfinished = before is not None and before.open and before.may_lose
     cut = record is not None and record.after != judged.head
     # A truncation with no commit after it.
     truncated = any(change[1:] == (head.entries, None) for change in page.changes)
     if cut:
         assert record is not None
         keep_cut_bytes(owned, record, judged.head)
-    if undone or cut or (record is None and page.synced) or page.changing:
-        # Entries were truncated, or another program may have done so; or a change was interrupted,
-        # and readers that saw it begin have to learn of its end.
+    if undone or (record is None and page.synced) or page.changing:
+        # Another program may have truncated entries; or a change was interrupted, and readers that
+        # saw it begin have to learn of its end.
         owned.epoch += 1
         owned.clear_changes()
+    elif cut or unfinished:
+        # Readers may have seen entries after this end, which others are about to replace. Whether
+        # there were any is unknown if the header page, too, is as it was before them.
+        owned.epoch += 1
+        _note_loss(owned, judged.epoch, head)
     if accept:
         owned.sums.discard()
     owned.sums.take_over(
@@ -214,7 +221,7 @@ def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept:
     space.room.round_up()
     if record is not None:
         space.release_left_over(record)
-    if cut or truncated:
+    if cut or truncated or unfinished:
         owned.note_truncated(space.room.size)
     space.room.grow(head.length)
     if record is not None:
@@ -222,11 +229,23 @@ def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept:
         # system may have marked it clean without having written it.
         write_again(owned.file, record.base, judged.head)
     owned.file.sync()
-    owned.write_span(records.put_writer(owned.page, Writer(os.getpid(), owned.boot)))
+    # Until the new epoch is on disk, the next open has to find that a power cut took something.
+    owned.may_lose = unfinished or writer.durability.policy != "commit"
+    owned.write_writer(open=True, may_lose=owned.may_lose)
     owned.write_clean()
     owned.clear_doubt()
     owned.file.sync()
     owned.sums.changed(owned.epoch)
+
+
+def _note_loss(owned: OwnedFile, before: int, head: Head) -> None:
+    """Write that the stream was truncated to `head` after the epoch `before`. A relay's entries up
+    to there agree with the upstream as before."""
+    owned.write_span(records.put_change(owned.page, Change(owned.epoch, head.entries, None)))
+    agreement = records.get_agreement(owned.page)
+    if agreement is not None and agreement.own_epoch == before:
+        agreement = agreement._replace(own_epoch=owned.epoch)
+        owned.write_span(records.put_agreement(owned.page, agreement))
 
 
 def keep_cut_bytes(owned: OwnedFile, record: CommitRecord, cut: Head) -> None:

@@ -75,6 +75,8 @@ class OwnedFile(StreamFile):
         self.failures = 0
         # Whether the system has received a header beyond `written`, which another open may find.
         self.header_ahead = False
+        # Whether readers may see what is not on disk; the file says so, durably.
+        self.may_lose = False
         # Bytes of truncated entries end at this offset.
         self._truncated_to = 0
         # Set by a close that finds another file at the path.
@@ -243,6 +245,10 @@ class OwnedFile(StreamFile):
             sequence & 1,
             SyncedHeader(sequence, self.stream_id, self.epoch, self.header_at(head)),
         )
+
+    def write_writer(self, *, open: bool, may_lose: bool) -> None:
+        writer = records.Writer(os.getpid(), self.boot, open, may_lose)
+        self.write_span(records.put_writer(self.page, writer))
 
     def clear_doubt(self) -> None:
         self._clear(records.DOUBT_OFFSET)

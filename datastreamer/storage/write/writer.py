@@ -225,6 +225,7 @@ class StreamWriter:
         shown = owned.reader.head.entries
         try:
             owned.write_clean()
+            owned.write_writer(open=False, may_lose=owned.may_lose)
             owned.file.sync()
         except OSError as error:
             _log.warning(

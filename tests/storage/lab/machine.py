@@ -427,6 +427,7 @@ class Laboratory(Recovering):
         assert self.seen <= total <= len(self.committed)
         self.seen = total
         visible = self.committed[:total]
+        self.visible(stream.epoch, visible)
         if self.evicted:
             self.check_durable(stream)
             return

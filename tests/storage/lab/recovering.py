@@ -91,6 +91,8 @@ class Recovering(RuleBasedStateMachine):
         self.mark_lost = False
         self.coming: Crash | None = None
         self.observers: list[Observer] = []
+        # The longest state that was visible in each epoch.
+        self.histories: dict[int, list[Item]] = {}
         self.policy: Any = "commit"
         self.stream: DataStream | None = None
         self.opened = False
@@ -184,6 +186,7 @@ class Recovering(RuleBasedStateMachine):
         if observer.stream.changing:
             return
         served = observer.served
+        self.visible(observer.stream.epoch, served)
         ends = {*self.ends, *(len(outcome) for outcome in self.outcomes)}
         assert len(served) in ends, f"{len(served)} entries are served: a part of an operation"
         assert any(served == it[: len(served)] for it in [self.committed, *self.outcomes]), (
@@ -203,6 +206,16 @@ class Recovering(RuleBasedStateMachine):
             # The search goes by the starts of pages.
             if error.offset < offset_behind(self.committed[:end]):
                 raise
+
+    def visible(self, epoch: int, entries: list[Item]) -> None:
+        """Two visible states of one epoch: one is the beginning of the other."""
+        known = self.histories.setdefault(epoch, [])
+        common = min(len(known), len(entries))
+        assert known[:common] == entries[:common], (
+            f"two visible states of epoch {epoch} have different entries"
+        )
+        if len(entries) > common:
+            self.histories[epoch] = list(entries)
 
     # Attempts.
 
@@ -402,6 +415,7 @@ class Recovering(RuleBasedStateMachine):
             self.forget_observers()
             self.mended = self.disk.evictions
         self.synced()
+        self.visible(self.stream.epoch, found)
         self.failed = False
         for observer in self.observers:
             self.look(observer)

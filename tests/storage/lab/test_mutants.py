@@ -27,7 +27,7 @@ from datastreamer.format import Header
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.header import recovery
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import CommitRecord, Head, get_record
+from datastreamer.storage.header.records import CommitRecord, Head, Writer, get_record
 from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.read import file as file_module
 from datastreamer.storage.sums.keeper import SumsKeeper
@@ -43,7 +43,7 @@ from datastreamer.storage.write.uncommitted import UncommittedSpace
 from datastreamer.storage.write.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
 from tests.storage.lab.background import SimSyncer
-from tests.storage.lab.cuts import Crash, Fault, Trouble, crashes
+from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, crashes, cuts
 from tests.storage.lab.disk import SimDisk, SimFile, SimPlacement
 from tests.storage.lab.machine import Laboratory, Operations, few
 from tests.storage.lab.recovering import OS_SECONDS
@@ -206,6 +206,19 @@ def seen_at_once(commit: Any) -> Any:
     return mutant
 
 
+def without(name: str) -> Callable[[Any], Any]:
+    """Of the records, this field of the writer's is never set."""
+
+    def make(get: Any) -> Any:
+        def mutant(page: bytes) -> Writer | None:
+            found: Writer | None = get(page)
+            return None if found is None else found._replace(**{name: False})
+
+        return mutant
+
+    return make
+
+
 def same_boot_is_not_judged(judge: Any) -> Any:
     def mutant(file: Any, page: bytes, path: str, header: Header) -> Judgement:
         record = get_record(page)
@@ -254,6 +267,10 @@ def times_are_forgotten(ask: Any) -> Any:
             ask(self)
 
     return mutant
+
+
+def nothing(_: Any) -> Any:
+    return lambda self, *arguments, **named: None
 
 
 def not_written_again(_: Any) -> Any:
@@ -309,6 +326,9 @@ MUTANTS: dict[str, Mutant] = {
     "nothing is judged beside a writer": replaced(
         file_module, "judge", beside_a_writer_nothing_is_judged
     ),
+    "what a power cut may have taken is not asked": replaced(
+        opening.records, "get_writer", without("may_lose")
+    ),
 }
 
 # Of what runs after the commits.
@@ -320,6 +340,9 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
     "what does not wait is seen at once": replaced(StreamWriter, "_commit", seen_at_once),
     "a sync speaks for what was written during it": replaced(
         Durability, "_settle", all_that_is_written
+    ),
+    "a change from the policy commit that the file does not show": replaced(
+        Durability, "_allow_loss", nothing
     ),
     "a sync that is never due": replaced(SimSyncer, "request", times_are_forgotten),
     "what a failed sync left is not written again": replaced(
@@ -336,10 +359,6 @@ MUTANTS_IN_DOUBT: dict[str, Mutant] = {
     ),
     "a close keeps its doubts quiet": replaced(StreamWriter, "_settle_all", doubts_are_kept_quiet),
 }
-
-
-def nothing(_: Any) -> Any:
-    return lambda self, *arguments, **named: None
 
 
 def a_page_of_before_is_taken(hashed: Any) -> Any:
@@ -458,6 +477,23 @@ class Timed(Behind):
             """It ends behind it."""
 
 
+class Unsynced(Timed):
+    """What was seen and never synced, and what has its numbers after a power cut."""
+
+    @precondition(lambda self: self.op is None and not self.failed)
+    @rule(before=few, after=few, policy=st.sampled_from(["os", 20]), cut=cuts)
+    def cut_behind_commits(
+        self, before: Operations, after: Operations, policy: Any, cut: Cut
+    ) -> None:
+        self.change_policy("commit", None)
+        self.change_policy(policy, None)
+        self.commit_several(before, None)
+        self.look(self.observers[0])
+        with self.under(Crash(0, cut)):
+            """It ends behind them."""
+        self.commit_several(after, None)
+
+
 class Doubtful(Laboratory):
     """Commits that fail, what is rolled back and closed then, and what is there after that."""
 
@@ -525,6 +561,13 @@ MACHINES: dict[str, type[Laboratory]] = {
         ),
         Timed,
     ),
+    **dict.fromkeys(
+        (
+            "what a power cut may have taken is not asked",
+            "a change from the policy commit that the file does not show",
+        ),
+        Unsynced,
+    ),
     "what a failed sync left is not looked at": Refused,
     **dict.fromkeys(MUTANTS_IN_DOUBT, Doubtful),
     **dict.fromkeys(MUTANTS_OF_SUMS, Summed),
@@ -549,7 +592,8 @@ def run(machine: type[Laboratory], examples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "machine", [Huge, Narrow, Leased, Placed, Behind, Timed, Refused, Doubtful, Summed]
+    "machine",
+    [Huge, Narrow, Leased, Placed, Behind, Timed, Unsynced, Refused, Doubtful, Summed],
 )
 def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     """Else finding the mutants with the same examples would mean nothing."""

@@ -108,9 +108,11 @@ def test_the_space_of_an_operation_without_a_commit_is_returned(
 
 
 def test_the_space_of_an_operation_that_is_open_at_the_close(path: Path) -> None:
-    with DataStream.open(path, index="memory") as stream:
-        stream.start_atomic_op()
-        huge(stream)
+    stream = DataStream.open(path, index="memory")
+    stream.start_atomic_op()
+    huge(stream)
+    with pytest.warns(ResourceWarning, match="discarded"):
+        stream.close()
     assert size_of(path) == SMALL
 
 
