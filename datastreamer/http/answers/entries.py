@@ -65,10 +65,15 @@ class EntryQueries:
         wanted = number("the number of an entry", request.found["number"])
         reading = self._source.reading()
         entry = await reading.entry(wanted)
-        found = entry_json(entry)
-        if decoded is not None:
-            found |= meaning_json(entry, reading.stream.header.version)
-        return json_answer(found, self._cache.headers(reading, f"{wanted}{decoded or ''}"))
+        headers = self._cache.headers(reading, f"{wanted}{decoded or ''}")
+
+        def answer() -> HttpAnswer:
+            found = entry_json(entry)
+            if decoded is not None:
+                found |= meaning_json(entry, reading.stream.header.version)
+            return json_answer(found, headers)
+
+        return await reading.convert(answer, len(entry.data))
 
     async def bookmark(self, request: HttpRequest) -> HttpAnswer:
         request.parameters()

@@ -1,6 +1,6 @@
 """Answers with many entries, in the form that the client asks for.
 
-Owns where an answer begins and ends, its caching, and that its memory is bounded by a window.
+Owns where an answer begins and ends, its caching, and that it holds one piece while it is sent.
 Entries as they are on the wire are sent from the file, as to TCP clients.
 """
 
@@ -144,7 +144,8 @@ class FormedRange:
         self._form = form
         self._encode = _selecting(form.piece, wanted.types)
         self._epoch = 0
-        self._first = Piece(b"", 0, wanted.entries.start)
+        # Read, and not sent yet.
+        self._piece = Piece(b"", 0, wanted.entries.start)
         self.compressor: Compressor | None = None
 
     async def begin(self) -> None:
@@ -153,7 +154,7 @@ class FormedRange:
             try:
                 if self._range:
                     begin = Cursor(0, self._range.start)
-                    self._first = await self._reading.piece(
+                    self._piece = await self._reading.piece(
                         self._encode, begin, self._range.stop, _FIRST_BYTES, inline=True
                     )
             except UnknownEntry:
@@ -167,22 +168,22 @@ class FormedRange:
     @property
     def unfinished(self) -> bool:
         """Whether the first piece is not all."""
-        return self._first.number < self._range.stop
+        return self._piece.number < self._range.stop
 
     @property
     def size(self) -> int:
         """Bytes of the first piece."""
-        return len(self._first.data)
+        return len(self._piece.data)
 
     @property
     def whole(self) -> bytes:
         """The body, if the first piece is all."""
-        return self._form.begin + self._first.data + self._form.end
+        return self._form.begin + self._piece.data + self._form.end
 
     async def send(self, output: BodyOutput) -> None:
         """Send the body. Raises `AnswerCut` if an entry of the range was changed meanwhile, or is
         damaged."""
-        reading, form, piece = self._reading, self._form, self._first
+        reading, form = self._reading, self._form
         # A change that is under way was announced before this range is among the readers.
         await reading.broadcast.turns.settled()
         with reading.kept(self._range):
@@ -191,20 +192,27 @@ class FormedRange:
             await self._pass(output, form.begin)
             begun = False
             while not reading.broken:
-                if piece.data:
-                    await self._pass(output, form.separator * begun + piece.data)
+                place = Cursor(self._piece.offset, self._piece.number)
+                if self._piece.data:
+                    await self._pass(output, self._taken(form.separator if begun else b""))
                     begun = True
-                if piece.number >= self._range.stop:
+                if place.number >= self._range.stop:
                     await self._pass(output, form.end, last=True)
                     return
-                place = Cursor(piece.offset, piece.number)
                 try:
-                    piece = await reading.piece(
+                    self._piece = await reading.piece(
                         self._encode, place, self._range.stop, _PIECE_BYTES, inline=False
                     )
                 except (HttpProblem, UnknownEntry):
                     break
             raise AnswerCut
+
+    def _taken(self, separator: bytes) -> bytes:
+        """The piece after `separator`. Nothing else holds it then: a client that reads nothing
+        costs one piece."""
+        data = separator + self._piece.data
+        self._piece = self._piece._replace(data=b"")
+        return data
 
     async def _pass(self, output: BodyOutput, data: bytes, *, last: bool = False) -> None:
         compressor = self.compressor
@@ -214,7 +222,7 @@ class FormedRange:
                 packed = compressor.compress(data)
                 return packed + compressor.flush() if last else packed
 
-            data = await trio.to_thread.run_sync(compress)
+            data = await self._reading.compress(compress, len(data))
         await output.send(data)
 
 

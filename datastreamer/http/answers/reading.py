@@ -36,8 +36,11 @@ from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 EVENT_BYTES: Final = 12 * 1024
 """Bytes of the file in one event, which has at most about 64 KiB, or one entry."""
 
-# Conversions that run at a time for all clients: more would only compete for the processor.
+# Conversions, and compressions, that run at a time for all clients: more would only compete for the
+# processor, with the event loop too.
 _CONVERSIONS = 2
+# So many bytes are converted or compressed in the event loop.
+_INLINE_BYTES: Final = 64 * 1024
 
 # Of a stream's id, in a client's position.
 _ID_BYTES: Final = 4
@@ -51,6 +54,14 @@ class Piece(NamedTuple):
     """Encoded entries, and the place after them."""
 
     data: bytes
+    offset: int
+    number: int
+
+
+class _Run(NamedTuple):
+    """Entries, and the place after them."""
+
+    batch: EntryBatch
     offset: int
     number: int
 
@@ -77,13 +88,17 @@ class HttpSource:
         default_factory=partial(trio.CapacityLimiter, _CONVERSIONS), init=False, repr=False
     )
 
+    _compressions: trio.CapacityLimiter = field(
+        default_factory=partial(trio.CapacityLimiter, _CONVERSIONS), init=False, repr=False
+    )
+
     def reading(self) -> Reading:
         """The stream as it is now. Raises `HttpProblem` if there is none."""
         server = self.server()
         if server is None or server.stream_missing:
             why = self.unready() or "there is no stream"
             raise HttpProblem(503, f"{why}; try again later", [("Retry-After", "5")])
-        reading = Reading(server, self._conversions)
+        reading = Reading(server, self._conversions, self._compressions)
         reading.refresh()
         return reading
 
@@ -91,9 +106,12 @@ class HttpSource:
 class Reading:
     """One answer's view of the stream."""
 
-    def __init__(self, server: Server, conversions: trio.CapacityLimiter) -> None:
+    def __init__(
+        self, server: Server, conversions: trio.CapacityLimiter, compressions: trio.CapacityLimiter
+    ) -> None:
         self.server = server
         self._conversions = conversions
+        self._compressions = compressions
         self.broadcast = server.broadcast
         self.stream = server.stream
         self.broken = False
@@ -188,16 +206,20 @@ class Reading:
     ) -> Piece:
         """The entries from `place` on, up to entry `stop` and about `most_bytes` of the file, in
         the form that `encode` gives them. The offset of `place` is 0 if it is not known. With
-        `inline` that is little work: it is done in the event loop if it need not wait for the
-        disk. Raises `UnknownEntry`."""
+        `inline` that is little work, unless an entry is large: it is done in the event loop if it
+        need not wait for the disk. Raises `UnknownEntry`."""
         reader, broadcast = self.stream.reader, self.broadcast
 
-        def make(place: Cursor) -> Piece:
+        def run(place: Cursor) -> _Run:
             batch, after = reader.run(place, most_bytes)
             if after.number > stop:
                 # Also entries that were committed since `stop` was the end.
                 batch, after = batch[: stop - batch.first_number], reader.cursor(stop)
-            return Piece(encode(batch), after.offset, after.number)
+            return _Run(batch, after.offset, after.number)
+
+        def make(place: Cursor) -> Piece:
+            batch, offset, number = run(place)
+            return Piece(encode(batch), offset, number)
 
         async def read() -> Piece:
             nonlocal place
@@ -205,13 +227,27 @@ class Reading:
             if not begin.offset:
                 begin = await broadcast.read(reader.cursor, begin.number)
             if inline:
-                return await broadcast.read_from(make, begin, begin.offset, most_bytes)
+                batch, *after = await broadcast.read_from(run, begin, begin.offset, most_bytes)
+                data = await self.convert(lambda: encode(batch), batch.nbytes)
+                return Piece(data, *after)
             async with self._conversions:
                 return await broadcast.cold.run_verified(
                     make, begin, lambda it: pages_between(begin.offset, it.offset)
                 )
 
         return await self.steadily(read)
+
+    async def convert(self, work: Callable[[], T], size: int) -> T:
+        """The result of `work()` on `size` bytes; in a thread if they are many."""
+        if size <= _INLINE_BYTES:
+            return work()
+        return await trio.to_thread.run_sync(work, limiter=self._conversions)
+
+    async def compress(self, work: Callable[[], bytes], size: int) -> bytes:
+        """The same for compression, which takes some 30 times as long: it delays only others."""
+        if size <= _INLINE_BYTES:
+            return work()
+        return await trio.to_thread.run_sync(work, limiter=self._compressions)
 
     # Bookmarks.
 

@@ -205,7 +205,12 @@ class HttpConnection:
         assert head is not None
         if isinstance(body, bytes):
             if body and self._method != b"HEAD" and answer.status not in (204, 304):
-                head += self._h11.send(h11.Data(data=body)) or b""
+                if len(body) > _JOINED_BYTES:
+                    await self._send_raw(head)
+                    head = b""
+                    await self.send(body)
+                else:
+                    head += self._h11.send(h11.Data(data=body)) or b""
             head += self._h11.send(h11.EndOfMessage()) or b""
             await self._send_raw(head)
             return
