@@ -28,7 +28,7 @@ FIGURES := .benchmarks/latest.json
 help:
 	@echo "make test       run all tests            make demo      see it work, for some seconds"
 	@echo "make spark-demo the pipeline on a live server: tables, a report, charts; needs Java"
-	@echo "make lint       ruff                     make types     mypy, strict"
+	@echo "make lint       ruff, generated files    make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make jar        the reader in Java for Spark; needs a JDK 17 and Maven"
 	@echo "make bench      measure, one table       make soak      the long tests"
@@ -67,8 +67,10 @@ spark-demo: setup
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) .ci/blocking.py --check
 
 format: setup
+	$(PY) .ci/blocking.py
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 

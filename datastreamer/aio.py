@@ -6,10 +6,11 @@ trio.
 
 from __future__ import annotations
 
-from datastreamer.client.async_client import Batches, Client, ClientConnector, Entries
+from datastreamer.client.async_client import Batches, Client, Entries
 from datastreamer.client.asyncio_driver import AsyncioDriver
-from datastreamer.consumer.async_reassembly import Reassembly, ReassemblyOpener
-from datastreamer.publisher.async_publisher import Publisher, PublisherConnector
+from datastreamer.client.effects import opener
+from datastreamer.consumer.async_reassembly import Reassembly
+from datastreamer.publisher.async_publisher import Publisher
 
 __all__ = [
     "Batches",
@@ -22,6 +23,6 @@ __all__ = [
     "reassemble",
 ]
 
-connect = ClientConnector(AsyncioDriver, Client)
-connect_publisher = PublisherConnector(AsyncioDriver)
-reassemble = ReassemblyOpener(AsyncioDriver)
+connect = opener(Client, AsyncioDriver)
+connect_publisher = opener(Publisher, AsyncioDriver)
+reassemble = opener(Reassembly, AsyncioDriver)

@@ -377,8 +377,7 @@ ALSO_KNOWN = {
     "client/server_peer.py": {"threading"},  # the time limit of an answer
     "client/upstream.py": {"ssl"},
     "publisher/async_publisher.py": {"ssl"},
-    # Forked children, and two threads that wait for one publisher.
-    "publisher/blocking_publisher.py": {"socket", "ssl", "threading"},
+    "publisher/blocking_publisher.py": {"ssl"},
 }
 
 

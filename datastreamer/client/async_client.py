@@ -6,14 +6,13 @@ trio.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.base import BatchesBase, ClientBase, IterationBase
-from datastreamer.client.effects import AsyncDriver
+from datastreamer.client.effects import AsyncDriver, DriverTo
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.link import MAX_LAG
@@ -23,18 +22,9 @@ from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.transport.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import ssl
-
-AnyClient = TypeVar("AnyClient", bound="Client")
-
-
-class DriverTo(Protocol):
-    """Makes a driver that connects to these servers."""
-
-    def __call__(self, *endpoints: Endpoint) -> AsyncDriver: ...
 
 
 class _AsyncIterator(IterationBase):
@@ -109,9 +99,83 @@ class Client(ClientBase[Batches, Entries]):
     a cancelled wait for streamed entries loses nothing, and the iteration can continue.
     """
 
-    def __init__(self, driver: AsyncDriver, engine: ClientEngine) -> None:
-        self._driver = driver
-        self._engine = engine
+    def __init__(
+        self,
+        driver_to: DriverTo,
+        host: ServerAddress,
+        port: int = DEFAULT_PORT,
+        *,
+        stream_type: int = STREAM_TYPE_SEQUENCER,
+        timeout: float = exchanges.TIMEOUT,
+        tls: bool | ssl.SSLContext = False,
+        tls_server_name: str | None = None,
+        resume: bool = True,
+        retry_for: float | None = None,
+        backoff: Backoff = BACKOFF,
+        heartbeat: float | None = None,
+        batch_reads: bool = True,
+        max_lag: int | None = MAX_LAG,
+        token: bytes | str | None = None,
+    ) -> None:
+        """A client of the server at `host` and `port`, closed at the end of the block.
+
+        `host` may be a whole address: ``HOST:PORT``, ``[::1]:6900``, ``tcp://HOST:PORT``,
+        ``tcps://HOST:PORT``, which is with TLS, or ``unix:PATH``. `tls` is what `client_tls` makes,
+        or any other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate
+        must be for `tls_server_name` (default: `host`).
+
+        `host` may also be a list of servers of one stream: addresses, (host, port), or `Upstream`s
+        with options of their own. What a server refuses, does not hold, or does not answer within
+        `timeout`, the next one is asked; the error names all that were asked, and what each said. A
+        streaming continues on the next server if one is lost, or if another holds more than
+        `max_lag` entries more (None: it never compares them), which it looks at every `heartbeat`
+        seconds, 10 by default. Raises `HistoryChanged` if a server holds another entry than the one
+        that was received last. Without `resume`, the client uses the first server only.
+
+        `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for
+        other answers the caller sets a limit (`trio.fail_after`, `asyncio.timeout`). Raises
+        `ConnectFailed` and `TLSFailed`. Every request names `stream_type`; a server of another type
+        rejects it.
+
+        With `resume`, a streaming continues when its server was lost and is reachable again:
+        `backoff` is the waits between attempts, `retry_for` the seconds after which it gives up
+        (None: never). `heartbeat` distinguishes a silent server from a quiet stream: when nothing
+        arrived for that many seconds, the client queries the server on a second connection. If the
+        server does not answer, or has not sent entries that are due, the connection counts as lost.
+        Without `batch_reads`, the client neither queries nor uses the server's extensions.
+
+        The client sends `token` first on each connection: a full server gives the clients with its
+        operator's token reserved slots. Raises `NotAllowed` if it is wrong; if the server accepts
+        no tokens, the client connects without it and logs a warning. Without TLS, others on the
+        network can read a token.
+        """
+        servers = upstreams_of(host, port, tls, tls_server_name, token)
+        endpoints = [server.endpoint(stream_type) for server in servers]
+        self._driver = driver_to(*endpoints)
+        self._engine = ClientEngine(
+            self._driver,
+            *[endpoint.peer for endpoint in endpoints],
+            stream_type=stream_type,
+            timeout=timeout,
+            resume=resume,
+            retry_for=retry_for,
+            backoff=backoff,
+            heartbeat=heartbeat,
+            batch_reads=batch_reads,
+            max_lag=max_lag,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._driver.run(self._engine.open())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
 
     def _batches(self, iteration: Iteration[EntryBatch]) -> Batches:
         return Batches(self._driver, iteration)
@@ -194,84 +258,3 @@ class Client(ClientBase[Batches, Entries]):
         arrives before the server's answer.
         """
         await self._driver.run(self._engine.stop())
-
-
-class ClientConnector(Generic[AnyClient]):
-    """A client of the server at `host` and `port`, closed at the end of the block.
-
-    `host` may be a whole address: ``HOST:PORT``, ``[::1]:6900``, ``tcp://HOST:PORT``,
-    ``tcps://HOST:PORT``, which is with TLS, or ``unix:PATH``. `tls` is what `client_tls` makes, or
-    any other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
-    for `tls_server_name` (default: `host`).
-
-    `host` may also be a list of servers of one stream: addresses, (host, port), or `Upstream`s with
-    options of their own. What a server refuses, does not hold, or does not answer within `timeout`,
-    the next one is asked; the error names all that were asked, and what each said. A streaming
-    continues on the next server if one is lost, or if another holds more than `max_lag` entries
-    more (None: it never compares them), which it looks at every `heartbeat` seconds, 10 by default.
-    Raises `HistoryChanged` if a server holds another entry than the one that was received last.
-    Without `resume`, the client uses the first server only.
-
-    `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for other
-    answers the caller sets a limit (`trio.fail_after`, `asyncio.timeout`). Raises `ConnectFailed`
-    and `TLSFailed`. Every request names `stream_type`; a server of another type rejects it.
-
-    With `resume`, a streaming continues when its server was lost and is reachable again:
-    `backoff` is the waits between attempts, `retry_for` the seconds after which it gives up
-    (None: never). `heartbeat` distinguishes a silent server from a quiet stream: when nothing
-    arrived for that many seconds, the client queries the server on a second connection. If the
-    server does not answer, or has not sent entries that are due, the connection counts as lost.
-    Without `batch_reads`, the client neither queries nor uses the server's extensions.
-
-    The client sends `token` first on each connection: a full server gives the clients with its
-    operator's token reserved slots. Raises `NotAllowed` if it is wrong; if the server accepts no
-    tokens, the client connects without it and logs a warning. Without TLS, others on the network
-    can read a token.
-    """
-
-    def __init__(
-        self, driver_to: DriverTo, client: Callable[[AsyncDriver, ClientEngine], AnyClient]
-    ) -> None:
-        self._driver_to = driver_to
-        self._client = client
-
-    @asynccontextmanager
-    async def __call__(
-        self,
-        host: ServerAddress,
-        port: int = DEFAULT_PORT,
-        *,
-        stream_type: int = STREAM_TYPE_SEQUENCER,
-        timeout: float = exchanges.TIMEOUT,
-        tls: bool | ssl.SSLContext = False,
-        tls_server_name: str | None = None,
-        resume: bool = True,
-        retry_for: float | None = None,
-        backoff: Backoff = BACKOFF,
-        heartbeat: float | None = None,
-        batch_reads: bool = True,
-        max_lag: int | None = MAX_LAG,
-        token: bytes | str | None = None,
-    ) -> AsyncIterator[AnyClient]:
-        """Connect to the server, and close the connection at the end of the block."""
-        servers = upstreams_of(host, port, tls, tls_server_name, token)
-        endpoints = [server.endpoint(stream_type) for server in servers]
-        driver = self._driver_to(*endpoints)
-        engine = ClientEngine(
-            driver,
-            *[endpoint.peer for endpoint in endpoints],
-            stream_type=stream_type,
-            timeout=timeout,
-            resume=resume,
-            retry_for=retry_for,
-            backoff=backoff,
-            heartbeat=heartbeat,
-            batch_reads=batch_reads,
-            max_lag=max_lag,
-        )
-        await driver.run(engine.open())
-        client = self._client(driver, engine)
-        try:
-            yield client
-        finally:
-            await client.aclose()

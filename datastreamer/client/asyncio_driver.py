@@ -1,17 +1,18 @@
-"""Runs a client's engine in an asyncio task. Must not import trio."""
+"""Runs an engine in an asyncio task; or its background, in a thread. Must not import trio."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from inspect import isawaitable
 from typing import Any
 
 from datastreamer.client.effects import (
     AsyncDriver,
+    Beside,
     Call,
     Close,
     Connect,
@@ -26,10 +27,13 @@ from datastreamer.client.effects import (
     Send,
     Signal,
     Sleep,
+    Steps,
     Wait,
 )
 from datastreamer.client.introduction import connecting
+from datastreamer.client.thread_driver import ThreadDriver
 from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio
+from datastreamer.transport.asyncio_thread import AsyncioThread
 from datastreamer.transport.connection_errors import connect_timeout
 from datastreamer.transport.endpoint import Endpoint
 
@@ -97,10 +101,8 @@ class AsyncioDriver(AsyncDriver):
         await _end(tasks)
 
     @asynccontextmanager
-    async def background(
-        self, *calls: Callable[[], Coroutine[Any, Any, None]]
-    ) -> AsyncIterator[None]:
-        tasks = [asyncio.ensure_future(call()) for call in calls]
+    async def background(self, *steps: Steps[None]) -> AsyncIterator[None]:
+        tasks = [asyncio.ensure_future(self.run(each)) for each in steps]
         yield
         await _end(tasks)
 
@@ -131,6 +133,53 @@ class AsyncioDriver(AsyncDriver):
         if task.cancelled():
             raise Interrupted
         task.result()
+
+
+class LoopDriver(ThreadDriver):
+    """Runs an engine in the caller's thread, and its background in an event loop in a thread of its
+    own, which alone connects to these servers: it renews a lease, or reads sources, while the
+    caller does something else."""
+
+    _thread: AsyncioThread
+
+    def __init__(self, *endpoints: Endpoint) -> None:
+        super().__init__()
+        self.guard = threading.Lock()
+        self._loop = AsyncioDriver(*endpoints)
+        self._name = "".join(endpoint.peer for endpoint in endpoints) or "sources"
+        self._calling = False
+
+    def signal(self) -> Signal:
+        return self._loop.signal()
+
+    @contextmanager
+    def background(self, *steps: Steps[None]) -> Iterator[None]:
+        """Perform these in the loop until the block ends."""
+        self._thread = AsyncioThread(f"loop of {self._name}")
+        for each in steps:
+            self._thread.serve(self._loop.run(each))
+        yield
+        if self._thread.ours:
+            self._thread.close()
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call `function` in the loop, without waiting for that: once, also for several calls."""
+        if not self._calling:
+            self._calling = True
+            self._thread.call_soon(lambda: self._call(function))
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call `function` in the loop."""
+        self._thread.call(function)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        self._calling = False
+        function()
+
+    def _perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Beside):
+            return self._thread.run((effect.driver or self._loop).run(effect.steps))
+        return super()._perform(effect)
 
 
 async def _finish(task: asyncio.Future[Any], seconds: float | None = None) -> None:

@@ -1,7 +1,7 @@
-"""The client for plain threads: the same calls as `async_client`, without ``async``.
+# Made by .ci/blocking.py from client/async_client.py: change that, and run it.
+"""The client for plain threads: the same calls as `async_client`.
 
-Owns the public face alone. Must not import trio: this is what a Spark executor or a notebook
-loads.
+This is what a Spark executor or a notebook loads. Must not import trio.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BlockingBatches(_BlockingIterator, BatchesBase):
 
 
 class BlockingEntries(_BlockingIterator):
-    """Entries one by one: an iterator, begun and ended as `BlockingBatches`."""
+    """Entries one by one: an iterator, begun and ended as its batches."""
 
     def __next__(self) -> Entry:
         iteration = self._iteration
@@ -117,7 +117,6 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
             *[endpoint.peer for endpoint in endpoints],
             stream_type=stream_type,
             timeout=timeout,
-            answer_timeout=timeout,
             resume=resume,
             retry_for=retry_for,
             backoff=backoff,
@@ -127,13 +126,7 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
         )
         self._driver.run(self._engine.open())
 
-    def _batches(self, iteration: Iteration[EntryBatch]) -> BlockingBatches:
-        return BlockingBatches(self._driver, iteration)
-
-    def _entries(self, iteration: Iteration[EntryBatch]) -> BlockingEntries:
-        return BlockingEntries(self._driver, iteration)
-
-    def __enter__(self) -> BlockingClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -143,6 +136,12 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _batches(self, iteration: Iteration[EntryBatch]) -> BlockingBatches:
+        return BlockingBatches(self._driver, iteration)
+
+    def _entries(self, iteration: Iteration[EntryBatch]) -> BlockingEntries:
+        return BlockingEntries(self._driver, iteration)
 
     def close(self) -> None:
         """Close the connection. A second call does nothing.
@@ -178,7 +177,22 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
         confirmed: bool = True,
         fallback: bool = False,
     ) -> EntryBatch:
-        """The entries from `from_entry` on, in one answer: see `Client.batch_read`."""
+        """The entries from `from_entry` on, in one answer: at most `max_count`, of at most
+        `max_bytes` with their heads (0: as many as the server gives).
+
+        The server returns any number of entries from one to these limits: the first even if it is
+        larger than `max_bytes`. The batch is empty only at the end of the stream, if no entry was
+        committed for `wait` seconds.
+
+        With `confirmed`, a `from_entry` that is not known to be in the stream is compared with
+        the server's total first, and raises `UnknownEntry` if it is greater; without `confirmed`,
+        the server refuses it: `BadFromEntry`. A server without batches raises `NotSupported`; with
+        `fallback`, the client requests single entries from it.
+
+        With `types`, only entries of these types, all of them before `next_number`: possibly none,
+        since a server scans a limited number of entries. A server that cannot filter sends all
+        entries, and the client omits the others.
+        """
         wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, types)
         return self._driver.run(self._engine.ask(read, wanted, wait=wait))
 

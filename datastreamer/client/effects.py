@@ -8,14 +8,18 @@ tasks or clocks.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from datastreamer.transport.endpoint import Endpoint
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 Channel: TypeAlias = Any
 """A connection that its driver made: engines only pass it back to the driver."""
@@ -123,6 +127,20 @@ class InThread:
 
 
 @dataclass(slots=True)
+class Beside:
+    """Perform these where the driver's background runs, by `driver` if one is named: gives their
+    outcome."""
+
+    steps: Steps[Any]
+    driver: AsyncDriver | None = None
+
+
+@dataclass(slots=True)
+class CancellationPoint:
+    """Raise the caller's cancellation, if the driver can report it without a wait."""
+
+
+@dataclass(slots=True)
 class Race:
     """Perform all of these at the same time until one ends; the others are cancelled then.
     Raises the error of the first racer that failed."""
@@ -142,6 +160,8 @@ Effect: TypeAlias = (
     | Wait
     | Call
     | InThread
+    | Beside
+    | CancellationPoint
     | Race
 )
 Steps: TypeAlias = Generator[Effect, Any, T]
@@ -163,6 +183,9 @@ class Driver(ABC):
     cancelled: tuple[type[BaseException], ...] = ()
     """What is raised where a wait is cancelled."""
 
+    guard: AbstractContextManager[object] = nullcontext()
+    """Held by what the caller's steps and the background's both change."""
+
     threaded = False
     """Whether others that use the engine are threads, which may not touch a connection that is in
     use."""
@@ -179,6 +202,14 @@ class Driver(ABC):
     @abstractmethod
     def now(self) -> float:
         """The seconds on its clock."""
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call `function` where the background runs, without waiting for that."""
+        function()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call `function` where the background runs."""
+        function()
 
 
 class AsyncDriver(Driver):
@@ -198,6 +229,8 @@ class AsyncDriver(Driver):
                         result = await effect.channel.receive_into(effect.buffer)
                     elif type(effect) is Send and effect.seconds is None:
                         result = await effect.channel.send(effect.data)
+                    elif type(effect) is Beside:
+                        result = await (effect.driver or self).run(effect.steps)
                     else:
                         result = await self.perform(effect)
             except StopIteration as done:
@@ -217,10 +250,25 @@ class AsyncDriver(Driver):
         """Perform one effect."""
 
     @abstractmethod
-    def background(
-        self, *calls: Callable[[], Coroutine[Any, Any, None]]
-    ) -> AbstractAsyncContextManager[None]:
-        """Run these beside the block, whose end cancels them. The block raises nothing."""
+    def background(self, *steps: Steps[None]) -> AbstractAsyncContextManager[None]:
+        """Perform these beside the block, whose end cancels them. The block raises nothing."""
 
-    async def checkpoint_if_cancelled(self) -> None:
-        """Raise the caller's cancellation, if the event loop can report it."""
+
+class DriverTo(Protocol):
+    """Makes a driver that connects to these servers."""
+
+    def __call__(self, *endpoints: Endpoint) -> AsyncDriver: ...
+
+
+def opener(made: Callable[Concatenate[DriverTo, P], T], driver_to: DriverTo) -> Callable[P, T]:
+    """The class `made` as a function, for drivers of one event loop: with the other options and
+    the documentation of its constructor."""
+
+    def opened(*arguments: P.args, **options: P.kwargs) -> T:
+        return made(driver_to, *arguments, **options)
+
+    signature = inspect.signature(made)
+    parameters = list(signature.parameters.values())[1:]
+    opened.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    opened.__doc__ = made.__init__.__doc__
+    return opened

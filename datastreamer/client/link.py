@@ -68,8 +68,8 @@ class ServerLink(ForkGuard):
     """One connection at a time, to one of the driver's servers: `peers` are their names.
 
     `timeout` bounds, in seconds, each step of connecting, of beginning a streaming and of
-    restoring a connection; `answer_timeout` another answer (None: no limit, with several servers
-    `timeout`). The other options are those of `connect`. Raises `UsageError` for an
+    restoring a connection; `answer_timeout` another answer (None: no limit, in threads and with
+    several servers `timeout`). The other options are those of `connect`. Raises `UsageError` for an
     invalid one.
     """
 
@@ -96,9 +96,10 @@ class ServerLink(ForkGuard):
             check_number("max_lag", max_lag)
         super().__init__()
         self.stream_type = stream_type
-        if len(peers) > 1:
-            answer_timeout = timeout if answer_timeout is None else answer_timeout
-            heartbeat = _HEARTBEAT if heartbeat is None else heartbeat
+        if answer_timeout is None and (driver.threaded or len(peers) > 1):
+            answer_timeout = timeout
+        if heartbeat is None and len(peers) > 1:
+            heartbeat = _HEARTBEAT
         self.answer_timeout = answer_timeout
         self.closed_on_asking = False
         self.channel: Channel | None = None

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from datastreamer.client.effects import (
     Call,
+    CancellationPoint,
     Close,
     Connect,
     Driver,
@@ -112,6 +113,8 @@ class ThreadDriver(Driver):
                 self._interrupt(channel)
             case Call(function, arguments) | InThread(function, arguments):
                 return function(*arguments)
+            case CancellationPoint():
+                pass
             case _:
                 raise NotImplementedError(effect)
         return None

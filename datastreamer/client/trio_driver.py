@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import trio
 
-from datastreamer.client.async_client import Client, ClientConnector
+from datastreamer.client.async_client import Client
 from datastreamer.client.effects import (
     AsyncDriver,
     Call,
+    CancellationPoint,
     Close,
     Connect,
     Effect,
@@ -31,6 +32,7 @@ from datastreamer.client.effects import (
     Sleep,
     Steps,
     Wait,
+    opener,
 )
 from datastreamer.client.introduction import connecting
 from datastreamer.transport.connection_errors import connect_timeout
@@ -105,6 +107,8 @@ class TrioDriver(AsyncDriver):
                 return await outcome if isawaitable(outcome) else outcome
             case InThread(function, arguments):
                 return await trio.to_thread.run_sync(function, *arguments)
+            case CancellationPoint():
+                await trio.lowlevel.checkpoint_if_cancelled()
             case Race(racers):
                 await self._race(racers)
         return None
@@ -126,17 +130,12 @@ class TrioDriver(AsyncDriver):
             raise failures[0]
 
     @asynccontextmanager
-    async def background(
-        self, *calls: Callable[[], Coroutine[Any, Any, None]]
-    ) -> AsyncIterator[None]:
+    async def background(self, *steps: Steps[None]) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
-            for call in calls:
-                nursery.start_soon(call)
+            for each in steps:
+                nursery.start_soon(self.run, each)
             yield
             nursery.cancel_scope.cancel()
-
-    async def checkpoint_if_cancelled(self) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
 
     async def _connect(self, seconds: float, server: int) -> Channel:
         peer, _, token_request = self.servers[server]
@@ -168,4 +167,4 @@ def trio_driver_to(*endpoints: Endpoint) -> TrioDriver:
     )
 
 
-connect = ClientConnector(trio_driver_to, Client)
+connect = opener(Client, trio_driver_to)

@@ -6,95 +6,29 @@ trio.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
 
-from datastreamer.client.async_client import DriverTo
-from datastreamer.client.effects import AsyncDriver, InThread, Steps
-from datastreamer.consumer.arrivals import Arrivals
+from datastreamer.client.effects import DriverTo
 from datastreamer.consumer.base import ReassemblyBase
 from datastreamer.consumer.engine import ConsumerEngine
 from datastreamer.consumer.options import Addresses, ReassemblyOptions, Start
-from datastreamer.consumer.sources import readers_of
 from datastreamer.consumer.state import Notice
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
-from datastreamer.reassembly.progress import ReassemblyProgress, ReassemblyStore
+from datastreamer.reassembly.progress import ReassemblyStore
 
 
 class Reassembly(ReassemblyBase):
     """An asynchronous iterator over payloads, made by `reassemble`. One task at a time."""
 
-    def __init__(self, driver: AsyncDriver, engine: ConsumerEngine) -> None:
-        self._driver = driver
-        self._engine = engine
-
-    async def save(self) -> None:
-        """Save that everything that was delivered has been processed."""
-        await self._driver.run(self._engine.save(at_end=True))
-
-    async def next(self, seconds: float | None) -> Item | None:
-        """The next payload. None at the end, and if no payload is complete within `seconds`.
-
-        After a cancellation it can be called again, and nothing is lost.
-        """
-        return await self._driver.run(self._engine.next(seconds))
-
-    def __aiter__(self) -> Reassembly:
-        return self
-
-    async def __anext__(self) -> Item:
-        item = await self.next(None)
-        if item is None:
-            raise StopAsyncIteration
-        return item
-
-
-class ReassemblyOpener:
-    """The payloads that all of `upstreams` publish together, each whole and once::
-
-        async with reassemble([("a", 6900), ("b", 6900)], subscribe=[b"\\x01"]) as payloads:
-            async for payload in payloads:
-                ...
-
-    An upstream is (host, port), ``tcp://HOST:PORT``, ``tcps://HOST:PORT``, ``unix:PATH``, an
-    `Upstream`, or the path of a stream file; a mapping gives them names under which their positions
-    are saved. All are read at the same time, and no upstream waits for another: one that is lost is
-    retried for `retry_for` seconds, one that fails is reported and retried at long intervals, and
-    what the others send is delivered. With `follow` the
-    iteration continues with later commits; without it, it ends where the last upstream ends.
-    Upstreams without a saved position begin at `start`: an entry's number, a bookmark's key, or
-    "latest". A slow consumer makes the servers wait: the `budget` and at most three batches per
-    upstream are in memory.
-
-    With `store` it resumes where the store was saved. Before it delivers the next payload, it saves
-    that the last one has been processed, and again when the block ends without an error. A store
-    that writes in the transaction that holds the results, and commits it, makes that exactly once.
-
-    With `order`, which returns the `Block` of a payload, the iterator delivers `Applied` and
-    `Reorg` instead; `after` is the parent of the first block. Blocks that wait for a parent use up
-    to the `budget` again; above that, the furthest ahead is `Rejected`. `on_event` is called (and
-    awaited, if it can be) with all other events: `Conflict`, `Malformed`, `Dropped`, `Gap`,
-    `Rejected`, `SourceLost`, `SourceBack`, `SourceRolledBack` and `SourceFailed`; without it the
-    last four are logged. `subscribe`, `reorg_threshold`, `budget` and `max_age` are the
-    `Reassembler`'s; with several upstreams payloads stay known for at least 100,000 further ones,
-    and without `follow` nothing expires. Messages are the entries of `type`. `stream_type` (None:
-    that of sequencers for servers, any for files), `timeout`, `heartbeat` and `backoff` are those
-    of `connect`.
-
-    If all upstreams have failed and no further attempt is due, the iterator raises the last
-    upstream's error. It also raises what the store raises.
-    """
-
-    def __init__(self, driver_to: DriverTo) -> None:
-        self._driver_to = driver_to
-
-    @asynccontextmanager
-    async def __call__(
+    def __init__(
         self,
+        driver_to: DriverTo,
         upstreams: Addresses,
         *,
         subscribe: Iterable[bytes] | None = None,
@@ -113,8 +47,42 @@ class ReassemblyOpener:
         heartbeat: float | None = None,
         backoff: Backoff = BACKOFF,
         retry_for: float | None = None,
-    ) -> AsyncIterator[Reassembly]:
-        """Read the upstreams while the block runs, and save the progress at its end."""
+    ) -> None:
+        """The payloads that all of `upstreams` publish together, each whole and once::
+
+            async with reassemble([("a", 6900), ("b", 6900)], subscribe=[b"\\x01"]) as payloads:
+                async for payload in payloads:
+                    ...
+
+        An upstream is (host, port), ``tcp://HOST:PORT``, ``tcps://HOST:PORT``, ``unix:PATH``, an
+        `Upstream`, or the path of a stream file; a mapping gives them names under which their
+        positions are saved. All are read at the same time, and no upstream waits for another: one
+        that is lost is retried for `retry_for` seconds, one that fails is reported and retried at
+        long intervals, and what the others send is delivered. With `follow` the iteration continues
+        with later commits; without it, it ends where the last upstream ends. Upstreams without a
+        saved position begin at `start`: an entry's number, a bookmark's key, or "latest". A slow
+        consumer makes the servers wait: the `budget` and at most three batches per upstream are in
+        memory.
+
+        With `store` it resumes where the store was saved. Before it delivers the next payload, it
+        saves that the last one has been processed, and again when the block ends without an error.
+        A store that writes in the transaction that holds the results, and commits it, makes that
+        exactly once.
+
+        With `order`, which returns the `Block` of a payload, the iterator delivers `Applied` and
+        `Reorg` instead; `after` is the parent of the first block. Blocks that wait for a parent use
+        up to the `budget` again; above that, the furthest ahead is `Rejected`. `on_event` is called
+        (and awaited, if it can be) with all other events: `Conflict`, `Malformed`, `Dropped`,
+        `Gap`, `Rejected`, `SourceLost`, `SourceBack`, `SourceRolledBack` and `SourceFailed`;
+        without it the last four are logged. `subscribe`, `reorg_threshold`, `budget` and `max_age`
+        are the `Reassembler`'s; with several upstreams payloads stay known for at least 100,000
+        further ones, and without `follow` nothing expires. Messages are the entries of `type`.
+        `stream_type` (None: that of sequencers for servers, any for files), `timeout`, `heartbeat`
+        and `backoff` are those of `connect`.
+
+        If all upstreams have failed and no further attempt is due, the iterator raises the last
+        upstream's error. It also raises what the store raises.
+        """
         options = ReassemblyOptions(
             upstreams=upstreams,
             subscribe=subscribe,
@@ -134,24 +102,48 @@ class ReassemblyOpener:
             backoff=backoff,
             retry_for=retry_for,
         )
-        driver = self._driver_to()
-        resume = None if store is None else await driver.run(_load(store))
-        engine = ConsumerEngine(driver, options, resume)
-        arrivals = Arrivals(driver, len(engine.sources))
-        engine.receive_from(arrivals.receive)
-        readers = readers_of(engine.sources, engine.merge, options, arrivals, self._driver_to)
-        failure: BaseException | None = None
-        async with driver.background(*(partial(each.run, steps) for each, steps in readers)):
-            try:
-                payloads = Reassembly(driver, engine)
-                yield payloads
-                await payloads.save()
-            except BaseException as error:  # noqa: BLE001 - raised below, in no exception group
-                failure = error
-        if failure is not None:
-            raise failure
+        self._driver_to = driver_to
+        self._driver = driver_to()
+        self._engine = ConsumerEngine(self._driver, options)
+        self._reading = AsyncExitStack()
 
+    async def __aenter__(self) -> Self:
+        readers = await self._driver.run(self._engine.open(self._driver_to))
+        await self._reading.enter_async_context(self._driver.background(*readers))
+        return self
 
-def _load(store: ReassemblyStore) -> Steps[ReassemblyProgress | None]:
-    progress: ReassemblyProgress | None = yield InThread(store.load)
-    return progress
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                await self.save()
+        finally:
+            await self._aclose()
+
+    async def _aclose(self) -> None:
+        """End the connections. Nothing is saved. A second call does nothing."""
+        await self._reading.aclose()
+
+    async def save(self) -> None:
+        """Save that everything that was delivered has been processed."""
+        await self._driver.run(self._engine.save(at_end=True))
+
+    async def next(self, seconds: float | None) -> Item | None:
+        """The next payload. None at the end, and if no payload is complete within `seconds`.
+
+        After a cancellation it can be called again, and nothing is lost.
+        """
+        return await self._driver.run(self._engine.next(seconds))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Item:
+        item = await self.next(None)
+        if item is None:
+            raise StopAsyncIteration
+        return item

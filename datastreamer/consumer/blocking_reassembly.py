@@ -1,29 +1,26 @@
-"""The reassembly for plain synchronous code: a thread of its own reads the sources.
+# Made by .ci/blocking.py from consumer/async_reassembly.py: change that, and run it.
+"""The reassembly for plain synchronous code: the same calls as `async_reassembly`.
 
-Owns that thread, and the calls into it. Arrivals are processed in the caller's thread. Must not
-import trio.
+A thread reads the sources; what arrives is processed in the caller's. Must not import trio.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import TracebackType
+from typing import Self
 
-from datastreamer.client.asyncio_driver import AsyncioDriver
-from datastreamer.client.effects import Call, Steps
-from datastreamer.client.thread_driver import ThreadDriver
-from datastreamer.consumer.arrivals import Arrivals
+from datastreamer.client.asyncio_driver import AsyncioDriver, LoopDriver
 from datastreamer.consumer.base import ReassemblyBase
 from datastreamer.consumer.engine import ConsumerEngine
 from datastreamer.consumer.options import Addresses, ReassemblyOptions, Start
-from datastreamer.consumer.sources import readers_of
-from datastreamer.consumer.state import Arrival, Notice
+from datastreamer.consumer.state import Notice
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore
-from datastreamer.transport.asyncio_thread import AsyncioThread
 
 
 class BlockingReassembly(ReassemblyBase):
@@ -78,18 +75,14 @@ class BlockingReassembly(ReassemblyBase):
             backoff=backoff,
             retry_for=retry_for,
         )
-        self._driver = ThreadDriver()
-        resume = None if store is None else store.load()
-        self._engine = engine = ConsumerEngine(self._driver, options, resume)
-        self._reader = AsyncioDriver()
-        self._arrivals = arrivals = Arrivals(self._reader, len(engine.sources))
-        engine.receive_from(self._receiving)
-        readers = readers_of(engine.sources, engine.merge, options, arrivals, AsyncioDriver)
-        self._thread = AsyncioThread("reassembly", "sources")
-        for reader, steps in readers:
-            self._thread.serve(reader.run(steps))
+        self._driver_to = AsyncioDriver
+        self._driver = LoopDriver()
+        self._engine = ConsumerEngine(self._driver, options)
+        self._reading = ExitStack()
+        readers = self._driver.run(self._engine.open(self._driver_to))
+        self._reading.enter_context(self._driver.background(*readers))
 
-    def __enter__(self) -> BlockingReassembly:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -104,19 +97,19 @@ class BlockingReassembly(ReassemblyBase):
         finally:
             self.close()
 
+    def close(self) -> None:
+        """End the thread and its connections. Nothing is saved. A second call does nothing."""
+        self._reading.close()
+
     def save(self) -> None:
         """Save that everything that was delivered has been processed."""
         self._driver.run(self._engine.save(at_end=True))
-
-    def close(self) -> None:
-        """End the thread and its connections. Nothing is saved. A second call does nothing."""
-        self._thread.close()
 
     def next(self, seconds: float | None) -> Item | None:
         """The next payload. None at the end, and if no payload is complete within `seconds`."""
         return self._driver.run(self._engine.next(seconds))
 
-    def __iter__(self) -> BlockingReassembly:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Item:
@@ -124,10 +117,3 @@ class BlockingReassembly(ReassemblyBase):
         if item is None:
             raise StopIteration
         return item
-
-    def _receiving(self, seconds: float) -> Steps[Arrival | None]:
-        arrival: Arrival | None = yield Call(self._receive, (seconds,))
-        return arrival
-
-    def _receive(self, seconds: float) -> Arrival | None:
-        return self._thread.run(self._reader.run(self._arrivals.receive(seconds)))

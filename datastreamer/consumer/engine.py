@@ -7,34 +7,42 @@ clocks: `datastreamer.client.effects` has the steps that its driver performs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from datastreamer.client.effects import Call, Driver, InThread, Now, Steps
+from datastreamer.client.effects import Beside, Call, Driver, DriverTo, InThread, Now, Steps
+from datastreamer.consumer.arrivals import Arrivals
 from datastreamer.consumer.options import ReassemblyOptions, named
-from datastreamer.consumer.state import (
-    LOOK_SECONDS,
-    Arrival,
-    ConsumerState,
-    is_item,
-    say,
-)
+from datastreamer.consumer.sources import readers_of
+from datastreamer.consumer.state import LOOK_SECONDS, ConsumerState, is_item, say
 from datastreamer.errors import UsageError
 from datastreamer.reassembly.merge import Item, Merge
-from datastreamer.reassembly.progress import ReassemblyProgress
-
-Receiving = Callable[[float], Steps[Arrival | None]]
-"""Waits for the next arrival, for at most that many seconds; else gives None."""
+from datastreamer.transport.fork_guard import ForkGuard
 
 
-class ConsumerEngine:
+class ConsumerEngine(ForkGuard):
     """Delivers the payloads of several sources: each whole, and once."""
 
-    def __init__(
-        self, driver: Driver, options: ReassemblyOptions, resume: ReassemblyProgress | None
-    ) -> None:
-        self.sources = named(options.upstreams)
-        self.merge = Merge(
-            self.sources,
+    _called = "reassembly"
+    state: ConsumerState
+
+    def __init__(self, driver: Driver, options: ReassemblyOptions) -> None:
+        super().__init__()
+        self.over = False
+        self._driver = driver
+        self._options = options
+        self._sources = named(options.upstreams)
+        self._arrivals = Arrivals(driver, len(self._sources))
+        self._store = options.store
+        self._on_event = options.on_event or say
+        self._busy = False
+
+    def open(self, driver_to: DriverTo) -> Steps[list[Steps[None]]]:
+        """Begin where the store was saved: gives the steps that read the sources, each by a driver
+        of its own."""
+        options = self._options
+        resume = None
+        if self._store is not None:
+            resume = yield InThread(self._store.load)
+        merge = Merge(
+            self._sources,
             options.subscribe,
             type=options.type,
             order=options.order,
@@ -44,27 +52,19 @@ class ConsumerEngine:
             max_age=options.max_age if options.follow else None,
             resume=resume,
         )
-        self.state = ConsumerState(self.merge, self.sources)
-        self.over = False
-        self._driver = driver
-        self._store = options.store
-        self._on_event = options.on_event or say
-        self._receiving: Receiving
-        self._busy = False
+        self.state = ConsumerState(merge, self._sources)
+        return readers_of(self._sources, merge, options, self._arrivals, driver_to)
 
     def now(self) -> float:
         """The time by the driver's clock, which `state` uses."""
         return self._driver.now()
-
-    def receive_from(self, receiving: Receiving) -> None:
-        """Set the source of arrivals."""
-        self._receiving = receiving
 
     def next(self, seconds: float | None = None) -> Steps[Item | None]:
         """The next item; None at the end, and if no item is complete within `seconds`.
 
         After a cancellation it can be called again, and nothing is lost.
         """
+        self._ensure_ours()
         if self._busy:
             raise UsageError("another call waits for a payload; only one may wait at a time")
         self._busy = True
@@ -100,7 +100,7 @@ class ConsumerEngine:
                 wait = min(wait, deadline - (yield Now()))
                 if wait <= 0:
                     return None
-            arrival = yield from self._receiving(wait)
+            arrival = yield Beside(self._arrivals.receive(wait))
             now = state.clock((yield Now()))
             if arrival is None:
                 state.expire(now)

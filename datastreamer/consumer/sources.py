@@ -13,8 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.async_client import DriverTo
-from datastreamer.client.effects import AsyncDriver, Driver, InThread, Now, Race, Sleep, Steps
+from datastreamer.client.effects import (
+    AsyncDriver,
+    Beside,
+    Driver,
+    DriverTo,
+    InThread,
+    Now,
+    Race,
+    Sleep,
+    Steps,
+)
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.upstream import Upstream
@@ -67,9 +76,9 @@ def readers_of(
     options: ReassemblyOptions,
     arrivals: Arrivals,
     driver_to: DriverTo,
-) -> list[tuple[AsyncDriver, Steps[None]]]:
-    """The steps that read each source, and the driver to run them. Raises `UsageError`."""
-    found: list[tuple[AsyncDriver, Steps[None]]] = []
+) -> list[Steps[None]]:
+    """The steps that read each source, by a driver of its own. Raises `UsageError`."""
+    found: list[Steps[None]] = []
     for name, address in sources.items():
         place = merge.source_progress(name)
         source: _Server | _File
@@ -82,13 +91,13 @@ def readers_of(
             driver = driver_to(endpoint)
             memory = Memory(name, place)
             source = _Server(name, memory, options, arrivals.put, driver, endpoint.peer)
-        found.append((driver, _guarded(source.run(), arrivals)))
+        found.append(_guarded(source.run(), driver, arrivals))
     return found
 
 
-def _guarded(steps: Steps[None], arrivals: Arrivals) -> Steps[None]:
+def _guarded(steps: Steps[None], driver: AsyncDriver, arrivals: Arrivals) -> Steps[None]:
     try:
-        yield from steps
+        yield Beside(steps, driver)
     except Exception as error:  # noqa: BLE001 - raised where arrivals are waited for
         arrivals.fail(error)
 

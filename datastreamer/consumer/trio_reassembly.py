@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from datastreamer.client.effects import opener
 from datastreamer.client.trio_driver import trio_driver_to
-from datastreamer.consumer.async_reassembly import ReassemblyOpener
+from datastreamer.consumer.async_reassembly import Reassembly
 
-reassemble = ReassemblyOpener(trio_driver_to)
+reassemble = opener(Reassembly, trio_driver_to)

@@ -6,14 +6,11 @@ trio.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from datastreamer.client.async_client import DriverTo
-from datastreamer.client.effects import AsyncDriver
+from datastreamer.client.effects import AsyncDriver, DriverTo
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publish.messages import Receipt
@@ -54,26 +51,20 @@ class PublishedOp(OperationBase):
     async def commit(self, *, wait: bool = True) -> PendingReceipt:
         """Send it. With `wait` it is on disk when this returns, else when the pending receipt's
         `wait` does. Raises what a `Publisher` raises; if it was not sent yet it stays open."""
-        await self._driver.checkpoint_if_cancelled()
         underway = await self._driver.run(self._engine.commit(self))
         pending = PendingReceipt(self._driver, self._engine, underway)
         if wait:
             await pending.wait()
         return pending
 
-    async def __aenter__(self) -> PublishedOp:
-        try:
-            await self._driver.checkpoint_if_cancelled()
-        except BaseException:
-            self.roll_back()
-            raise
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
             if kind is None and self._engine.is_open(self):
@@ -91,57 +82,9 @@ class Publisher(PublisherBase):
     `HistoryChanged` and other errors are final.
     """
 
-    def __init__(self, driver: AsyncDriver, engine: PublisherEngine) -> None:
-        self._driver = driver
-        self._engine = engine
-
-    def atomic_op(self) -> PublishedOp:
-        """An operation to add entries to: ``async with publisher.atomic_op() as op``.
-
-        Raises `OperationOpen` if the last one was neither committed nor rolled back.
-        """
-        return PublishedOp(self._driver, self._engine)
-
-    async def flush(self) -> None:
-        """Return when all that was committed is on disk. Raises what prevents that."""
-        await self._driver.checkpoint_if_cancelled()
-        await self._driver.run(self._engine.flush())
-
-    def resend(self) -> None:
-        """After a temporary refusal: send everything without a receipt again."""
-        self._engine.resend()
-
-    def drop(self) -> None:
-        """After a refusal: discard the operations without a receipt."""
-        self._engine.drop()
-
-
-class PublisherConnector:
-    """The source of the stream that the server at `host` and `port` serves.
-
-    `host`, `port`, `stream_type`, `tls`, `tls_server_name` and `timeout` are those of `connect`;
-    the server's operator issues the `token`. The publisher requests the lease with `epoch` (0: the
-    next one, if the lease is free); with `take_over` it fences the present holder. `lease` is the
-    number of seconds of silence after which the lease ends (None: the server's default).
-    `next_entry` is the first entry of the first operation. Without it, the publisher continues at
-    the end of the stream; with a smaller number, the server compares the operations that the stream
-    already holds.
-
-    A lost connection is made again for `retry_for` seconds (None: without a limit), and operations
-    without an acknowledgement are sent again: each operation is in the stream once. With
-    `max_unacknowledged` bytes in flight, a commit waits.
-
-    Leaving the block waits for what is in flight, unless an exception leaves it. Raises
-    `ConnectFailed`, `TLSFailed`, `NotSupported` (the server accepts no publishers), `NotAllowed`,
-    `SourceBusy`, `Fenced`.
-    """
-
-    def __init__(self, driver_to: DriverTo) -> None:
-        self._driver_to = driver_to
-
-    @asynccontextmanager
-    async def __call__(
+    def __init__(
         self,
+        driver_to: DriverTo,
         host: str,
         port: int = DEFAULT_PORT,
         *,
@@ -157,12 +100,29 @@ class PublisherConnector:
         retry_for: float | None = RETRY_SECONDS,
         backoff: Backoff = BACKOFF,
         max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
-    ) -> AsyncIterator[Publisher]:
-        """Connect to the server, and acquire the lease; release it at the end of the block."""
+    ) -> None:
+        """The source of the stream that the server at `host` and `port` serves.
+
+        `host`, `port`, `stream_type`, `tls`, `tls_server_name` and `timeout` are those of
+        `connect`; the server's operator issues the `token`. The publisher requests the lease with
+        `epoch` (0: the next one, if the lease is free); with `take_over` it fences the present
+        holder. `lease` is the number of seconds of silence after which the lease ends (None: the
+        server's default). `next_entry` is the first entry of the first operation. Without it, the
+        publisher continues at the end of the stream; with a smaller number, the server compares the
+        operations that the stream already holds.
+
+        A lost connection is made again for `retry_for` seconds (None: without a limit), and
+        operations without an acknowledgement are sent again: each operation is in the stream once.
+        With `max_unacknowledged` bytes in flight, a commit waits.
+
+        Leaving the block waits for what is in flight, unless an exception leaves it. Raises
+        `ConnectFailed`, `TLSFailed`, `NotSupported` (the server accepts no publishers),
+        `NotAllowed`, `SourceBusy`, `Fenced`.
+        """
         endpoint = endpoint_of(host, port, tls, tls_server_name)
-        driver = self._driver_to(endpoint)
-        engine = PublisherEngine(
-            driver,
+        self._driver = driver_to(endpoint)
+        self._engine = PublisherEngine(
+            self._driver,
             endpoint.peer,
             token=token,
             stream_type=stream_type,
@@ -175,15 +135,51 @@ class PublisherConnector:
             backoff=backoff,
             max_unacknowledged=max_unacknowledged,
         )
-        publisher = Publisher(driver, engine)
-        failure: BaseException | None = None
-        async with driver.background(partial(driver.run, engine.serve())):
-            try:
-                await driver.run(engine.granted())
-                yield publisher
-                await publisher.flush()
-            except BaseException as error:  # noqa: BLE001 - raised below, in no exception group
-                failure = error
-            engine.closed = True
-        if failure is not None:
-            raise failure
+        self._serving = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        serving = self._driver.background(self._engine.serve())
+        await self._serving.enter_async_context(serving)
+        try:
+            await self._driver.run(self._engine.granted())
+        except BaseException:
+            await self._aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                await self.flush()
+        finally:
+            await self._aclose()
+
+    async def _aclose(self) -> None:
+        """Release the lease, without waiting for operations in flight. In a forked child the lease
+        stays the parent's."""
+        self._engine.close()
+        await self._serving.aclose()
+
+    def atomic_op(self) -> PublishedOp:
+        """An operation to add entries to: ``async with publisher.atomic_op() as op``.
+
+        Raises `OperationOpen` if the last one was neither committed nor rolled back.
+        """
+        return PublishedOp(self._driver, self._engine)
+
+    async def flush(self) -> None:
+        """Return when all that was committed is on disk. Raises what prevents that."""
+        await self._driver.run(self._engine.flush())
+
+    def resend(self) -> None:
+        """After a temporary refusal: send everything without a receipt again."""
+        self._engine.resend()
+
+    def drop(self) -> None:
+        """After a refusal: discard the operations without a receipt."""
+        self._engine.drop()

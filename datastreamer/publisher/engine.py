@@ -11,10 +11,12 @@ import logging
 import math
 import os
 import random
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from typing import Final
 
 from datastreamer.client.effects import (
+    Beside,
+    CancellationPoint,
     Channel,
     Close,
     Connect,
@@ -86,8 +88,7 @@ _PASSING: Final = (
 class PublisherEngine(ForkGuard):
     """One connection after another, on which operations are sent until they are acknowledged.
 
-    `serve` runs while the publisher is open, beside its calls. With a lock as `guard`, a thread
-    other than the driver's may call `put` while it holds the lock.
+    `serve` runs in the driver's background while the publisher is open, beside its calls.
     """
 
     _called = "publisher"
@@ -107,7 +108,6 @@ class PublisherEngine(ForkGuard):
         retry_for: float | None,
         backoff: Backoff,
         max_unacknowledged: int,
-        guard: AbstractContextManager[object] | None = None,
     ) -> None:
         super().__init__()
         check_number("stream_type", stream_type)
@@ -132,9 +132,8 @@ class PublisherEngine(ForkGuard):
         )
         self.timeout = timeout
         self.retry_for = retry_for
-        self.closed = False
-        self.guard = nullcontext() if guard is None else guard
         self.channel: Channel | None = None
+        self._closed = False
         self._driver = driver
         self._peer = peer
         self._stream_type = stream_type
@@ -168,78 +167,74 @@ class PublisherEngine(ForkGuard):
             self._open = None
             operation.close()
 
-    def ensure_open(self, operation: Outgoing) -> None:
-        """Raises `NoOperation` if it was committed or rolled back."""
-        self._ensure_ours()
-        if self._open is not operation:
-            raise NoOperation("the operation is over")
-
     def commit(self, operation: Outgoing) -> Steps[Underway]:
         """Send it, once less than the limit is in flight."""
-        self.ensure_open(operation)
+        yield CancellationPoint()
         while True:
-            with self.guard:
-                if self.has_room:
-                    underway = self.put(operation)
+            self._ensure_ours()
+            if self._open is not operation:
+                raise NoOperation("the operation is over")
+            with self._driver.guard:
+                if self._has_room():
+                    self._check()
+                    underway = self.source.put(operation)
+                    self.roll_back(operation)
                     break
-            yield from self.moves()
-        self._news.set()
+            yield Beside(self._until(self._has_room))
+        self._driver.soon(self._wake)
         return underway
 
-    @property
-    def has_room(self) -> bool:
+    def _has_room(self) -> bool:
         """Whether a commit need not wait."""
         return self.source.size < self._most or self.source.failure is not None
 
-    def put(self, operation: Outgoing) -> Underway:
-        """Send the open operation, at the next `wake`."""
-        self._check()
-        underway = self.source.put(operation)
-        self._open = None
-        operation.close()
-        return underway
-
-    def wake(self) -> None:
-        """There may be something to send."""
+    def _wake(self) -> None:
         self._news.set()
 
     def receipt(self, operation: Underway) -> Steps[Receipt]:
         """Wait until it is on disk. Raises what prevents that."""
         self._ensure_ours()
-        while operation.receipt is None:
-            self._check()
-            if operation.dropped:
-                raise NoOperation("the operation was dropped after it was refused")
-            yield from self.moves()
+        yield Beside(self._until(lambda: operation.receipt is not None or operation.dropped))
+        if operation.receipt is None:
+            raise NoOperation("the operation was dropped after it was refused")
         return operation.receipt
 
     def flush(self) -> Steps[None]:
         """Wait until all that was committed is on disk. Raises what prevents that."""
         self._ensure_ours()
-        while self.source.underway:
-            self._check()
-            yield from self.moves()
+        yield CancellationPoint()
+        yield Beside(self._until(lambda: not self.source.underway))
         if self.source.over:
             self._check()
 
     def granted(self) -> Steps[None]:
         """Wait for the first lease. Raises what prevents that."""
-        while not self.source.granted:
-            self._check()
-            yield from self.moves()
+        yield Beside(self._until(lambda: self.source.granted))
 
     def resend(self) -> None:
         """Send everything without a receipt again."""
         self._ensure_ours()
+        self._driver.call(self._resend)
+
+    def _resend(self) -> None:
         self.source.resend()
         self._news.set()
 
     def drop(self) -> None:
         """Discard the operations without a receipt."""
         self._ensure_ours()
+        self._driver.call(self._drop)
+
+    def _drop(self) -> None:
         self.source.drop()
         self._open = None
         self._moved.set()
+
+    def _until(self, done: Callable[[], bool]) -> Steps[None]:
+        """Wait until `done`, or until an error prevents it, which is raised."""
+        while not done():
+            self._check()
+            yield from self.moves()
 
     def moves(self) -> Steps[None]:
         """Wait until an answer has arrived, or `serve` has ended."""
@@ -250,8 +245,14 @@ class PublisherEngine(ForkGuard):
     def _check(self) -> None:
         if self.source.failure is not None:
             raise self.source.failure
-        if self.closed:
+        if self._closed:
             raise StreamClosed("the publisher is closed")
+
+    def close(self) -> None:
+        """Make no more connections. In a forked child, close the copy of the parent's."""
+        self._closed = True
+        if not self.ours and self.channel is not None:
+            self.channel.connection().close()
 
     # Connections
 
@@ -260,7 +261,7 @@ class PublisherEngine(ForkGuard):
         which the calls that wait raise."""
         source, attempt, lost_at = self.source, 0, math.inf
         try:
-            while not self.closed:
+            while not self._closed:
                 before = source.lease
                 try:
                     self.channel = yield Connect(self.timeout)
@@ -297,7 +298,7 @@ class PublisherEngine(ForkGuard):
             except DatastreamerError as error:
                 failures.append(error)
 
-        with self.guard:
+        with self._driver.guard:
             self.source.begin(self._peer)
         self._news.set()
         yield Race((guarded(self._receive(channel, back)), guarded(self._send(channel))))
@@ -321,7 +322,7 @@ class PublisherEngine(ForkGuard):
                 yield from self._ensure_alive(channel, seconds)
                 continue
             try:
-                with self.guard:
+                with self._driver.guard:
                     source.receive(buffer[:size])
             finally:
                 self._moved.set()
@@ -360,7 +361,7 @@ class PublisherEngine(ForkGuard):
         source = self.source
         sent_at = yield Now()
         while True:
-            with self.guard:
+            with self._driver.guard:
                 data = source.take()
             if data:
                 yield Send(channel, data)
@@ -373,6 +374,6 @@ class PublisherEngine(ForkGuard):
             try:
                 yield Wait(self._news, seconds)
             except TimeoutError:
-                with self.guard:
+                with self._driver.guard:
                     source.ask_where()
                 sent_at = yield Now()

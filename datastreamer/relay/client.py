@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.async_client import Batches, Client, ClientConnector
+from datastreamer.client.async_client import Batches, Client
 from datastreamer.client.bulk_receive import Settle, Take
+from datastreamer.client.effects import opener
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.trio_driver import trio_driver_to
 from datastreamer.client.upstream import Upstream
@@ -103,7 +104,7 @@ class RelayClient(Client):
         return RelayBatches(self._driver, iteration)
 
 
-connect_relay = ClientConnector(trio_driver_to, RelayClient)
+connect_relay = opener(RelayClient, trio_driver_to)
 
 
 @asynccontextmanager

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class AsyncioThread(ForkGuard):
-    """The event loop of an object that messages call `called`; it runs until `close`."""
+    """An event loop that runs until `close`; messages call it by its name."""
 
-    def __init__(self, called: str, name: str) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self._called = called
+        self._called = name
         self._loop = asyncio.new_event_loop()
         self._tasks: list[asyncio.Future[None]] = []
         # A signal's handler may close it while this thread holds the lock.

@@ -103,7 +103,7 @@ def test_a_block_whose_background_ends_as_it_is_cancelled(turns: int) -> None:
         driver = AsyncioDriver()
 
         async def block() -> None:
-            async with driver.background(lambda: driver.run(sleeping())):
+            async with driver.background(sleeping()):
                 after_turns(turns, task)
             await asyncio.sleep(FOREVER)
 

@@ -67,7 +67,6 @@ async def client_behind(
             await faulty.dial(),
             redial=faulty.dial,
             timeout=timeout,
-            peer="stub:1",
             backoff=backoff,
             retry_for=retry_for,
             heartbeat=heartbeat,

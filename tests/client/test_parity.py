@@ -1,10 +1,16 @@
-"""Both interfaces of one engine offer the same names, options, types, errors and documentation."""
+"""Both interfaces of one engine offer the same names, options, types, errors and documentation.
+
+The blocking ones are made from the asynchronous ones, but for the relay's.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -105,6 +111,11 @@ def type_name(annotation: object) -> str:
 def named_errors(member: object) -> set[str]:
     """The exceptions that a docstring names."""
     return set(re.findall(r"`(\w+)`", inspect.getdoc(member) or "")) & set(errors.__all__)
+
+
+def test_the_blocking_faces_are_as_they_are_made() -> None:
+    script = Path(__file__).resolve().parents[2] / ".ci" / "blocking.py"
+    subprocess.run([sys.executable, script, "--check"], check=True, timeout=120)
 
 
 @pairs

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -41,6 +41,7 @@ from datastreamer.reassembly import (
     pack_message,
 )
 from datastreamer.storage.stream import DataStream
+from datastreamer.transport.asyncio_thread import AsyncioThread
 from tests.network.fixtures import append, over_loopback
 from tests.network.stub import Stub, StubServer, handler
 
@@ -265,7 +266,7 @@ async def test_a_slow_consumer_makes_the_servers_wait(streams: list[DataStream])
         put(streams[0], *messages_of(number, parts=2, text=bytes(200_000)))
     async with Served(streams[:1]) as served, reassemble(served.upstreams) as payloads:
         await payloads.__anext__()
-        arrivals = cast("Any", payloads._engine._receiving).__self__
+        arrivals = payloads._engine._arrivals
         while not arrivals.full:
             await trio.lowlevel.checkpoint()
         # In memory: what has arrived and what the reader holds, not the stream's 16 MB.
@@ -450,17 +451,17 @@ def test_an_interrupt_loses_nothing(
     put(streams[0], *messages_of(1), *messages_of(2))
     streams[0].sync()
     paths = [Path(streams[0].path)]
-    receive = BlockingReassembly._receive
+    run = AsyncioThread.run
 
-    def interrupted(self: BlockingReassembly, seconds: float) -> Any:
-        if isinstance(arrival := receive(self, seconds), Arrived):
+    def interrupted(self: AsyncioThread, work: Coroutine[Any, Any, Any]) -> Any:
+        if isinstance(arrival := run(self, work), Arrived):
             raise KeyboardInterrupt
         return arrival
 
     store = SqliteStore(tmp_path / "db")
     with BlockingReassembly(paths, store=store, follow=False) as payloads:
         with monkeypatch.context() as patched:
-            patched.setattr(BlockingReassembly, "_receive", interrupted)
+            patched.setattr(AsyncioThread, "run", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(payloads)
         with pytest.raises(StreamClosed):

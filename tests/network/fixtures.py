@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from datastreamer.consumer.trio_reassembly import reassemble
+from datastreamer.client import trio_driver
 from datastreamer.format import (
     PACKET_RESULT,
     RESULT_DAMAGED,
@@ -64,7 +64,7 @@ def stream(path: Path) -> Iterator[DataStream]:
 async def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
     """Servers over memory streams, for what reads sources."""
     made = Network(nursery)
-    monkeypatch.setattr(reassemble, "_driver_to", made.driver_to)
+    monkeypatch.setattr(trio_driver, "dial", made.dial_endpoint)
     return made
 
 

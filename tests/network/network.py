@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio_driver import Dialled, TrioDriver
 from datastreamer.errors import ConnectFailed
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import Splitter, pack_message
@@ -83,10 +81,9 @@ class Network:
         self._nursery.start_soon(serve, theirs)
         return ours
 
-    def driver_to(self, *endpoints: Endpoint) -> TrioDriver:
-        return TrioDriver(
-            *[Dialled(each.peer, partial(self.dial, each.host)) for each in endpoints]
-        )
+    async def dial_endpoint(self, endpoint: Endpoint) -> trio.abc.Stream:
+        """Takes the place of the Trio driver's `dial`."""
+        return await self.dial(endpoint.host)
 
 
 def hosts(*names: str) -> dict[str, tuple[str, int]]:

@@ -14,21 +14,17 @@ import trio.testing
 
 from datastreamer._codec import Entry
 from datastreamer.client.async_client import Client
-from datastreamer.client.engine import ClientEngine
 from datastreamer.client.trio_driver import Dial, Dialled, TrioDriver
 from datastreamer.transport.trio_channel import channel_over
 from tests.network.stub import Stub, serve_stream
 
 
-def client_over(
-    stream: trio.abc.Stream, *, redial: Dial | None = None, peer: str = "the server", **options: Any
-) -> Client:
+def client_over(stream: trio.abc.Stream, *, redial: Dial | None = None, **options: Any) -> Client:
     """A client that owns `stream`, its first connection; `redial` makes another."""
-    options = {"stream_type": 1, "timeout": 10, **options}
-    driver = TrioDriver(*([] if redial is None else [Dialled(peer, redial)]))
-    engine = ClientEngine(driver, peer, **options)
-    engine.channel = channel_over(stream, peer)
-    return Client(driver, engine)
+    driver = TrioDriver(*([] if redial is None else [Dialled("stub:1", redial)]))
+    client = Client(lambda *_: driver, "stub", 1, **options)
+    client._engine.channel = channel_over(stream, "stub:1")
+    return client
 
 
 class Wire:
@@ -59,7 +55,6 @@ async def client_of(
             await wire.dial(),
             redial=wire.dial if redial else None,
             timeout=timeout,
-            peer="stub:1",
             resume=False,
         )
         yield client, wire

@@ -13,7 +13,7 @@ from datastreamer.transport.asyncio_thread import AsyncioThread
 
 
 def test_a_close_waits_for_calls_that_have_begun_and_accepts_no_others() -> None:
-    thread = AsyncioThread("example", "a test's loop")
+    thread = AsyncioThread("example")
     begun, ending = threading.Event(), asyncio.Event()
 
     async def serve() -> None:

@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import trio
 
-from datastreamer import BlockingClient, aio
-from datastreamer.client.async_client import Client, ClientConnector
+from datastreamer import BlockingClient, aio, connect, connect_publisher
 from datastreamer.errors import (
     DatastreamerError,
     Fenced,
@@ -30,10 +29,10 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.protocol.resume import Rollback
-from datastreamer.publisher.async_publisher import PendingReceipt, Publisher, PublisherConnector
+from datastreamer.publisher.async_publisher import PendingReceipt, Publisher
 from tests.storage.lab.image import Image
 from tests.storage.made import BOOKMARK
-from tests.world.drivers import Drivers, Stepped, SteppedLoop
+from tests.world.drivers import Stepped, SteppedLoop
 from tests.world.machines import Program
 from tests.world.model import Model, Operation, Seen
 from tests.world.servers import BACKOFF, LEASE_SECONDS, ORIGIN
@@ -61,7 +60,6 @@ class Surroundings:
     """What all of them use."""
 
     model: Model
-    drivers: Drivers
     chance: random.Random
     trace: Trace
     image: Callable[[], Image]
@@ -101,8 +99,7 @@ class PublisherProgram:
                 loop = SteppedLoop(program.nursery)
                 await loop.run(lambda: self._publish(aio.connect_publisher, asyncio.sleep))
             else:
-                connector = PublisherConnector(self.around.drivers.trio_driver_to)
-                await self._publish(connector, trio.sleep)
+                await self._publish(connect_publisher, trio.sleep)
             await trio.sleep(_PAUSE_SECONDS * (1 + self.around.chance.random()))
 
     async def _publish(self, connector: Any, sleep: Sleep) -> None:
@@ -223,8 +220,7 @@ class ClientProgram:
                     run = partial(self._run, aio.connect, asyncio.sleep)
                     await SteppedLoop(program.nursery).run(run)
                 else:
-                    driver_to = self.around.drivers.trio_driver_to
-                    await self._run(ClientConnector(driver_to, Client), trio.sleep)
+                    await self._run(connect, trio.sleep)
             except HistoryChanged as error:
                 self.around.trace.note("other history", self.name, error)
                 self._start_over()

@@ -18,9 +18,7 @@ from unittest import mock
 
 import trio
 
-from datastreamer.client import asyncio_driver, thread_driver
-from datastreamer.client.trio_driver import Dialled, TrioDriver
-from datastreamer.relay import client as relay_client
+from datastreamer.client import asyncio_driver, thread_driver, trio_driver
 from datastreamer.transport.asyncio_channel import AsyncioChannel
 from datastreamer.transport.connection_errors import connect_failed, connect_timeout
 from datastreamer.transport.endpoint import Endpoint
@@ -46,15 +44,8 @@ class Drivers:
         except OSError as error:
             raise connect_failed(endpoint.peer, error) from None
 
-    def trio_driver_to(self, *endpoints: Endpoint) -> TrioDriver:
-        """Takes the place of the function of that name."""
-
-        async def dial(endpoint: Endpoint) -> trio.abc.Stream:
-            return ClientStream(await self._dial(endpoint))
-
-        return TrioDriver(
-            *[Dialled(each.peer, partial(dial, each), each.token_request) for each in endpoints]
-        )
+    async def _dial_trio(self, endpoint: Endpoint) -> trio.abc.Stream:
+        return ClientStream(await self._dial(endpoint))
 
     async def _dial_asyncio(self, endpoint: Endpoint) -> AsyncioChannel:
         dial = partial(self._dial, endpoint)
@@ -74,7 +65,7 @@ class Drivers:
         thread_time = ThreadTime(time)
         with contextlib.ExitStack() as patches:
             for owner, name, value in (
-                (relay_client.connect_relay, "_driver_to", self.trio_driver_to),
+                (trio_driver, "dial", self._dial_trio),
                 (asyncio_driver, "dial_asyncio", self._dial_asyncio),
                 (thread_driver, "connect_blocking", self._connect_blocking),
                 (thread_driver, "keep_alive", lambda *_: None),

@@ -123,10 +123,9 @@ class World(Happenings):
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self.network = Network(nursery, self.chance, self.trace)
-                drivers = Drivers(self.network)
-                stack.enter_context(drivers.replaced(self.time))
+                stack.enter_context(Drivers(self.network).replaced(self.time))
                 stack.enter_context(logged(self.trace, name_here))
-                self._build(drivers, token_file)
+                self._build(token_file)
                 nursery.start_soon(self._watch)
                 await trio.sleep(_START_SECONDS)
                 async with trio.open_nursery() as self._faults:
@@ -137,9 +136,9 @@ class World(Happenings):
                 self.settled = True
                 nursery.cancel_scope.cancel()
 
-    def _build(self, drivers: Drivers, token_file: str) -> None:
+    def _build(self, token_file: str) -> None:
         plan, model = self.plan, self.model
-        around = Surroundings(model, drivers, self.chance, self.trace, self.image)
+        around = Surroundings(model, self.chance, self.trace, self.image)
         limits = SCRUBBING if plan.rots else LIMITS
         self.origin = Origin(model, plan.sync, token_file, self.image, limits)
         self._machine(ORIGIN, self.origin.run)
