@@ -29,9 +29,9 @@ from datastreamer.storage.header import recovery
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, get_record
 from datastreamer.storage.header.recovery import Judgement
+from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.sidecar import SumsFile
 from datastreamer.storage.read import file as file_module
-from datastreamer.storage.sums.keeper import SumsKeeper
-from datastreamer.storage.sums.sidecar import SumsFile
 from datastreamer.storage.write import changes as changes_module
 from datastreamer.storage.write import durability as durable
 from datastreamer.storage.write import opening

@@ -1,7 +1,7 @@
 """Completes the checksums of a stream that is open for writing, in the background.
 
 Owns when pages are read for that: a part of the time, so that commits and readers are not
-disturbed. `storage/sums/keeper.py` knows which pages lack a record.
+disturbed. `storage/pages/keeper.py` knows which pages lack a record.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
-from datastreamer.storage.sums.chain import KnownChain
-from datastreamer.storage.sums.page_check import hash_page
+from datastreamer.storage.pages.compare import hash_page
+from datastreamer.storage.pages.proof import KnownChain
 from datastreamer.storage.write.owned_file import OwnedFile
 from datastreamer.storage.write.syncer import Syncer
 
@@ -54,6 +54,7 @@ class SumsCompleter:
         self._thread.close()
 
     def _take_turn(self) -> None:
+        self._owned.sums.sync()
         until = time.monotonic() + _TURN_SECONDS
         while time.monotonic() < until:
             if not self.complete_page():
@@ -65,7 +66,7 @@ class SumsCompleter:
         self.stop()
         pages = self._owned.end.sums.page
         while self.complete_page():
-            progress(self._owned.sums.count, pages)
+            progress(self._owned.sums.looked_at, pages)
         made, damaged = self._owned.sums.made, self._owned.sums.damaged
         if self._owned.sums.incomplete(pages):
             raise WriteFailed(self._owned.path, "the checksums cannot be written; see the log")
@@ -80,12 +81,11 @@ class SumsCompleter:
             if owned.closed:
                 return False
             end, epoch = owned.end, owned.epoch
-            page = owned.sums.next_to_hash(end.sums.page)
+            known = KnownChain.of(end.written, end.sums.sum())
+            page = owned.sums.next_to_hash(end.sums.page, known)
             if page is None:
                 if owned.sums.walking:
                     return True
-                known = KnownChain.of(end.written, end.sums.sum())
-                owned.sums.compare_chain(end.sums.page, known)
                 self._rechain()
                 return False
         try:
@@ -103,9 +103,6 @@ class SumsCompleter:
         """If a chain over more pages than the commit record's is known, continue that. Requires the
         lock."""
         end = self._owned.end
-        chain, chained_from = self._owned.sums.chain_before(end.sums.page)
-        if chained_from < end.sums.chained_from and end.base == end.written:
-            end.sums.rechain(chain, chained_from)
-            end.all_on_disk(end.written)
+        if end.base == end.written and self._owned.continue_chain():
             # (The next commit writes it.)
             self._owned.put_header(end.written, end.base_sum)
