@@ -37,14 +37,10 @@ from datastreamer.storage.pages.sidecar import (
 
 _log = logging.getLogger(__name__)
 
-# Records that are read at once, while commits wait for the lock; and those whose chains are written
-# again at once.
-_FEW = 256
+# Records whose chains are written again at once.
 _MANY = 4096
 # Commits do not sync the sidecar: a power cut takes at most this many records.
 _UNSYNCED = 1024
-# In the place of the hash of a page that cannot be read as entries.
-_NO_HASH = b"\xff" * HASH_SIZE
 
 ALL_TRUSTED = U64_MAX
 
@@ -70,20 +66,13 @@ class SumsKeeper:
         self.proven = Digests()
         # The chain before a page, to continue it.
         self._chain: tuple[int, bytes] = (0, NO_CHAIN)
-        # The chains in the records from this page on may be others; None: they are right.
-        self._rechain_at: int | None
+        self.rechain_at: int | None = 0
+        """The chains in the records from this page on may be others; None: they are right."""
         # Called if the completion has work.
         self.on_doubt: Callable[[], None] = lambda: None
         self._unsynced = 0
-        # The completion: the number of records that it made, and of those among them whose pages
-        # cannot be read as entries.
-        self.made = self.damaged = 0
-        self.refuted: bool
-        """Whether neither the records nor the pages lead to the commit record's chain."""
-        self._record_at: int
-        self.walking = False
-        """Whether `next_to_hash` has more to do although it returned no page."""
-        self._begin_completion()
+        self.begun = 0
+        """How often the sidecar was begun anew because it was removed."""
 
     # Begin and end.
 
@@ -180,7 +169,7 @@ class SumsKeeper:
         file, self._file = self._file, None
         if file is not None:
             file.close()
-        self._begin_completion()
+        self.begun += 1
         self.on_doubt()
 
     def _record(self, page: PageHash | None) -> PageSum:
@@ -265,8 +254,6 @@ class SumsKeeper:
 
         self._surely(invalidate)
         self.proven.truncate(pages)
-        self._fresh.truncate(pages)
-        self._record_at = min(self._record_at, pages)
         self._chain = (0, NO_CHAIN)
 
     def before_update(self, page: int, epoch: int) -> None:
@@ -311,10 +298,9 @@ class SumsKeeper:
         if record != old:
             self._opened().put(page, [record], self._stream_id)
         if not same:
-            self._rechain_at = page if self._rechain_at is None else min(page, self._rechain_at)
-            self._write_chains(self._opened().count())
-            if self._rechain_at is not None:
-                self._settled = False
+            self.rechain_at = page if self.rechain_at is None else min(page, self.rechain_at)
+            self.write_chains(self._opened().count())
+            if self.rechain_at is not None:
                 self.on_doubt()
 
     def _content(self, page: int) -> bytes:
@@ -325,51 +311,13 @@ class SumsKeeper:
             _log.warning("%s: page %d cannot be read: %s", self._path, page, error.strerror)
             return b""
 
-    # Completion: records that are missing or not proven are made again, a page at a time.
+    # For the completion (`completer.py`).
 
-    def _begin_completion(self) -> None:
-        self.refuted = False
-        self._settled = False
-        # The hashes of pages as they are in the file.
-        self._fresh = Digests()
-        # The next record to look at; whether the records were linked with the chain in vain; the
-        # page at which the hashes before the chain end.
-        self._record_at = 0
-        self._unlinked = False
-        self._barrier = -1
-        self._rechain_at = 0
-
-    def incomplete(self, pages: int) -> bool:
-        """Whether a record of the first `pages` pages may be missing, or was not checked."""
-        return pages > 0 and not self._settled
-
-    @property
-    def looked_at(self) -> int:
-        """The number of records that the completion has looked at."""
-        return self._record_at
-
-    def next_to_hash(self, pages: int, known: KnownChain | None) -> int | None:
-        """The next page that has to be hashed so that all records of the first `pages` pages are
-        made and proven; None if there is none, or `walking`. The commit record has `known`."""
-        self.walking = False
-        page: int | None = None
-        with self._failing_softly("written"):
-            page = self._next_missing(pages)
-            if page is None and known is not None and not self.refuted:
-                page = self._next_unlinked(known)
-            if page is None and not self.walking and not self.refuted:
-                page = self._next_before(pages if known is None else known.first)
-            if page is None and not self.walking:
-                self._write_chains(pages)
-            self._settled = page is None and not self.walking
-        return page if self.usable else None
-
-    def _next_missing(self, pages: int) -> int | None:
-        """The next page that has no record, or another one than is proven."""
-        while self._record_at < pages:
-            first, stop = self._record_at, min(self._record_at + _FEW, pages)
-            if self._file is None:
-                return first
+    def first_missing(self, first: int, stop: int) -> int | None:
+        """The first of these pages that has no record, or another one than is proven."""
+        if self._file is None:
+            return first
+        with self._failing_softly("read"):
             records = self._file.packed(first, stop)
             missing, digests = missing_in(records, first, self._stream_id), digests_of(records)
             covered = bytearray(digests)
@@ -377,93 +325,69 @@ class SumsKeeper:
             if covered != digests:
                 at = next(at for at in range(len(digests)) if covered[at] != digests[at])
                 missing.append(first + at // HASH_SIZE)
-            if missing:
-                self._record_at = min(missing)
-                return self._record_at
-            self._record_at = stop
+            return min(missing, default=None)
         return None
 
-    def _next_unlinked(self, known: KnownChain) -> int | None:
-        """The next page that has to be hashed to find out whether the pages lead to the chain."""
-        first, stop, _ = known
-        if self.proven.known_from(stop) <= first:
-            return None
-        assert self._file is not None
-        if not self._unlinked:
+    def links(self, known: KnownChain) -> bool:
+        """Whether the records of the pages that a chain covers lead to it: they are proven then."""
+        with self._failing_softly("read"):
+            assert self._file is not None
             link = Link(self.proven)
             if link.extend(self._file, self._stream_id, [known], self._content, most=0):
-                return None
-            self._unlinked = True
+                return True
             _log.warning(
                 "%s: the commit record of the stream contradicts these checksums, which are those "
                 "of another copy or state, or of damaged pages; all pages are read",
                 self._path,
             )
-        for page in range(first, stop):
-            if self._fresh.get(page) is None and self.proven.get(page) is None:
-                return page
-        fresh = self._fresh.packed(first, stop)
-        self.proven.cover(fresh, first)
-        if chain_over(fresh, 0, stop - first, NO_CHAIN) == known.chain:
-            self.proven.put(first, fresh)
-            self._record_at, self.walking = first, True
-        else:
-            self.refuted = True
+        return False
+
+    def is_led_to(self, known: KnownChain, fresh: Digests) -> bool:
+        """Whether the pages, which have the hashes `fresh`, lead to the chain; these are proven
+        then."""
+        first, stop, chain = known
+        packed = fresh.packed(first, stop)
+        self.proven.cover(packed, first)
+        if chain_over(packed, 0, stop - first, NO_CHAIN) != chain:
             _log.error("%s: %s; its pages are not verified", self._path, known.refuted())
-        return None
-
-    def _next_before(self, first: int) -> int | None:
-        """The next page that has to be hashed so that the chain can begin before page `first`."""
-        start = self.proven.known_from(first)
-        for page in range(start - 1, max(start - 1 - _FEW, self._barrier), -1):
-            fresh = self._fresh.get(page)
-            if fresh is None:
-                return page
-            if not self._accepts(page, fresh):
-                self._barrier = page
-                return None
-            self.proven.put(page, fresh)
-            self._record_at, self.walking = min(self._record_at, page), True
-        return None
-
-    def _accepts(self, page: int, fresh: bytes) -> bool:
-        """Whether a page that nothing proves is taken as it is: it has no other record, or another
-        program wrote the stream."""
-        record = None if self._file is None else self._file.get(page, self._stream_id)
-        if fresh == _NO_HASH:
             return False
-        if record is None or not record.known or record.digest == fresh:
-            return True
-        if page < self._header.trusted:
-            return False
-        _log.warning(
-            "%s: the entries of page %d (from byte %d on, up to entry %d) do not match the "
-            "checksum that they had before another program wrote the stream: it changed "
-            "them, or they are damaged",
-            *(self._path, page, page_start(page), record.next_number - 1),
-        )
+        self.proven.put(first, packed)
         return True
 
-    def hashed(self, page: int, found: PageHash | None) -> None:
-        """The page that `next_to_hash` returned has this hash; None: it is damaged."""
-        self._fresh.put(page, _NO_HASH if found is None else found.digest)
-        if page != self._record_at:
-            return
-        self._record_at += 1
+    def accepts(self, page: int, digest: bytes) -> bool:
+        """Whether a page that nothing proves is taken as it is: it has no other record, or another
+        program wrote the stream. It counts as proven then."""
+        record = None if self._file is None else self._file.get(page, self._stream_id)
+        if record is not None and record.known and record.digest != digest:
+            if page < self._header.trusted:
+                return False
+            _log.warning(
+                "%s: the entries of page %d (from byte %d on, up to entry %d) do not match the "
+                "checksum that they had before another program wrote the stream: it changed "
+                "them, or they are damaged",
+                *(self._path, page, page_start(page), record.next_number - 1),
+            )
+        self.proven.put(page, digest)
+        return True
+
+    def complete(self, page: int, found: PageHash | None) -> bool:
+        """Make the record of a page that has this hash (None: it is damaged); False if another
+        one is proven."""
         proven = self.proven.get(page)
         if proven is not None and (found is None or found.digest != proven):
-            return  # it was damaged before its record was written
+            return False
         with self._failing_softly("written"):
             if found is None:
-                self.damaged += 1
                 what = "page %d (from byte %d on) is damaged; it has no checksum"
                 _log.error("%s: " + what, self._path, page, page_start(page))
             self._opened().put(page, [self._chained(page, self._record(found))], self._stream_id)
-            self.made += 1
+            return True
+        return False
 
-    def _write_chains(self, pages: int) -> None:
-        """Write the chains in the next records that may have others."""
-        at, file = self._rechain_at, self._file
+    def write_chains(self, pages: int) -> None:
+        """Write the chains in the next records, of the first `pages` pages, that may have others:
+        for programs of earlier versions."""
+        at, file = self.rechain_at, self._file
         if at is None or file is None:
             return
         first = self.proven.known_from(pages)
@@ -474,9 +398,8 @@ class SumsKeeper:
             fresh, _ = chained_records(records, at, self._stream_id, chain)
             if fresh != records:
                 file.put_packed(at, fresh)
-        self._rechain_at = None if stop >= pages else stop
-        self.walking = self._rechain_at is not None
-        if not self.walking and self._header.trusted != ALL_TRUSTED and first == 0:
+        self.rechain_at = None if stop >= pages else stop
+        if self.rechain_at is None and self._header.trusted != ALL_TRUSTED and first == 0:
             self._put_header(self._header._replace(trusted=ALL_TRUSTED))
 
     # The system.

@@ -127,6 +127,11 @@ class Link:
         # What was linked, from the first page of the chain on.
         self._reached: KnownChain | None = None
 
+    @property
+    def reached(self) -> bool:
+        """Whether anything is proven."""
+        return self._reached is not None
+
     def extend(
         self,
         stored: StoredSums,

@@ -112,14 +112,15 @@ class RecordReader(ABC):
             state = header.stream_id, epoch
             if state != self._linked_state:
                 self._linked_state, self._link = state, Link(Digests())
-                self._refused = None
+                self._refused, self._link_at = None, 0.0
             if self._link.proven.get(stop - 1) is None:
                 self._extend(stored, header.stream_id)
             return self._link.proven
 
     def _extend(self, stored: StoredSums, stream_id: bytes) -> None:
         chains, now = self._chains(), time.monotonic()
-        if not chains or (chains == self._refused and now < self._link_at):
+        known = chains == self._refused or not self._link.reached
+        if not chains or (known and now < self._link_at):
             return
         again = chains == self._refused
         most = self._most_computed

@@ -190,7 +190,7 @@ def test_checksums_that_are_removed_while_the_stream_is_written(
         sidecar(path).unlink()
         fill(stream, 5)
         assert "was removed; the checksums are made again" in caplog.text
-        sums = stream._ensure_writable().owned.sums
+        sums = stream._ensure_writable().sums_completer
         eventually(lambda: not sums.incomplete(5))
         fill(stream, 6)
     assert len(page_sums(path)) == 6

@@ -143,7 +143,7 @@ def test_a_missing_sidecar_is_made_in_the_background(tmp_path: Path) -> None:
     assert report.ok
     assert any("6 pages (0 to 5) have no checksum" in note for note in report.notes)
     with DataStream.open(path, index="memory") as stream:
-        sums = stream._ensure_writable().owned.sums
+        sums = stream._ensure_writable().sums_completer
         eventually(lambda: not sums.incomplete(6))
         fill(stream, 7)
     assert len(page_sums(path)) == 7

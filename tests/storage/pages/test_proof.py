@@ -67,7 +67,7 @@ def test_a_writer_and_a_foreign_sidecar(
     put(path, other)
     with DataStream.open(path, index="memory", verify="always") as stream:
         assert len([*stream.entries()]) == stream.total_entries
-        sums = stream._ensure_writable().owned.sums
+        sums = stream._ensure_writable().sums_completer
         eventually(lambda: not sums.incomplete(6))
     assert not any("damaged;" in line or "do not match" in line for line in caplog.messages)
     assert len(page_sums(path)) == 6
