@@ -38,8 +38,8 @@ MODULES = [
     "datastreamer.storage.disk._commit",
     "datastreamer.storage.disk._placement",
     "datastreamer.storage.read._at_hand",
+    "datastreamer.storage.pages._page_sums",
     "datastreamer.storage.read._head",
-    "datastreamer.storage.sums._page_sums",
     "datastreamer.storage.write._stream_end",
     "datastreamer.zkevm._wire",
 ]

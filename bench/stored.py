@@ -25,8 +25,8 @@ from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum
 
 _HEAD = 17
 

@@ -1,4 +1,4 @@
-"""Servers that damaged pages are restored from, as `storage/maintain/heal.py` asks them.
+"""Servers that damaged pages are restored from, as `storage/pages/restore.py` asks them.
 
 Owns the connections: one to each server, made at the first question. A server that does not answer
 is not asked again until `close`.

@@ -12,9 +12,9 @@ from datastreamer.errors import DamagedEntry
 from datastreamer.format import page_of
 from datastreamer.position import KEPT
 from datastreamer.relay.apply_changes import ensure_whole, keeping_agreement
+from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.stream import DataStream
-from datastreamer.storage.sums.hashes import last_page
 
 MAX_EXTRA_BYTES: Final = 64 << 20
 """Maximum number of extra bytes to truncate so that the file ends at an operation boundary."""

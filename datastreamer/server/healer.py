@@ -2,7 +2,7 @@
 
 Owns when servers are asked: at once for a page that was just found, and again after a while for one
 that none of them could restore. `streaming/page_checks.py` knows which pages are damaged, and
-`storage/maintain/heal_open.py` restores one. The stream has to be open for writing here.
+`storage/pages/restore_open.py` restores one. The stream has to be open for writing here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 from datastreamer.errors import DamagedPage, DatastreamerError
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.storage.maintain.heal import HealedPages, Peer
+from datastreamer.storage.pages.restore import HealedPages, Peer
 
 _log = logging.getLogger(__name__)
 

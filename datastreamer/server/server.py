@@ -34,7 +34,7 @@ from datastreamer.server.streaming.broadcast import Broadcast, wakeup
 from datastreamer.server.streaming.other_readers import EntryChange, OtherReader
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
-from datastreamer.storage.maintain.heal import Peer
+from datastreamer.storage.pages.restore import Peer
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds, Listener
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import name_of

@@ -23,7 +23,7 @@ from datastreamer.format import (
 )
 from datastreamer.server.limits import Limits
 from datastreamer.server.server import Server
-from datastreamer.storage.maintain.heal import Peer as HealingPeer
+from datastreamer.storage.pages.restore import Peer as HealingPeer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
 from datastreamer.transport.tls import ServerTLS

@@ -26,8 +26,8 @@ from datastreamer.storage.disk.file_ops import Buffer, File, OsDisk, OsFile
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.undo_journal import Undo
-from datastreamer.storage.sums.hashes import EndSum
-from datastreamer.storage.sums.sidecar import PageSum, SumsHeader
+from datastreamer.storage.pages.hashes import EndSum
+from datastreamer.storage.pages.sidecar import PageSum, SumsHeader
 from tests.storage.steps import SteppedCommit, Writes
 
 PAGE = 1 << 20

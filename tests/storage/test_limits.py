@@ -16,7 +16,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, MAX_DATA_SIZE, PAGE_SIZE, Head
 from datastreamer.storage.disk.file_ops import boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import CommitRecord, Head
-from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.pages.hashes import EndSum
 from tests.oracle import pack
 from tests.storage.made import items
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from datastreamer.server.streaming import page_cache, page_checks
 from datastreamer.storage.disk import uncached
 from datastreamer.storage.disk.file_ops import Buffer
-from datastreamer.storage.sums import verifier
+from datastreamer.storage.pages import verifier
 from tests.storage.lab.disk import Process, SimFile
 from tests.storage.lab.image import BLOCK, Inode
 

@@ -27,8 +27,9 @@ from datastreamer.server import scrub
 from datastreamer.server import server as server_module
 from datastreamer.server.streaming import broadcast
 from datastreamer.storage.bookmarks.builder import IndexBuilder
+from datastreamer.storage.pages import completer
 from datastreamer.storage.parts import StreamPages
-from datastreamer.storage.write import durability, sums_completer
+from datastreamer.storage.write import durability
 from datastreamer.storage.write.durability import PendingCommit
 from tests.storage.lab.model import booted
 from tests.world import cache
@@ -208,7 +209,7 @@ def simulated(sim_time: SimTime, chance: random.Random) -> Iterator[None]:
             (trio.from_thread, "run", from_thread_run),
             (trio.from_thread, "run_sync", from_thread_run_sync),
             (durability, "Syncer", syncer),
-            (sums_completer, "Syncer", syncer),
+            (completer, "Syncer", syncer),
             (IndexBuilder, "start", _start_builder),
             (broadcast, "_POLL_SECONDS", _POLL_SECONDS),
             (server_module, "_POLL_SECONDS", _POLL_SECONDS),

@@ -27,8 +27,8 @@ from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.pages.verifier import VerifiedFile
 from datastreamer.storage.parts import RelayPart, WriterPart
-from datastreamer.storage.sums.verifier import VerifiedFile
 from datastreamer.storage.write.atomic_op import AtomicOp
 from tests.world.faults import (
     KILL,

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 from datastreamer.format import Header
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.maintain.heal import HealedPages
-from datastreamer.storage.stream import DataStream
-from datastreamer.storage.sums.page_check import differs
-from datastreamer.storage.sums.sidecar import (
+from datastreamer.storage.pages.compare import differs
+from datastreamer.storage.pages.restore import HealedPages
+from datastreamer.storage.pages.sidecar import (
     HEADER_SIZE,
     RECORD_SIZE,
     RECORDS_OFFSET,
@@ -25,6 +24,7 @@ from datastreamer.storage.sums.sidecar import (
     PageSum,
     SumsHeader,
 )
+from datastreamer.storage.stream import DataStream
 from tests.storage.lab.image import BLOCK, SECTOR, Image, Wrote
 from tests.storage.made import FIRST, PAGE
 from tests.world.machines import Machine

@@ -24,7 +24,7 @@ from datastreamer.storage.disk._threads cimport (
     pthread_cond_t, pthread_cond_wait, pthread_join, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_t,
 )
-from datastreamer.storage.sums._xxh3 cimport xxh3_of_33_to_64
+from datastreamer.storage.pages._xxh3 cimport xxh3_of_33_to_96
 
 import os
 import weakref
@@ -162,7 +162,7 @@ cdef Outcome look(Shared* it, uint64_t turn, Place* head) noexcept nogil:
         return STOP
     head.offset = <int64_t>get_u64(it.page + MARKED)
     head.number = get_u64(it.page + MARKED + 8)
-    if (xxh3_of_33_to_64(it.page + MARK, MARK_END - MARK) != get_u64(it.page + MARK_END)
+    if (xxh3_of_33_to_96(it.page + MARK, MARK_END - MARK) != get_u64(it.page + MARK_END)
             or memcmp(it.page + TOTALS, it.page + AFTER, TOTALS_END - TOTALS) != 0
             or head.offset > <int64_t>get_u64(it.page + AFTER)):
         # In the middle of a commit, which wakes the thread at its end. If it stays so, a program

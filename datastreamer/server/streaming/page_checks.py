@@ -16,9 +16,9 @@ from typing import Final
 from datastreamer.errors import DamagedPage
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Readable, read_ahead
+from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.verifier import PageVerifier
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.verifier import PageVerifier
 
 _log = logging.getLogger(__name__)
 

@@ -41,12 +41,12 @@ from datastreamer.spark.source import DatastreamSource
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import VISIBLE_LAYOUT
-from datastreamer.storage.sums.hashes import last_page
+from datastreamer.storage.pages.hashes import last_page
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
-# The hash of a page's entries, where they end, the hash of the padding.
-_SUM: Final = struct.Struct(">16sIQ")
-_NO_SUM: Final = _SUM.pack(bytes(16), 0, 0)
+# The hash of a page's entries, and where they end.
+_SUM: Final = struct.Struct(">16sI")
+_NO_SUM: Final = _SUM.pack(bytes(16), 0)
 
 _MOST: Final = U64_MAX >> 1
 
@@ -277,7 +277,7 @@ def _sums(
     try:
         return [
             b"".join(
-                _NO_SUM if known is None else _SUM.pack(known.digest, known.end, known.padding)
+                _NO_SUM if known is None else _SUM.pack(known.digest, known.end)
                 for known in records.get_many(part.first_page, min(part.stop_page, last))
             )
             for part in parts

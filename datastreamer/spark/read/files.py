@@ -23,11 +23,11 @@ from datastreamer.storage.disk.file_ops import OsDisk, Readable
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import NO_ID, Head
 from datastreamer.storage.header.recovery import judge
+from datastreamer.storage.pages.hashes import EndSum
+from datastreamer.storage.pages.verifier import PageVerifier, VerifiedFile
 from datastreamer.storage.read.file import StreamFile, open_file
 from datastreamer.storage.read.page_scan import Chain, Damage, read_page
 from datastreamer.storage.read.reader import Reader
-from datastreamer.storage.sums.hashes import EndSum
-from datastreamer.storage.sums.verifier import PageVerifier, VerifiedFile
 
 # Attempts to read a header page that a writer is changing.
 _TORN_READS: Final = 20

@@ -20,11 +20,11 @@ from datastreamer.storage.disk.file_ops import OsDisk, OsFile, Readable
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import NO_ID, Head
 from datastreamer.storage.header.recovery import last_page_matches
-from datastreamer.storage.sums.chain import KnownChain, contradicts
-from datastreamer.storage.sums.hashes import EndSum, last_page
-from datastreamer.storage.sums.page_check import differs
-from datastreamer.storage.sums.records_reader import RecordReader, SidecarRecords, is_about
-from datastreamer.storage.sums.sidecar import SUFFIX, PageSum, StoredSums, SumsHeader
+from datastreamer.storage.pages.compare import differs
+from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.pages.proof import KnownChain
+from datastreamer.storage.pages.records import RecordReader, SidecarRecords, is_about
+from datastreamer.storage.pages.sidecar import SUFFIX, PageSum, StoredSums, SumsHeader
 
 _log = logging.getLogger(__name__)
 
@@ -54,13 +54,16 @@ def open_records(location: FileLocation, file: Readable, state: SumsState) -> Re
         path = journal.path_of(location.path)
         known = state.stream_id, state.epoch
         return SidecarRecords(OsDisk(), path, file, lambda: known, lambda: state.chains)
-    return RemoteRecords(location, state)
+    return RemoteRecords(location, file, state)
 
 
 class RemoteRecords(RecordReader):
     """The records beside a remote file. A file of a stream without an id cannot be identified."""
 
-    def __init__(self, location: FileLocation, state: SumsState) -> None:
+    def __init__(self, location: FileLocation, file: Readable, state: SumsState) -> None:
+        super().__init__(file, lambda: state.chains, most_computed=0)
+        self._path = location.path + SUFFIX
+        self._epoch = state.epoch
         self._file: StoredSums | None = None
         self._header: SumsHeader | None = None
         if state.stream_id == NO_ID:
@@ -69,21 +72,24 @@ class RemoteRecords(RecordReader):
         try:
             self._file = StoredSums(beside.open_remote())
             header = self._file.header()
-            if header is None or not is_about(header, state.stream_id, state.epoch):
-                return
-            if not contradicts(self._file, state.stream_id, state.chains):
+            if header is not None and is_about(header, state.stream_id, state.epoch):
                 self._header = header
         except FileMissing:
             return
         except StreamFileError as error:
             _log.warning("%s; the pages of the stream are not verified", error)
 
-    def _usable(self) -> tuple[StoredSums, SumsHeader] | None:
+    def _usable(self) -> tuple[StoredSums, SumsHeader, int] | None:
         file, header = self._file, self._header
-        return None if file is None or header is None else (file, header)
+        return None if file is None or header is None else (file, header, self._epoch)
 
-    def renew(self) -> None:
+    @property
+    def _described(self) -> str:
+        return self._path
+
+    def renew(self) -> bool:
         """A plan is about one state of the stream."""
+        return True
 
     def close(self) -> None:
         file, self._file = self._file, None

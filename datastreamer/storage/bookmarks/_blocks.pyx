@@ -27,7 +27,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from datastreamer._entry cimport MAX_BOOKMARK_SIZE, get_u64, put_u64
 from datastreamer.storage.bookmarks._pairs cimport ORDER_SIZE, SORTED_SIZE, Merged, Pair
-from datastreamer.storage.sums._xxh3 cimport xxh3_of_over_240
+from datastreamer.storage.pages._xxh3 cimport xxh3_of_over_240
 
 from xxhash import xxh3_64_intdigest
 

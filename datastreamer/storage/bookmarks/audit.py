@@ -17,8 +17,8 @@ from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
 from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.pages.compare import pages_in_words
 from datastreamer.storage.read.reader import Reader
-from datastreamer.storage.sums.page_check import pages_in_words
 
 _MAX_PROBLEMS = 1000
 

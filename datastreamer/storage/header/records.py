@@ -24,7 +24,7 @@ from datastreamer.format import (
     U64_MAX,
     Header,
 )
-from datastreamer.storage.sums.hashes import HASH_SIZE, EndSum
+from datastreamer.storage.pages.hashes import HASH_SIZE, EndSum
 
 RECORD_OFFSET: Final = 64
 SLOT_OFFSETS: Final = (512, 1024)
@@ -264,12 +264,20 @@ def put_record(page: bytearray, record: CommitRecord) -> None:
 
 
 def put_settled(
-    page: bytearray, header: Header, end_sum: EndSum, stream_id: bytes, epoch: int, boot_id: bytes
+    page: bytearray,
+    header: Header,
+    end_sum: EndSum,
+    stream_id: bytes,
+    epoch: int,
+    boot_id: bytes,
+    *,
+    before: EndSum | None = None,
 ) -> None:
-    """Write a header, and a commit record with an empty range: all entries are on disk."""
+    """Write a header, and a commit record with an empty range: all entries are on disk. `before`:
+    the entries are about to be changed, and that is what is known of them until then."""
     head = Head(header.total_length, header.total_entries)
     put_header(page, header)
-    heads, sums = (head, head, head), (end_sum, end_sum, end_sum)
+    heads, sums = (head, head, head), (end_sum if before is None else before, end_sum, end_sum)
     put_record(page, CommitRecord(stream_id, epoch, boot_id, *heads, *sums))
 
 

@@ -33,9 +33,9 @@ from datastreamer.storage.header.records import (
     get_doubt,
 )
 from datastreamer.storage.header.undo_journal import Undo
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, last_page
 from datastreamer.storage.read.reader import doubt
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, last_page
 
 
 class Judgement(NamedTuple):

@@ -39,7 +39,7 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head
 from datastreamer.storage.header.recovery import longest_whole, undone_by
 from datastreamer.storage.maintain.kept_end import Reach, find_kept_end
-from datastreamer.storage.maintain.page_damage import first_damaged, page_problems
+from datastreamer.storage.maintain.page_problems import first_damaged, page_problems
 from datastreamer.storage.maintain.report import Examination, Help, Report
 from datastreamer.storage.maintain.sums_audit import SumsAudit
 from datastreamer.storage.read.change_watch import ChangeWatch, steady_page

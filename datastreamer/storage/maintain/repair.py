@@ -1,7 +1,8 @@
 """Repairs a stream file by what `check.py` found.
 
-Damaged pages are restored from servers if any are named (`heal.py`), and otherwise remain in their
-place, or with `cut` the stream is truncated before the first one. `check.py` says where it ends.
+Damaged pages are restored from servers if any are named (`pages/restore.py`), and otherwise remain
+in their place, or with `cut` the stream is truncated before the first one. `check.py` says where it
+ends.
 The order of steps: restore pages, copy what is removed to a file beside the stream, set the size,
 write header and commit record in one write of their sector, write the other records, rebuild the
 index. After each step, a second repair comes to the same result. Never changes a healthy file.
@@ -50,7 +51,6 @@ from datastreamer.storage.header.records import (
 )
 from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
-from datastreamer.storage.maintain.heal import FileHealer, HealedPages, SourcePeer
 from datastreamer.storage.maintain.repair_plan import (
     Plan,
     end_before_damage,
@@ -59,13 +59,14 @@ from datastreamer.storage.maintain.repair_plan import (
     sum_at,
 )
 from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
+from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.proof import KnownChain, known_chains
+from datastreamer.storage.pages.records import SidecarRecords
+from datastreamer.storage.pages.restore import FileHealer, HealedPages, SourcePeer
+from datastreamer.storage.pages.verifier import PageVerifier, VerifiedFile
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
-from datastreamer.storage.sums.chain import KnownChain, known_chains
-from datastreamer.storage.sums.hashes import EndSum, last_page
-from datastreamer.storage.sums.keeper import SumsKeeper
-from datastreamer.storage.sums.records_reader import SidecarRecords
-from datastreamer.storage.sums.verifier import PageVerifier, VerifiedFile
 from datastreamer.storage.write.changes import keep_journal, undo_update
 from datastreamer.storage.write.opening import locked_by
 
@@ -344,12 +345,15 @@ def _write(
         if not undone and found.unproven is None:
             # If the last page is damaged, the record keeps the hash that it had.
             known = sum_at(found, end)
-        keeper = _take_over_sums(file, path, page, made, disk, KnownChain.of(end, known))
+        keeper = _take_over_sums(file, path, page, made, disk, known_chains(page.known_record, end))
         if known is None:
             sums = hash_last_page(file, end)
             if sums is None:
                 raise DamagedFile(path, made.keep_from, "no entries end there after the repair")
             known = sums.sum()
+        chain, chained_from = keeper.chain_before(last_page(end.length))
+        if chained_from <= known.chained_from:
+            known = EndSum(chain, chained_from, known.tail)
         fresh = _fresh_page(page, made, made.header, known)
         file.write(fresh[:_SECTOR], 0)
         file.sync()
@@ -396,7 +400,7 @@ def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> byt
 
 
 def _take_over_sums(
-    file: File, path: str, page: HeaderPage, made: Plan, disk: Disk, known: KnownChain | None
+    file: File, path: str, page: HeaderPage, made: Plan, disk: Disk, chains: Sequence[KnownChain]
 ) -> SumsKeeper:
     """The checksums, also of what is about to be removed: they show the damage if this repair is
     interrupted."""
@@ -405,9 +409,8 @@ def _take_over_sums(
         page_of(file.size()),
         recorded=page.identity[1],
         epoch=made.epoch,
-        known=known,
+        chains=chains,
         foreign=page.known_record is None and page.foreign,
-        restarted=True,
     )
     return keeper
 

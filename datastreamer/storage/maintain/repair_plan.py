@@ -21,9 +21,9 @@ from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.maintain.heal import HealedPages
 from datastreamer.storage.maintain.report import Examination, Report, counted
-from datastreamer.storage.sums.hashes import EndSum, last_page
+from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.pages.restore import HealedPages
 
 
 @dataclass(frozen=True)

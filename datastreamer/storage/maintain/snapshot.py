@@ -37,7 +37,9 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head, SyncedHeader
 from datastreamer.storage.header.recovery import undone_by
-from datastreamer.storage.maintain.copy_sums import Copied, CopySums
+from datastreamer.storage.pages.copy import Copied, CopySums
+from datastreamer.storage.pages.hashes import EndSum
+from datastreamer.storage.pages.sidecar import SUFFIX, SumsFile
 from datastreamer.storage.read.change_watch import (
     ChangedError,
     Changes,
@@ -46,8 +48,6 @@ from datastreamer.storage.read.change_watch import (
 )
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, doubt, end_of
-from datastreamer.storage.sums.hashes import EndSum
-from datastreamer.storage.sums.sidecar import SUFFIX, SumsFile
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import contextlib
 
 from datastreamer.storage.disk.file_ops import Disk
 from datastreamer.storage.maintain.check import PathLike, Progress
+from datastreamer.storage.pages.completer import MadeSums
 from datastreamer.storage.write.opening import open_to_write
-from datastreamer.storage.write.sums_completer import MadeSums
 
 
 def make_sums(

@@ -1,7 +1,7 @@
 """Compares all pages of a file with their checksums, for `check.py`.
 
-Owns what is a problem and what is a note: only a page whose bytes differ from a record that can
-be relied on is damaged. Reads records, and gets the pages from the check.
+Owns what is a problem and what is a note: only a page whose bytes differ from a proven record is
+damaged. Reads records, and gets the pages from the check.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.sums.chain import ChainWalk, KnownChain, known_chains
-from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.page_check import hash_page, pages_in_words
-from datastreamer.storage.sums.records_reader import SidecarRecords
-from datastreamer.storage.sums.verifier import compare
+from datastreamer.storage.pages.compare import differs, hash_page, pages_in_words
+from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.proof import ChainWalk, KnownChain, known_chains
+from datastreamer.storage.pages.records import LooseRecords, SidecarRecords
+from datastreamer.storage.pages.verifier import compare
 
 # An update may be changing the last page: this often it is compared again.
 _TRIES = 3
@@ -67,15 +67,15 @@ class SumsAudit:
             file,
             lambda: HeaderPage.of(file).identity,
             lambda: known_chains(HeaderPage.of(file).known_record),
+            most_computed=None,
         )
         record = page.known_record
-        known = None if claimed is None or record is None else record.sum_at(claimed)
-        self._chain = None if claimed is None else KnownChain.of(claimed, known)
-        self._pages = ChainWalk(self._chain)
-        self._sums = ChainWalk(self._chain)
+        # Of the pages' hashes, or of proven ones if pages differ from these.
+        self._walk = ChainWalk([] if claimed is None else known_chains(record, claimed))
+        self._chain = self._walk.known
+        # The pages without a proven record; and those of them that differ from their record.
         self._unknown: list[int] = []
-        # The pages whose entries match, and their padding does not.
-        self._padding: set[int] = set()
+        self._differing: list[int] = []
         self._compared = 0
         self.damaged: list[DamagedRange] = []
         self.notes: list[str] = []
@@ -89,19 +89,22 @@ class SumsAudit:
             return
         self._compared = page + 1
         known, what = compare(self._file, self._records, page, content)
-        digest = None if known is None else known.digest
-        if known is None or what:
-            found = hash_page(content, page)
-            digest = None if found is None else found.digest
-        self._pages.add(page, digest)
-        self._sums.add(page, digest if known is None else known.digest)
         if known is None:
+            found = hash_page(content, page)
+            self._walk.add(page, None if found is None else found.digest)
             self._unknown.append(page)
-        elif what:
+            if self._differs(page, content):
+                self._differing.append(page)
+            return
+        self._walk.add(page, known.digest)
+        if what:
             first = self._records.first_number(page)
             self.damaged.append(DamagedRange(page, first, known.next_number, what))
-            if digest == known.digest:
-                self._padding.add(page)
+
+    def _differs(self, page: int, content: bytes) -> bool:
+        """Whether a page differs from a record that nothing proves."""
+        loose = LooseRecords(self._records).get(page)
+        return loose is not None and bool(differs(content, loose))
 
     def proves(self, page: int) -> bool:
         """Whether a whole page was compared with its checksum and matches it."""
@@ -117,34 +120,35 @@ class SumsAudit:
             self._check_last_page(head)
             last = last_page(head.length)
             self._note_unknown([page for page in self._unknown if page < last])
-        if self._foreign and self.damaged:
-            pages = pages_in_words([each.page for each in self.damaged])
-            self.notes.append(
-                f"another program wrote the stream last; pages that do not match their checksums "
-                f"({pages}) were changed by it or are damaged"
-            )
+        if self._foreign:
+            self._differing = sorted({*self._differing, *(each.page for each in self.damaged)})
             self.damaged.clear()
+        self._note_differing()
         self._records.close()
 
     def _check_chain(self) -> None:
         """The chain in the commit record decides where the checksums and the pages differ."""
-        chain = self._chain
-        if chain is None:
+        if self._walk.fits is False:
+            self.refuted = self._chain
+
+    def _note_differing(self) -> None:
+        if not self._differing:
             return
-        if self._pages.fits:
-            if self._records.contradicted or self._sums.fits is False:
-                self.notes.append(
-                    "the checksums in FILE.sums are those of another copy or state of the stream; "
-                    f"the commit record proves {chain.described()}; the next writer makes the "
-                    "checksums again"
-                )
-                self.damaged = [
-                    each
-                    for each in self.damaged
-                    if each.page < chain.first or each.page in self._padding
-                ]
-        elif self._sums.fits is False:
-            self.refuted = chain
+        pages = pages_in_words(self._differing)
+        if self._foreign:
+            note = (
+                f"another program wrote the stream last; pages that do not match their checksums "
+                f"({pages}) were changed by it or are damaged"
+            )
+        elif self._walk.fits and self._chain is not None:
+            note = (
+                "the checksums in FILE.sums are those of another copy or state of the stream; "
+                f"the commit record proves {self._chain.described()}; the next writer makes the "
+                "checksums again"
+            )
+        else:
+            note = f"{pages} differ from checksums that the commit record does not prove"
+        self.notes.append(note)
 
     def _check_last_page(self, head: Head) -> None:
         page = last_page(head.length)
@@ -165,7 +169,7 @@ class SumsAudit:
     def _note_unknown(self, pages: list[int]) -> None:
         if not pages:
             return
-        proven = self._sums.fits and self._chain is not None and pages[0] >= self._chain.first
+        proven = self._walk.fits and self._chain is not None and pages[0] >= self._chain.first
         checked = "the commit record proves them" if proven else "only their form was checked"
         if self.refuted is not None:
             checked = "nothing shows which of them is damaged"

@@ -45,12 +45,12 @@ from datastreamer.storage.header.recovery import (
     shown,
     undone_by,
 )
+from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.pages.proof import known_chains
+from datastreamer.storage.pages.records import SidecarRecords
+from datastreamer.storage.pages.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
 from datastreamer.storage.read._at_hand import ReadsAtHand
 from datastreamer.storage.read.reader import Reader
-from datastreamer.storage.sums.chain import known_chains
-from datastreamer.storage.sums.hashes import EndSum
-from datastreamer.storage.sums.records_reader import SidecarRecords
-from datastreamer.storage.sums.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
 
 _TORN_READS = 20
 _PAUSE_SECONDS = 0.001
@@ -175,11 +175,7 @@ class StreamFile:
     # Checksums.
 
     def records(self) -> RecordSource | None:
-        """The checksums of the pages; None if only a descriptor is known."""
-        return self.stored_records()
-
-    def stored_records(self) -> RecordSource | None:
-        """As `records`, read from the sidecar without the lock, also by its writer's process."""
+        """The checksums of the pages, for any thread; None if only a descriptor is known."""
         if self._records is None:
             place = self.place()
             if place is None:
@@ -189,6 +185,7 @@ class StreamFile:
                 self.file,
                 lambda: (self.stream_id, self.recorded_epoch),
                 lambda: known_chains(HeaderPage(self.page).record),
+                is_current=self._is_current,
             )
         return self._records
 
@@ -214,15 +211,24 @@ class StreamFile:
     def new_verifier(self) -> PageVerifier | None:
         """Compares pages when its owner asks for it, without the lock; None if only a descriptor is
         known. The owner calls its `forget`."""
-        records = self.stored_records()
+        records = self.records()
         return None if records is None else self._new_verifier(records)
 
     def _new_verifier(self, records: RecordSource) -> PageVerifier:
         verifier = PageVerifier(self.file, self.path, records, lambda: self.reader.head)
         known, head = self._end_sum
-        if not self._unsettled and head == self.reader.head:
+        if (
+            not self._unsettled
+            and head == self.reader.head
+            and self._updated_page() != last_page(head.length)
+        ):
             verifier.verify_last_page(head, known)
         return verifier
+
+    def _is_current(self) -> bool:
+        """Whether the file is in the state of the last `refresh`, apart from commits."""
+        record = HeaderPage.of(self.file).record
+        return record is not None and record.epoch == self.recorded_epoch
 
     def ensure_undamaged(self, number: int) -> None:
         """Compare the page that an entry was just looked up in. Raises `DamagedPage`."""
@@ -246,6 +252,15 @@ class StreamFile:
         """Whether the journal of an update is beside the file."""
         place = self.place()
         return place is not None and place[0].exists(place[1] + journal.SUFFIX)
+
+    def _updated_page(self) -> int | None:
+        """The page that an update changes, or that an interrupted one has left with old or new
+        bytes until a writer opens the file: the commit record may have either hash of it."""
+        place = self.place()
+        undo = None if place is None else journal.find(*place, self.file.access())
+        if undo is None or undone_by(undo, self.file, HeaderPage(self.page)) is None:
+            return None
+        return page_of(undo.offset)
 
     def new_reader(self) -> Reader:
         """A reader of the file with its own head, which its owner moves."""

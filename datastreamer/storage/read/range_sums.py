@@ -6,9 +6,9 @@ Owns which ranges have a checksum. A server and a relay use it. Changes nothing.
 from __future__ import annotations
 
 from datastreamer.format import page_of
+from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.verifier import RecordSource
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.verifier import RecordSource
 
 Sum = tuple[int, int, bytes]
 """The first entry of a range, the one after its last, and the xxh3 (128 bits) of its entries."""

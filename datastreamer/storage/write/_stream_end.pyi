@@ -6,8 +6,8 @@ from datastreamer._packer import EntryPacker
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk._commit import CommitFile
 from datastreamer.storage.header.records import CommitLayout, Head
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import EndSum
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

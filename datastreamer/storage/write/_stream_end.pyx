@@ -22,13 +22,13 @@ from datastreamer.storage.disk._commit cimport (
     Descriptor, Span, coarse_ns, descriptor_of, now_ns, write_packed,
 )
 from datastreamer.storage.header._heads cimport entries_of, length_of
+from datastreamer.storage.pages._page_sums cimport PageSums
+from datastreamer.storage.pages._xxh3 cimport xxh3_of_33_to_96
 from datastreamer.storage.read._head cimport HeadCell
-from datastreamer.storage.sums._page_sums cimport PageSums
-from datastreamer.storage.sums._xxh3 cimport xxh3_of_33_to_64
 
 from datastreamer.metrics import writer_numbers
 from datastreamer.metrics.names import TIME_BOUNDS_NS
-from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.pages.hashes import EndSum
 
 from xxhash import xxh3_64_intdigest, xxh3_128
 
@@ -333,7 +333,7 @@ cdef class StreamEnd:
         put_sum(page, 0, self._record_end)
         put_head(page + self._mark_end - 16, seen)
         put_u64(page + self._mark_end,
-                xxh3_of_33_to_64(page + self._mark, self._mark_end - self._mark))
+                xxh3_of_33_to_96(page + self._mark, self._mark_end - self._mark))
         return 0
 
     cdef int _put_synced(self, head) except -1:

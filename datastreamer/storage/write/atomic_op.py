@@ -25,9 +25,9 @@ from datastreamer.errors import (
 )
 from datastreamer.storage.disk.file_ops import Buffer, Segments
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import PageHash
 from datastreamer.storage.read.reader import Reader
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import PageHash
 from datastreamer.storage.write._stream_end import Appender
 from datastreamer.storage.write.durability import PendingCommit
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks

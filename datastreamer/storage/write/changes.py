@@ -41,14 +41,14 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.header.recovery import hash_last_page, sums_up_to, undone_by
 from datastreamer.storage.header.undo_journal import Undo
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import SealedTail, last_page
+from datastreamer.storage.pages.owned_pages import damage_of, end_before, page_of_entry
+from datastreamer.storage.pages.sidecar import SUFFIX as SUMS_SUFFIX
+from datastreamer.storage.pages.sidecar import PageSum, SumsFile, discard
 from datastreamer.storage.read.file import cannot_undo
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import SealedTail, last_page
-from datastreamer.storage.sums.sidecar import SUFFIX as SUMS_SUFFIX
-from datastreamer.storage.sums.sidecar import PageSum, SumsFile, discard
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
-from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
 
 _log = logging.getLogger(__name__)
 
@@ -226,37 +226,42 @@ class ChangeWriter:
                 kept = keep_beside(
                     owned.disk, owned.path, "repair", owned.page, file, start, start + len(old)
                 )
-                if known is not None:
-                    # First: until the page is written, it is damaged.
-                    padding = xxh3_64_intdigest(content[known.end :])
-                    record = known._replace(digest=xxh3_128_digest(entries), padding=padding)
-                    with _opened_sums(owned.disk, owned.journal_path, owned.file) as sidecar:
-                        if sidecar is not None:
-                            sidecar.put(page, [record], owned.stream_id)
-                            sidecar.file.sync()
                 # (The last page has no record.)
                 owned.sums.before_update(sums.page, owned.epoch + rise)
             except OSError as error:
                 raise WriteFailed(owned.path, refusal(error)) from error
+            digest, replaced = xxh3_128_digest(entries), sums.copy()
+            chain = owned.sums.chain_with(page, digest, sums.page) if known is not None else None
+            if chain is not None:
+                replaced.rechain(*chain)
 
             def write() -> None:
-                # The epoch is on disk before an entry changes.
+                # The epoch, and both chains, are on disk before the record and an entry change:
+                # until the page is written, one of them proves that it is damaged.
                 owned.file.sync()
+                if known is not None:
+                    padding = xxh3_64_intdigest(content[known.end :])
+                    record = known._replace(digest=digest, padding=padding)
+                    with _opened_sums(owned.disk, owned.journal_path, owned.file) as sidecar:
+                        if sidecar is not None:
+                            sidecar.put(page, [record], owned.stream_id)
+                            sidecar.file.sync()
                 owned.file.part(start, start + len(content))
                 owned.file.write(content, start)
 
             # For those that look for the change it is a truncation of no entries.
             self._change(
-                *(write, owned.head, owned.head.entries, None, sums),
+                *(write, owned.head, owned.head.entries, None, replaced),
                 lambda: self._sums_after(page),
                 rise=rise,
+                base=sums,
             )
         return kept
 
     def _sums_after(self, page: int) -> PageSums:
         """The hashes of the entries up to the end, after entries of a page were replaced."""
         owned, sums = self._owned, self._owned.end.sums
-        owned.sums.changed(owned.epoch, page)
+        owned.sums.changed(owned.epoch, None if page == sums.page else page)
         if page != sums.page:
             sums = sums.copy()
             sums.rechain(*owned.sums.chain_before(sums.page))
@@ -311,10 +316,11 @@ class ChangeWriter:
         clean_up: Callable[[], None] = lambda: None,
         *,
         rise: int = 1,
+        base: PageSums | None = None,
     ) -> None:
         """Raise the epoch by `rise` around a change of the entries from `start` to `stop`, which
-        leaves `head`; call `clean_up` once it is on disk. The hashes up to `head` are `before`, and
-        `after()` once `write` has written."""
+        leaves `head`; call `clean_up` once it is on disk. The hashes up to `head` are `before`
+        (with `base`: or these), and `after()` once `write` has written."""
         owned = self._owned
         with owned.reader.changing():
             owned.end.unfinished = True
@@ -324,7 +330,7 @@ class ChangeWriter:
             try:
                 # First: a reader that sees the epoch finds the change.
                 owned.write_span(span)
-                owned.put_header(head, before.sum())
+                owned.put_header(head, before.sum(), None if base is None else base.sum())
                 owned.write_header()
                 write()
                 owned.file.sync()

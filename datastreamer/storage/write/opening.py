@@ -10,6 +10,7 @@ import logging
 import operator
 import os
 import secrets
+from collections.abc import Sequence
 
 from datastreamer._codec import scan
 from datastreamer.errors import (
@@ -41,10 +42,10 @@ from datastreamer.storage.header.inspect import is_running
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, CommitRecord, Head
 from datastreamer.storage.header.recovery import Judgement, judge, sums_up_to
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, SealedTail, last_page
+from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.read.file import open_file, os_error
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.chain import KnownChain
-from datastreamer.storage.sums.hashes import EMPTY, NO_CHAIN, EndSum, SealedTail, last_page
 from datastreamer.storage.write.changes import undo_update
 from datastreamer.storage.write.durability import SyncPolicy, write_again
 from datastreamer.storage.write.owned_file import OwnedFile
@@ -128,12 +129,13 @@ def open_to_write(
         page = HeaderPage.of(file)
         header = page.header(shown, stream_type)
         judged = judge(file, page, shown, header)
+        chains = [] if accept else known_chains(judged.record, judged.head)
         if updating or accept:
             # The record may have the hash from before the update or the one after it.
             judged = judged._replace(end_sum=None)
         sealed, sums = _sums_or_seal(file, shown, judged)
         writer = StreamWriter(OwnedFile(file, shown, page, sealed, disk, sums), sync)
-        _take_over(writer, judged, undone, accept=accept)
+        _take_over(writer, judged, chains, undone, accept=accept)
         writer.sums_completer.start()
         return writer
     except OSError as error:
@@ -182,8 +184,16 @@ def _entries_end(file: File, start: int) -> int:
         return start + PAGE_SIZE
 
 
-def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept: bool) -> None:
-    """Make the file this writer's: truncate what is not whole, sync, write a new record."""
+def _take_over(
+    writer: StreamWriter,
+    judged: Judgement,
+    chains: Sequence[KnownChain],
+    undone: bool,
+    *,
+    accept: bool,
+) -> None:
+    """Make the file this writer's: truncate what is not whole, sync, write a new record. `chains`
+    are what the commit record had, perhaps from before an update that was interrupted."""
     owned, space, record = writer.owned, writer.uncommitted, judged.record
     sealed = owned.head != judged.head
     head, page = owned.head, HeaderPage(owned.page)
@@ -212,10 +222,10 @@ def _take_over(writer: StreamWriter, judged: Judgement, undone: bool, *, accept:
         last_page(head.length),
         recorded=judged.epoch,
         epoch=owned.epoch,
-        known=None if accept else KnownChain.of(head, judged.end_sum),
+        chains=chains,
         foreign=page.foreign,
-        restarted=record is not None and record.boot_id != owned.boot,
     )
+    owned.continue_chain()
     if sealed:
         owned.file.write(bytes([PACKET_PADDING]), judged.head.length)
     space.room.round_up()

@@ -19,11 +19,11 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import Head, SyncedHeader
 from datastreamer.storage.header.recovery import Judgement
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import EndSum
+from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.verifier import RecordSource, Verify
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import EndSum
-from datastreamer.storage.sums.keeper import SumsKeeper
-from datastreamer.storage.sums.verifier import RecordSource, Verify
 from datastreamer.storage.write._stream_end import StreamEnd
 
 _INTERRUPTED = (
@@ -205,6 +205,17 @@ class OwnedFile(StreamFile):
 
     # The header page.
 
+    def continue_chain(self) -> bool:
+        """If the hashes of more pages are proven than the chain at the end covers, continue the one
+        that covers them. Requires the lock, and that all entries are on disk."""
+        sums = self.end.sums
+        chain, chained_from = self.sums.chain_before(sums.page)
+        if chained_from > sums.chained_from or chain == sums.chain:
+            return False
+        sums.rechain(chain, chained_from)
+        self.end.all_on_disk(self.end.written)
+        return True
+
     def write_span(self, span: tuple[int, int]) -> None:
         """Write a part of the header page to its place in the file."""
         start, end = span
@@ -226,11 +237,12 @@ class OwnedFile(StreamFile):
         self.put_synced(head)
         self.write_committed()
 
-    def put_header(self, head: Head, end_sum: EndSum) -> None:
+    def put_header(self, head: Head, end_sum: EndSum, before: EndSum | None = None) -> None:
         """Put a header, and a commit record with an empty range, that end at `head` into the
-        page."""
+        page. `before` is as for `records.put_settled`."""
         header = self.header_at(head)
-        records.put_settled(self.page, header, end_sum, self.stream_id, self.epoch, self.boot)
+        state = self.stream_id, self.epoch, self.boot
+        records.put_settled(self.page, header, end_sum, *state, before=before)
 
     def put_synced(self, head: Head) -> None:
         """Put a synced header and a visible mark that end at `head` into the page."""

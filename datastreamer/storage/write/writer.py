@@ -16,12 +16,12 @@ from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
 from datastreamer.format import page_of, page_start
 from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.sums._page_sums import PageSums
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.completer import SumsCompleter
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability, SyncPolicy
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.source_records import SourceRecords
-from datastreamer.storage.write.sums_completer import SumsCompleter
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 
 _log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from datastreamer.server.streaming import change_reports
 from datastreamer.server.streaming import sender as sender_module
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.pages.verifier import PageVerifier
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
-from datastreamer.storage.sums.verifier import PageVerifier
 from tests.network import filters
 from tests.network import model as wire
 from tests.network.damage import A_PAGE, FIRST, PAGE, PAGES, SIZE, evict, flip, written

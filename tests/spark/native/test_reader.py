@@ -41,7 +41,6 @@ def test_hashes_are_those_of_xxhash(native: Any) -> None:
         data = chance.randbytes(size + 3)
         part = data[3:]
         wide = hashes.hash128(data, 3, size)
-        assert hashes.hash64(data, 3, size) % 2**64 == xxhash.xxh3_64_intdigest(part)
         found = (wide.high() % 2**64, wide.low() % 2**64)
         assert found == divmod(xxhash.xxh3_128_intdigest(part), 2**64)
 

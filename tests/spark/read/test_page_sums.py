@@ -21,7 +21,7 @@ from tests.conftest import Golden
 from tests.spark.read.reading import Query
 from tests.spark.stream.following import Driver
 from tests.storage.made import FIRST, PAGE, add, make, scan_file
-from tests.storage.sums.test_flips import entries_at, flips
+from tests.storage.pages.test_flips import entries_at, flips
 
 SIZE = 300_000
 """Three entries of this size in a page."""

@@ -20,7 +20,7 @@ from datastreamer.storage.header.records import (
     VisibleMark,
     Writer,
 )
-from datastreamer.storage.sums.hashes import EndSum
+from datastreamer.storage.pages.hashes import EndSum
 
 u64 = st.integers(0, 2**64 - 1)
 heads = st.builds(Head, u64, u64)

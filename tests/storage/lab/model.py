@@ -10,9 +10,11 @@ from datastreamer import DataStream
 from datastreamer._codec import EntryBatch, pack_entry, scan
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.header import records
+from datastreamer.storage.pages.compare import differs
+from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.records import SidecarRecords
 from datastreamer.storage.read import file as file_module
-from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.page_check import differs
 from datastreamer.storage.write import opening
 from datastreamer.storage.write import owned_file as owned_module
 from datastreamer.storage.write.owned_file import OwnedFile
@@ -93,16 +95,16 @@ def check_bookmarks(stream: DataStream, entries: list[Item]) -> None:
 
 
 def check_sums(stream: DataStream) -> None:
-    """No checksum that can be relied on says that a page is damaged; a writer knows the hashes of
-    all entries."""
+    """No checksum says that a page is damaged, also as programs of earlier versions read them,
+    which believe each record; a writer knows the hashes of all entries."""
     file = stream._file
     known = file.records()
-    assert known is not None
+    assert isinstance(known, SidecarRecords | SumsKeeper)
     for page in range(last_page(file.head.length)):
-        record = known.get(page)
-        if record is not None:
-            content = file.file.read(PAGE, FIRST + page * PAGE)
-            assert not differs(content, record), f"the checksum of page {page}"
+        content = file.file.read(PAGE, FIRST + page * PAGE)
+        for record in (known.get(page), *known.unproven(page, page + 1)):
+            if record is not None:
+                assert not differs(content, record), f"the checksum of page {page}"
     if isinstance(file, OwnedFile):
         now = sum_at(
             file.file.read(file.written.length, 0),

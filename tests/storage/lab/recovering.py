@@ -30,8 +30,8 @@ from datastreamer.errors import (
 )
 from datastreamer.storage.disk import preallocation as room
 from datastreamer.storage.header.records import PublisherRecord
+from datastreamer.storage.pages import completer
 from datastreamer.storage.write import durability as durable
-from datastreamer.storage.write import sums_completer
 from datastreamer.storage.write.durability import PendingCommit
 from tests.storage.lab.background import Background, IdleSyncer, Turn
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble
@@ -105,7 +105,7 @@ class Recovering(RuleBasedStateMachine):
             (room, "_MAX_STEP", 1),
             (durable, "_OS_SYNC_BYTES", UNSYNCED),
             (durable, "Syncer", self.background.syncer),
-            (sums_completer, "Syncer", IdleSyncer),
+            (completer, "Syncer", IdleSyncer),
         ):
             self.patches.enter_context(mock.patch.object(owner, name, value))
 

@@ -29,9 +29,10 @@ from datastreamer.storage.header import recovery
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, Writer, get_record
 from datastreamer.storage.header.recovery import Judgement
+from datastreamer.storage.pages.completer import SumsCompleter
+from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.sidecar import SumsFile
 from datastreamer.storage.read import file as file_module
-from datastreamer.storage.sums.keeper import SumsKeeper
-from datastreamer.storage.sums.sidecar import SumsFile
 from datastreamer.storage.write import changes as changes_module
 from datastreamer.storage.write import durability as durable
 from datastreamer.storage.write import opening
@@ -365,7 +366,7 @@ def a_page_of_before_is_taken(hashed: Any) -> Any:
     """The page that was read first is taken, whatever was changed in between."""
     kept: dict[int, Any] = {}
 
-    def mutant(self: SumsKeeper, page: int, found: Any) -> None:
+    def mutant(self: SumsCompleter, page: int, found: Any) -> None:
         hashed(self, page, kept.setdefault(page, found))
 
     return mutant
@@ -378,7 +379,9 @@ MUTANTS_OF_SUMS: dict[str, Mutant] = {
         replaced(SumsKeeper, "before_update", nothing), replaced(SumsKeeper, "changed", nothing)
     ),
     "an open keeps what is after the end": replaced(SumsFile, "truncate", nothing),
-    "a page is hashed before it changes": replaced(SumsKeeper, "hashed", a_page_of_before_is_taken),
+    "a page is hashed before it changes": replaced(
+        SumsCompleter, "hashed", a_page_of_before_is_taken
+    ),
     "an update does not make the hash again": replaced(changes_module, "hash_last_page", nothing),
 }
 

@@ -1,7 +1,7 @@
 """Repairs that truncate: the lock, the order of steps, and the result if one is interrupted.
 
 `test_damage.py` tests the result for each kind of damage, `test_keep.py` what remains without
-`cut`, and `test_heal.py` what servers restore.
+`cut`, and `../pages/test_restore.py` what servers restore.
 """
 
 from __future__ import annotations

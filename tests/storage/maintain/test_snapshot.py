@@ -27,10 +27,10 @@ from datastreamer.storage.disk.file_ops import OsDisk
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.undo_journal import Undo
-from datastreamer.storage.maintain import copy_sums
 from datastreamer.storage.maintain import snapshot as module
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.snapshot import snapshot
+from datastreamer.storage.pages import copy as copy_sums
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,

@@ -16,8 +16,8 @@ from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader, VisibleMark
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import EMPTY
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import EMPTY
 from datastreamer.storage.write._stream_end import StreamEnd
 from datastreamer.storage.write.durability import SyncPolicy
 from tests.storage.made import sum_at

@@ -2,14 +2,13 @@ package datastreamer.spark;
 
 import java.io.Serializable;
 
-/** The checksums of the whole pages of a part; pages without one are not compared. */
+/** The proven checksums of the whole pages of a part; pages without one are not compared. */
 final class PageSums implements Serializable {
   private static final long serialVersionUID = 1;
 
-  // The hash of the entries, where they end, the hash of the padding.
-  private static final int SIZE = 28;
+  // The hash of the entries, and where they end.
+  private static final int SIZE = 20;
   private static final int END_AT = 16;
-  private static final int PADDING_AT = 20;
 
   private final byte[] packed;
 
@@ -40,7 +39,10 @@ final class PageSums implements Serializable {
       }
     }
 
-    /** Compare the page, all of whose bytes are there. */
+    /**
+     * Compare the page, all of whose bytes are there, up to the padding mark. A power cut may have
+     * left any bytes after it.
+     */
     void finish(Page page) throws Doubt {
       if (end == 0) {
         return;
@@ -49,8 +51,7 @@ final class PageSums implements Serializable {
         throw new Doubt("the end in a checksum");
       }
       if (!Xxh3.hash128(page.bytes, 0, end, sums).equals(packed, at)
-          || Xxh3.hash64(page.bytes, end, page.size - end)
-              != BigEndian.u64(packed, at + PADDING_AT)) {
+          || (end < page.size && page.bytes[end] != Format.PADDING)) {
         throw new Doubt("the checksum of a page");
       }
     }

@@ -5,7 +5,7 @@ import java.lang.invoke.VarHandle;
 import java.nio.ByteOrder;
 
 /**
- * XXH3 of 64 and of 128 bits with seed 0, as xxHash specifies it.
+ * XXH3 of 128 bits with seed 0, as xxHash specifies it.
  *
  * <p>Public, so that tests can compare it with xxHash itself.
  */
@@ -60,32 +60,6 @@ public final class Xxh3 {
 
   private Xxh3() {}
 
-  /** The hash of 64 bits of some bytes. */
-  public static long hash64(byte[] in, int at, int size) {
-    if (size <= 16) {
-      return short64(in, at, size);
-    }
-    if (size <= 128) {
-      long acc = size * PRIME64_1;
-      for (int i = (size - 1) / 32; i >= 0; i--) {
-        acc += mix16(in, at + 16 * i, 32 * i) + mix16(in, at + size - 16 * (i + 1), 32 * i + 16);
-      }
-      return avalanche(acc);
-    }
-    if (size <= 240) {
-      long acc = size * PRIME64_1;
-      for (int i = 0; i < 8; i++) {
-        acc += mix16(in, at + 16 * i, 16 * i);
-      }
-      acc = avalanche(acc);
-      for (int i = 8; i < size / 16; i++) {
-        acc += mix16(in, at + 16 * i, 16 * (i - 8) + 3);
-      }
-      return avalanche(acc + mix16(in, at + size - 16, 136 - 17));
-    }
-    return merge(new Sums().last(in, at, size), 11, size * PRIME64_1);
-  }
-
   /** The hash of 128 bits of some bytes. */
   public static Hash128 hash128(byte[] in, int at, int size) {
     return hash128(in, at, size, new Sums());
@@ -103,27 +77,6 @@ public final class Xxh3 {
     int last = SECRET.length - STRIPE - 11;
     return new Hash128(
         merge(acc, last, ~(size * PRIME64_2)), merge(acc, 11, size * PRIME64_1));
-  }
-
-  private static long short64(byte[] in, int at, int size) {
-    if (size > 8) {
-      long low = i64(in, at) ^ secret(24) ^ secret(32);
-      long high = i64(in, at + size - 8) ^ secret(40) ^ secret(48);
-      return avalanche(size + Long.reverseBytes(low) + high + fold(low, high));
-    }
-    if (size >= 4) {
-      long both = (i32(in, at) << 32) + i32(in, at + size - 4);
-      long hash = both ^ secret(8) ^ secret(16);
-      hash ^= Long.rotateLeft(hash, 49) ^ Long.rotateLeft(hash, 24);
-      hash *= PRIME_MX2;
-      hash ^= (hash >>> 35) + size;
-      hash *= PRIME_MX2;
-      return hash ^ hash >>> 28;
-    }
-    if (size > 0) {
-      return avalanche64(combined(in, at, size) ^ (i32(SECRET, 0) ^ i32(SECRET, 4)));
-    }
-    return avalanche64(secret(56) ^ secret(64));
   }
 
   private static long combined(byte[] in, int at, int size) {

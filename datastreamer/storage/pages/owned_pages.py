@@ -11,8 +11,8 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_start
 from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
+from datastreamer.storage.pages.compare import differs, hash_page
 from datastreamer.storage.read.range_sums import page_with
-from datastreamer.storage.sums.page_check import differs, hash_page
 from datastreamer.storage.write.owned_file import OwnedFile
 
 

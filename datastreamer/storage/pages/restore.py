@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from xxhash import xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_128_digest
 
 from datastreamer._codec import scan
 from datastreamer.errors import CorruptEntries, DatastreamerError, WriteFailed
@@ -22,15 +22,14 @@ from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import NO_ID
-from datastreamer.storage.maintain.lost_pages import LostPages, Survey, find_lost_pages
-from datastreamer.storage.maintain.peer_sums import SumsPeer, proven_sums
 from datastreamer.storage.maintain.report import Examination
-from datastreamer.storage.sums.chain import KnownChain, known_chains
-from datastreamer.storage.sums.hashes import last_page
-from datastreamer.storage.sums.keeper import SumsKeeper
-from datastreamer.storage.sums.records_reader import SidecarRecords
-from datastreamer.storage.sums.sidecar import PageSum
-from datastreamer.storage.sums.verifier import RecordSource
+from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.peer_sums import SumsPeer, proven_sums
+from datastreamer.storage.pages.proof import KnownChain, known_chains
+from datastreamer.storage.pages.records import LooseRecords, SidecarRecords
+from datastreamer.storage.pages.survey import LostPages, Survey, find_lost_pages
+from datastreamer.storage.pages.verifier import RecordSource
 
 _log = logging.getLogger(__name__)
 
@@ -217,20 +216,6 @@ def lay_out(lost: LostPages, content: bytes) -> list[bytes]:
     return pages
 
 
-def page_bytes(entries: bytes, known: PageSum | None, old: bytes) -> bytes:
-    """A whole page with these entries. Its padding is that of the `old` page if this matches its
-    checksum."""
-    padding = old[len(entries) :]
-    if (
-        known is None
-        or len(old) != PAGE_SIZE
-        or padding[:1] not in (b"", b"\0")
-        or xxh3_64_intdigest(padding) != known.padding
-    ):
-        padding = bytes(PAGE_SIZE - len(entries))
-    return entries + padding
-
-
 # A file that no process writes.
 
 
@@ -268,9 +253,14 @@ class FileHealer:
                 file,
                 lambda: found.page.identity,
                 lambda: known_chains(record),
+                most_computed=None,
             )
         self._records: RecordSource | None = self._sidecar
+        # Without a commit record nothing proves a checksum.
+        lost = found.page.lost_record and self._sidecar is not None
+        self._loose = LooseRecords(self._sidecar) if lost and self._sidecar is not None else None
         self._end_sum = record.after_sum if record is not None and self._confirmed else None
+        self._chains = known_chains(record, self._end) if self._confirmed else []
         self._survey = self._examine()
         self.doubtful_tail = False
         """Whether the checksum of the last page is lost and no server that was asked has the same
@@ -279,7 +269,10 @@ class FileHealer:
     def _examine(self) -> Survey:
         if self._end is None:
             return Survey([], [])
-        return find_lost_pages(self._file, self._end, self._end_sum, self._records, self._progress)
+        return find_lost_pages(
+            *(self._file, self._end, self._end_sum, self._chains, self._records, self._progress),
+            loose=self._loose,
+        )
 
     def close(self) -> None:
         if self._sidecar is not None:
@@ -288,7 +281,7 @@ class FileHealer:
     @property
     def padding(self) -> list[int]:
         """The pages whose entries are whole and whose padding is not."""
-        return self._survey.padding
+        return [page for page, _ in self._survey.padding]
 
     def heal(self, peers: Sequence[SourcePeer], *, trust_peer: bool) -> list[HealedPages]:
         """Restore pages from `peers`. Raises `WriteFailed`; the call can be repeated."""
@@ -372,21 +365,13 @@ class FileHealer:
         return HealedPages(chain.first, chain.stop, first, stop, "", why)
 
     def mend_padding(self) -> None:
-        """Clear padding that does not match its checksum, after whole entries."""
+        """Write the padding marks that are damaged, after whole entries."""
         with self._naming_refusal(), self._sums() as sums:
-            for page in self._survey.padding:
+            for page, end in self._survey.padding:
                 start = page_start(page)
-                content = self._file.read(PAGE_SIZE, start)
-                known = None if self._records is None else self._records.get(page)
-                assert known is not None, "only a checksum shows that padding is damaged"
-                end = known.end
-                if xxh3_128_digest(content[:end]) != known.digest:
-                    end = scan(content, None, file_offset=start).end
-                fresh = page_bytes(content[:end], known, content)
-                if fresh != content:
-                    self._keep(start, start + PAGE_SIZE)
-                    self._file.write(fresh[end:], start + end)
-                    self._file.sync()
+                self._keep(start, start + PAGE_SIZE)
+                self._file.write(bytes(PAGE_SIZE - end), start + end)
+                self._file.sync()
                 sums.healed(page)
 
     def _stream(self) -> KnownStream:
@@ -401,8 +386,7 @@ class FileHealer:
         kept = self._keep(start, stop)
         for page, entries in enumerate(pages, lost.page):
             start = page_start(page)
-            known = None if self._records is None else self._records.get(page)
-            content = page_bytes(entries, known, file.read(PAGE_SIZE, start))
+            content = entries.ljust(PAGE_SIZE, b"\0")
             if file.size() < start + PAGE_SIZE:
                 file.resize(start + PAGE_SIZE)
             file.write(content, start)
@@ -423,13 +407,9 @@ class FileHealer:
         try:
             if self._confirmed and self._end is not None:
                 pages = last_page(self._end.length)
-                known = KnownChain.of(self._end, self._end_sum)
-                sums.take_over(
-                    pages, recorded=epoch, epoch=epoch, known=known, foreign=False, restarted=False
-                )
+                chains = self._chains
+                sums.take_over(pages, recorded=epoch, epoch=epoch, chains=chains, foreign=False)
             yield sums
-            while sums.walking and sums.next_to_hash(0) is None:
-                pass  # the chain over a page that had no checksum is made again
         finally:
             sums.close()
 

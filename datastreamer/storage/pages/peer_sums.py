@@ -15,12 +15,12 @@ from xxhash import xxh3_64_intdigest
 from datastreamer.errors import DatastreamerError
 from datastreamer.format import ENTRY_HEAD_STRUCT, PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.pages.compare import hash_page
+from datastreamer.storage.pages.hashes import NO_CHAIN, PageHash
+from datastreamer.storage.pages.proof import ChainWalk, KnownChain
+from datastreamer.storage.pages.sidecar import PageSum
+from datastreamer.storage.pages.verifier import RecordSource
 from datastreamer.storage.read.range_sums import Sum
-from datastreamer.storage.sums.chain import ChainWalk, KnownChain
-from datastreamer.storage.sums.hashes import NO_CHAIN, PageHash
-from datastreamer.storage.sums.page_check import hash_page
-from datastreamer.storage.sums.sidecar import PageSum
-from datastreamer.storage.sums.verifier import RecordSource
 
 
 class SumsPeer(Protocol):
@@ -84,8 +84,9 @@ class PeerSums:
         """The first entry of a page, as far as records say; else 0."""
         return self._sums[page][0] if 0 <= page < len(self._sums) else 0
 
-    def renew(self) -> None:
+    def renew(self) -> bool:
         """They do not change."""
+        return True
 
 
 def proven_sums(
@@ -103,7 +104,7 @@ def proven_sums(
             text = str(error)
             refusals.append(text if text.startswith(peer.name) else f"{peer.name}: {text}")
             continue
-        walk = ChainWalk(chain)
+        walk = ChainWalk([chain])
         for page, (_, _, digest) in enumerate(sums):
             walk.add(page, digest)
         if walk.fits:

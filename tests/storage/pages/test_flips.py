@@ -29,11 +29,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flips(path: Path, count: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Positions of single bits of the committed bytes, the file's header among them."""
+    """Positions of single bits of the committed bytes, the file's header among them, and not the
+    bytes after a padding mark."""
     source, end = random.Random(seed), header_of(path)[-2]
+    stops: dict[int, int] = {}
+    for entry in scan_file(path):
+        stops[(entry.offset - FIRST) // PAGE] = entry.offset + 17 + len(entry.data)
     for at in range(count):
         offset = source.randrange(54) if at % 100 == 0 else source.randrange(FIRST, end)
-        yield offset, source.randrange(8)
+        if offset >= FIRST:
+            offset = min(offset, stops[(offset - FIRST) // PAGE])
+        yield min(offset, end - 1), source.randrange(8)
 
 
 def entries_at(path: Path, page: int) -> tuple[int, int]:

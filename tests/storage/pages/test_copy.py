@@ -31,7 +31,7 @@ from tests.storage.made import (
     record_of,
     scan_file,
 )
-from tests.storage.sums.test_flips import entries_at, flips
+from tests.storage.pages.test_flips import entries_at, flips
 
 SIZE = 300_000
 """Three entries of this size in a page."""

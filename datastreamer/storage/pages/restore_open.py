@@ -12,17 +12,19 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from xxhash import xxh3_128_digest
+
 from datastreamer._codec import scan
 from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.atomic_file import keep_beside, remove_older
 from datastreamer.storage.disk.bad_sectors import read_around
-from datastreamer.storage.maintain.heal import HealedPages, KnownStream, Peer, ask, page_bytes
-from datastreamer.storage.maintain.lost_pages import LostPages
-from datastreamer.storage.sums.hashes import NO_CHAIN
+from datastreamer.storage.pages.hashes import NO_CHAIN
+from datastreamer.storage.pages.owned_pages import damage_of, end_before
+from datastreamer.storage.pages.restore import HealedPages, KnownStream, Peer, ask
+from datastreamer.storage.pages.survey import LostPages
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
-from datastreamer.storage.write.page_damage import damage_of, end_before
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +44,11 @@ def heal_page(
         owned.ensure_writable()
         lost, epoch = _damaged(owned, page), owned.epoch
         header = owned.header_at(owned.written)
-    if lost is None:
-        return None
+        if lost is None:
+            return None
+        entries = _entries(owned, lost)
+        if entries is not None:
+            return _written(owned, lost, entries, "its own entries")
     answer = ask(
         lost, KnownStream(header, owned.stream_id, owned.file.read), peers, trust_peer=False
     )
@@ -51,21 +56,45 @@ def heal_page(
     if not answer.source:
         return HealedPages(*span, "", answer.why)
     (entries,) = answer.pages
-    _remove_old_copies(owned)
     with owned.exclusive():
         owned.ensure_writable()
-        if owned.epoch != epoch:
+        if not _is_at(owned, epoch):
             return HealedPages(*span, "", "the stream was truncated or updated meanwhile")
-        try:
-            kept = _restore(owned, lost, entries)
-        except OSError as error:
-            raise WriteFailed(owned.path, refusal(error)) from error
-    healed = HealedPages(*span, answer.source, answer.why, kept)
+        healed = _written(owned, lost, entries, answer.source, answer.why)
+    bookmarks.restored(scan(entries, None).bookmarks())
+    return healed
+
+
+def _is_at(owned: OwnedFile, epoch: int) -> bool:
+    """Whether the answer still is about the stream's entries. Requires the lock."""
+    return owned.epoch == epoch
+
+
+def _entries(owned: OwnedFile, lost: LostPages) -> bytes | None:
+    """The entries of a whole page of which only the padding mark is damaged. Requires the lock."""
+    record = owned.sums.get(lost.page) if lost.end is None else None
+    if record is None:
+        return None
+    file = read_around(owned.file, owned.path)
+    content = file.read(record.end, page_start(lost.page))
+    return content if xxh3_128_digest(content) == record.digest else None
+
+
+def _written(
+    owned: OwnedFile, lost: LostPages, entries: bytes, source: str, why: str = ""
+) -> HealedPages:
+    """Write the entries of a page. Requires the lock."""
+    _remove_old_copies(owned)
+    try:
+        kept = _restore(owned, lost, entries)
+    except OSError as error:
+        raise WriteFailed(owned.path, refusal(error)) from error
+    span = lost.page, lost.end_page, lost.first, lost.stop
+    healed = HealedPages(*span, source, why, kept)
     _log.warning(
         "%s: %s restored from %s; the damaged bytes are kept in %s",
-        *(owned.path, healed.described(), answer.source, kept),
+        *(owned.path, healed.described(), source, kept),
     )
-    bookmarks.restored(scan(entries, None).bookmarks())
     return healed
 
 
@@ -103,7 +132,7 @@ def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
     kept = keep_beside(owned.disk, owned.path, "repair", owned.page, file, start, stop)
     content = entries  # what follows in the last page may belong to later operations
     if lost.end is None or lost.end == page_start(lost.page + 1):
-        content = page_bytes(entries, owned.sums.get(lost.page), old)
+        content = entries.ljust(PAGE_SIZE, b"\0")
     file.write(content, start)
     file.sync()
     owned.sums.healed(lost.page)

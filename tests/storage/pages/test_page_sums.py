@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
-from datastreamer.storage.sums._page_sums import PageSums
-from datastreamer.storage.sums.hashes import EMPTY, PageHash, SealedTail, last_page
+from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.hashes import EMPTY, PageHash, SealedTail, last_page
 from tests.storage.made import FIRST, LARGEST, PAGE, record_of, sum_at
 
 sizes = st.one_of(

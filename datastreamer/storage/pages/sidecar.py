@@ -128,11 +128,15 @@ class StoredSums:
         packed = self._readable.read(RECORD_SIZE, RECORDS_OFFSET + page * RECORD_SIZE)
         return PageSum.unpack(packed, page, stream_id)
 
+    def packed(self, first: int, stop: int) -> bytes:
+        """The bytes of these records; zeros for those that are not there."""
+        size = (stop - first) * RECORD_SIZE
+        return self._readable.read(size, RECORDS_OFFSET + first * RECORD_SIZE).ljust(size, b"\0")
+
     def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSum | None]:
         """The records of the pages from `first` up to, not including, `stop`."""
-        size = (stop - first) * RECORD_SIZE
-        packed = self._readable.read(size, RECORDS_OFFSET + first * RECORD_SIZE)
-        parts = (packed[at : at + RECORD_SIZE] for at in range(0, size, RECORD_SIZE))
+        packed = self.packed(first, stop)
+        parts = (packed[at : at + RECORD_SIZE] for at in range(0, len(packed), RECORD_SIZE))
         return [PageSum.unpack(part, first + at, stream_id) for at, part in enumerate(parts)]
 
     def close(self) -> None:
@@ -159,6 +163,10 @@ class SumsFile(StoredSums):
             return cls(disk.open(path, write=write, beside=beside), path)
         return None
 
+    def is_same(self, other: SumsFile) -> bool:
+        """Whether both are one file."""
+        return self.file.identity() == other.file.identity()
+
     def write_header(self, header: SumsHeader) -> None:
         self.file.write(header.pack(), 0)
 
@@ -170,6 +178,10 @@ class SumsFile(StoredSums):
         """Write the records of the pages from `page` on."""
         packed = b"".join(each.pack(page + at, stream_id) for at, each in enumerate(sums))
         self.file.write(packed, RECORDS_OFFSET + page * RECORD_SIZE)
+
+    def put_packed(self, page: int, records: bytes) -> None:
+        """The same for packed records."""
+        self.file.write(records, RECORDS_OFFSET + page * RECORD_SIZE)
 
     def forget(self, page: int, stream_id: bytes) -> None:
         """The record of a page, if there is one, says nothing of the page from now on."""

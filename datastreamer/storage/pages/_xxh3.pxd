@@ -52,11 +52,29 @@ cdef extern from *:
         sum *= 0x165667919E3779F9ull;
         return sum ^ sum >> 32;
     }
-    static inline uint64_t xxh3_of_33_to_64(const unsigned char *p, size_t size) {
+    /* Of 33 to 96 bytes. */
+    static inline uint64_t xxh3_of_33_to_96(const unsigned char *p, size_t size) {
         uint64_t sum = size * 0x9E3779B185EBCA87ull;
+        if (size > 64)
+            sum += mix16(p + 32, XXH3_SECRET + 64) + mix16(p + size - 48, XXH3_SECRET + 80);
         sum += mix16(p + 16, XXH3_SECRET + 32) + mix16(p + size - 32, XXH3_SECRET + 48);
         sum += mix16(p, XXH3_SECRET) + mix16(p + size - 16, XXH3_SECRET + 16);
         return xxh3_avalanche(sum);
+    }
+    /* The hash of 128 bits of 32 bytes, as it is stored: big-endian. */
+    static inline void xxh3_128_of_32(const unsigned char *p, unsigned char *digest) {
+        const uint64_t prime1 = 0x9E3779B185EBCA87ull, prime4 = 0x85EBCA77C2B2AE63ull;
+        uint64_t low = 32 * prime1 + mix16(p, XXH3_SECRET);
+        uint64_t high = mix16(p + 16, XXH3_SECRET + 16);
+        low ^= little_u64(p + 16) + little_u64(p + 24);
+        high ^= little_u64(p) + little_u64(p + 8);
+        uint64_t first = 0 - xxh3_avalanche(low * prime1 + high * prime4
+                                            + 32 * 0xC2B2AE3D27D4EB4Full);
+        uint64_t second = xxh3_avalanche(low + high);
+        for (int i = 0; i < 8; i++) {
+            digest[i] = (unsigned char)(first >> (56 - 8 * i));
+            digest[8 + i] = (unsigned char)(second >> (56 - 8 * i));
+        }
     }
     /* One stripe of 64 bytes. */
     static inline void xxh3_add(uint64_t *sums, const unsigned char *p,
@@ -89,5 +107,6 @@ cdef extern from *:
         return xxh3_avalanche(sum);
     }
     """
-    uint64_t xxh3_of_33_to_64(const uint8_t*, size_t) noexcept nogil
+    uint64_t xxh3_of_33_to_96(const uint8_t*, size_t) noexcept nogil
+    void xxh3_128_of_32(const uint8_t*, uint8_t*) noexcept nogil
     uint64_t xxh3_of_over_240(const uint8_t*, size_t) noexcept nogil

@@ -18,14 +18,14 @@ from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
+from datastreamer.storage.pages.compare import differs, hash_page
+from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, chained, last_page
+from datastreamer.storage.pages.keeper import ALL_TRUSTED
+from datastreamer.storage.pages.proof import KnownChain, known_chains
+from datastreamer.storage.pages.records import SidecarRecords
+from datastreamer.storage.pages.sidecar import PageSum, SumsFile, SumsHeader, identity_of
 from datastreamer.storage.read.change_watch import ChangedError, Changes, ChangeWatch
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.sums.chain import KnownChain, known_chains
-from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, chained, last_page
-from datastreamer.storage.sums.keeper import ALL_TRUSTED
-from datastreamer.storage.sums.page_check import differs, hash_page
-from datastreamer.storage.sums.records_reader import SidecarRecords
-from datastreamer.storage.sums.sidecar import PageSum, SumsFile, SumsHeader, identity_of
 
 # Pages whose records are read at once.
 _MANY = 16
@@ -65,7 +65,7 @@ class CopySums:
                 *place,
                 source.file,
                 self._state,
-                lambda: known_chains(HeaderPage(source.page).record),
+                lambda: known_chains(HeaderPage.of(source.file).record),
                 again_seconds=0,
             )
         self._chain = NO_CHAIN
@@ -95,6 +95,8 @@ class CopySums:
             raise DamagedEntry(self._source.path, page_start(0), known.refuted())
         if self._complete:
             return EndSum(self._chain, 0, tail)
+        if copied.end_sum is not None:
+            return copied.end_sum._replace(tail=tail)
         return EndSum(NO_CHAIN, pages, tail)
 
     # Whole pages.

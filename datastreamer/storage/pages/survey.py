@@ -6,7 +6,7 @@ neighbours. Reads pages and records, changes nothing, and does not know where en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,11 +16,12 @@ from datastreamer.format import ENTRY_HEAD_STRUCT, PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
-from datastreamer.storage.sums.chain import ChainWalk, KnownChain
-from datastreamer.storage.sums.hashes import NO_CHAIN, EndSum, PageHash, last_page
-from datastreamer.storage.sums.page_check import differs, hash_page
-from datastreamer.storage.sums.sidecar import PageSum
-from datastreamer.storage.sums.verifier import RecordSource
+from datastreamer.storage.pages.compare import hash_page
+from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, PageHash, last_page
+from datastreamer.storage.pages.proof import ChainWalk, KnownChain
+from datastreamer.storage.pages.records import LooseRecords
+from datastreamer.storage.pages.sidecar import PageSum
+from datastreamer.storage.pages.verifier import RecordSource
 
 
 class LostPages(NamedTuple):
@@ -51,15 +52,16 @@ class LostPages(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The damaged pages of a file, and the pages of which only the padding is.
+    """The damaged pages of a file; and the pages of which only the padding mark is, with the bytes
+    of their entries.
 
-    `unproven` is the commit record's chain if the checksums of the pages do not lead to it: they
-    lack one of a damaged page, or are of other pages. `refuted`: so nothing shows which pages are
-    damaged.
+    `unproven` is the commit record's chain if the hashes of the pages do not lead to it, and no
+    proven checksum says which pages differ. `refuted`: all pages have one nevertheless, so their
+    form does not show which are damaged.
     """
 
     lost: list[LostPages]
-    padding: list[int]
+    padding: list[tuple[int, int]]
     unproven: KnownChain | None = None
     refuted: bool = False
 
@@ -76,18 +78,21 @@ def find_lost_pages(
     file: Readable,
     end: Head,
     end_sum: EndSum | None,
+    chains: Sequence[KnownChain],
     records: RecordSource | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    loose: LooseRecords | None = None,
 ) -> Survey:
     """Look for the damaged pages of a stream that ends at `end`.
 
-    `end_sum` is what a record knows of the entries up to there; `records` are the checksums of
-    whole pages. Both are None if there are none that can be relied on.
+    `end_sum` is what a record knows of the entries up to there, and `chains` of the pages;
+    `records` are the checksums of whole pages. They are None or empty if there are none that can be
+    relied on. A page that differs from its record in `loose`, which nothing proves, counts as
+    damaged: what is written over it needs another proof.
     """
     pages: list[_Page] = []
-    padding: list[int] = []
-    chain = KnownChain.of(end, end_sum)
-    actual, expected = ChainWalk(chain), ChainWalk(chain)
+    padding: list[tuple[int, int]] = []
+    walk = ChainWalk(chains)
     if end.entries:
         last = last_page(end.length)
         for page in range(last):
@@ -95,20 +100,19 @@ def find_lost_pages(
             content = file.read(PAGE_SIZE, page_start(page))
             found = hash_page(content, page)
             digest = None if found is None else found.digest
-            actual.add(page, digest)
-            expected.add(page, digest if known is None else known.digest)
+            walk.add(page, digest if known is None else known.digest)
             pages.append(_look_at(content, found, known))
-            if pages[-1].first is not None and known is not None and differs(content, known):
-                padding.append(page)
+            suspected = None if loose is None or known is not None else loose.get(page)
+            if suspected is not None and suspected.digest != digest:
+                pages[-1] = _Page(None, None, None)
+            if pages[-1].first is not None and known is not None and found is None:
+                padding.append((page, known.end))
             progress(page + 1, last + 1)
         pages.append(_look_at_last(file, end, end_sum))
-        if expected.fits is False and actual.fits:
-            # The checksums are wrong.
-            return find_lost_pages(file, end, end_sum, None, progress)
         _compare_neighbours(pages)
-    unproven = None if expected.fits else chain
+    unproven = None if walk.fits else walk.known
     lost = list(_runs_of_damage(pages, end))
-    return Survey(lost, padding, unproven, refuted=expected.fits is False)
+    return Survey(lost, padding, unproven, refuted=walk.fits is False)
 
 
 def _look_at(content: bytes, found: PageHash | None, known: PageSum | None) -> _Page:

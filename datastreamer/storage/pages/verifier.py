@@ -17,9 +17,9 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.sums.hashes import EndSum, last_page
-from datastreamer.storage.sums.page_check import differs
-from datastreamer.storage.sums.sidecar import PageSum
+from datastreamer.storage.pages.compare import differs
+from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.pages.sidecar import PageSum
 
 Verify = Literal["cold", "always", "never"]
 """When a page that is read is compared with its checksum: if it comes from the disk, always, or
@@ -45,7 +45,7 @@ class RecordSource(Protocol):
     """Knows the checksums of whole pages."""
 
     def get(self, page: int) -> PageSum | None:
-        """The record of a page, if it is known and can be relied on."""
+        """The record of a page, if it is proven."""
 
     def get_many(self, first: int, stop: int) -> list[PageSum | None]:
         """The same for the pages from `first` up to, not including, `stop`, with one read."""
@@ -53,14 +53,15 @@ class RecordSource(Protocol):
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
 
-    def renew(self) -> None:
-        """A page differs from its record: make sure that the record is not an outdated one."""
+    def renew(self) -> bool:
+        """A page differs from its record: make sure that the record is not an outdated one. False
+        if the stream has changed since the state that the records are about."""
 
 
 def compare(
     file: Readable, records: RecordSource, page: int, content: bytes | None = None
 ) -> tuple[PageSum | None, str]:
-    """The record of a whole page, and how the page differs from it; None if it has none.
+    """The record of a whole page, and how the page differs from it; None if none is proven.
 
     `content` is that of the page if it was read. If it differs, the page is read again: another
     process may be changing it.
@@ -75,8 +76,8 @@ def compare(
         why = differs(content, known)
         if not why:
             break
-        if attempt == 1:
-            records.renew()
+        if attempt == 1 and not records.renew():
+            return None, ""
         before, known = known, records.get(page)
         if attempt > 1 and known == before:
             break

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import OsDisk
-from datastreamer.storage.sums.sidecar import PageSum, SumsFile, SumsHeader
+from datastreamer.storage.pages.sidecar import PageSum, SumsFile, SumsHeader
 
 HEADER = SumsHeader(b"stream id of 16.", 0, 5, 6, 2**64 - 1)
 RECORD = PageSum(b"c" * 16, b"d" * 16, 1000, 1_048_000, 77)
