@@ -19,7 +19,6 @@ from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.header.records import Agreement, Head, PublisherRecord
 from datastreamer.storage.pages.hashes import last_page
-from datastreamer.storage.pages.owned_pages import damage_of, end_before, page_of_entry
 from datastreamer.storage.pages.restore import HealedPages, Peer
 from datastreamer.storage.pages.restore_open import heal_page
 from datastreamer.storage.read.file import StreamFile
@@ -27,6 +26,7 @@ from datastreamer.storage.read.range_sums import Sum, sums_from
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.owned_file import OwnedFile
+from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
 from datastreamer.storage.write.writer import StreamWriter
 
 

@@ -119,16 +119,17 @@ async def test_a_flip_anywhere_is_found(
         assert counts.scrubbed == Counter({DAMAGED: 1, MATCHES: PAGES})
 
 
-@pytest.mark.parametrize("at", [5_000, PAGE - 5])
+@pytest.mark.parametrize(("at", "damaged"), [(5_000, [3]), (PAGE - 5, [])])
 async def test_a_flip_in_the_page_cache_and_in_the_padding(
-    whole: DataStream, path: Path, at: int, autojump_clock: MockClock
+    whole: DataStream, path: Path, at: int, damaged: list[int], autojump_clock: MockClock
 ) -> None:
+    """What is after the padding mark is not the stream's."""
     scrub, broadcast, _ = scrub_of(RATE, whole)
     with path.open("r+b", buffering=0) as file:
         file.seek(FIRST + 3 * PAGE + at)
         file.write(b"\x55")  # neither evicted nor synced
         await passes(scrub, broadcast, 50)
-    assert [each.page for each in broadcast.cold.checks.damaged] == [3]
+    assert [each.page for each in broadcast.cold.checks.damaged] == damaged
 
 
 async def test_only_the_disk_is_damaged(

@@ -18,7 +18,7 @@ from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.pages.compare import differs, hash_page, pages_in_words
 from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain, known_chains
-from datastreamer.storage.pages.records import LooseRecords, SidecarRecords
+from datastreamer.storage.pages.records import SidecarRecords
 from datastreamer.storage.pages.verifier import compare
 
 # An update may be changing the last page: this often it is compared again.
@@ -103,7 +103,7 @@ class SumsAudit:
 
     def _differs(self, page: int, content: bytes) -> bool:
         """Whether a page differs from a record that nothing proves."""
-        loose = LooseRecords(self._records).get(page)
+        (loose,) = self._records.unproven(page, page + 1)
         return loose is not None and bool(differs(content, loose))
 
     def proves(self, page: int) -> bool:

@@ -74,23 +74,23 @@ class RecordReader(ABC):
 
     def get_many(self, first: int, stop: int) -> list[PageSum | None]:
         """The same for the pages from `first` up to, not including, `stop`, with one read."""
+        proven = Digests()
         with contextlib.suppress(OSError, StreamFileError):
             proven = self._proven(stop)
-            return [
-                each if each is not None and each.digest == proven.get(page) else None
-                for page, each in enumerate(self.unproven(first, stop), first)
-            ]
-        return [None] * (stop - first)
+        return [
+            each if each is not None and each.digest == proven.get(page) else None
+            for page, each in enumerate(self.unproven(first, stop), first)
+        ]
 
     def unproven(self, first: int, stop: int) -> list[PageSum | None]:
-        """The records of these pages that the sidecar has, whether or not they are proven. Raises
-        `OSError` and `StreamFileError`."""
-        found = self._usable()
-        if found is None:
-            return [None] * (stop - first)
-        stored, header, _ = found
-        records = stored.get_many(first, stop, header.stream_id)
-        return [each if each is not None and each.known else None for each in records]
+        """The records of these pages that the sidecar has, whether or not they are proven."""
+        with contextlib.suppress(OSError, StreamFileError):
+            found = self._usable()
+            if found is not None:
+                stored, header, _ = found
+                records = stored.get_many(first, stop, header.stream_id)
+                return [each if each is not None and each.known else None for each in records]
+        return [None] * (stop - first)
 
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
@@ -236,19 +236,6 @@ class SidecarRecords(RecordReader):
             return None, None
         self._header = header
         return file, header
-
-
-class LooseRecords:
-    """What a sidecar has, whether or not it is proven."""
-
-    def __init__(self, records: SidecarRecords) -> None:
-        self._records = records
-
-    def get(self, page: int) -> PageSum | None:
-        """The record of a page, if the sidecar has one."""
-        with contextlib.suppress(OSError, StreamFileError):
-            return self._records.unproven(page, page + 1)[0]
-        return None
 
 
 def is_about(header: SumsHeader, stream_id: bytes, epoch: int | None) -> bool:

@@ -27,7 +27,7 @@ from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.peer_sums import SumsPeer, proven_sums
 from datastreamer.storage.pages.proof import KnownChain, known_chains
-from datastreamer.storage.pages.records import LooseRecords, SidecarRecords
+from datastreamer.storage.pages.records import SidecarRecords
 from datastreamer.storage.pages.survey import LostPages, Survey, find_lost_pages
 from datastreamer.storage.pages.verifier import RecordSource
 
@@ -257,8 +257,7 @@ class FileHealer:
             )
         self._records: RecordSource | None = self._sidecar
         # Without a commit record nothing proves a checksum.
-        lost = found.page.lost_record and self._sidecar is not None
-        self._loose = LooseRecords(self._sidecar) if lost and self._sidecar is not None else None
+        self._loose = self._sidecar if found.page.lost_record else None
         self._end_sum = record.after_sum if record is not None and self._confirmed else None
         self._chains = known_chains(record, self._end) if self._confirmed else []
         self._survey = self._examine()

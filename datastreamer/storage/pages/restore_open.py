@@ -21,10 +21,10 @@ from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.atomic_file import keep_beside, remove_older
 from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.pages.hashes import NO_CHAIN
-from datastreamer.storage.pages.owned_pages import damage_of, end_before
 from datastreamer.storage.pages.restore import HealedPages, KnownStream, Peer, ask
 from datastreamer.storage.pages.survey import LostPages
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.page_damage import damage_of, end_before
 
 _log = logging.getLogger(__name__)
 

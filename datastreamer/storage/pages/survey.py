@@ -19,7 +19,7 @@ from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
 from datastreamer.storage.pages.compare import hash_page
 from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, PageHash, last_page
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain
-from datastreamer.storage.pages.records import LooseRecords
+from datastreamer.storage.pages.records import RecordReader
 from datastreamer.storage.pages.sidecar import PageSum
 from datastreamer.storage.pages.verifier import RecordSource
 
@@ -81,7 +81,7 @@ def find_lost_pages(
     chains: Sequence[KnownChain],
     records: RecordSource | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    loose: LooseRecords | None = None,
+    loose: RecordReader | None = None,
 ) -> Survey:
     """Look for the damaged pages of a stream that ends at `end`.
 
@@ -102,9 +102,10 @@ def find_lost_pages(
             digest = None if found is None else found.digest
             walk.add(page, digest if known is None else known.digest)
             pages.append(_look_at(content, found, known))
-            suspected = None if loose is None or known is not None else loose.get(page)
-            if suspected is not None and suspected.digest != digest:
-                pages[-1] = _Page(None, None, None)
+            if known is None and loose is not None:
+                (suspected,) = loose.unproven(page, page + 1)
+                if suspected is not None and suspected.digest != digest:
+                    pages[-1] = _Page(None, None, None)
             if pages[-1].first is not None and known is not None and found is None:
                 padding.append((page, known.end))
             progress(page + 1, last + 1)

@@ -43,12 +43,12 @@ from datastreamer.storage.header.recovery import hash_last_page, sums_up_to, und
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import SealedTail, last_page
-from datastreamer.storage.pages.owned_pages import damage_of, end_before, page_of_entry
 from datastreamer.storage.pages.sidecar import SUFFIX as SUMS_SUFFIX
 from datastreamer.storage.pages.sidecar import PageSum, SumsFile, discard
 from datastreamer.storage.read.file import cannot_undo
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
 
 _log = logging.getLogger(__name__)
 
@@ -246,6 +246,7 @@ class ChangeWriter:
                         if sidecar is not None:
                             sidecar.put(page, [record], owned.stream_id)
                             sidecar.file.sync()
+                    owned.sums.proven.put(page, digest)
                 owned.file.part(start, start + len(content))
                 owned.file.write(content, start)
 

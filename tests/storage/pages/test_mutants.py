@@ -11,10 +11,11 @@ from unittest import mock
 import pytest
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from datastreamer.storage.pages import owned_pages, restore_open, verifier
+from datastreamer.storage.pages import restore_open, verifier
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.records import RecordReader
 from datastreamer.storage.pages.sidecar import PageSum
+from datastreamer.storage.write import page_damage
 from tests.storage.pages.test_attack import State, attack_in, states
 from tests.storage.pages.test_proof import test_a_restoration_beside_a_truncation as beside_it
 
@@ -33,7 +34,7 @@ def compares(differs: Callable[[bytes, PageSum], str]) -> Mutant:
     def patched() -> Iterator[None]:
         with (
             mock.patch.object(verifier, "differs", differs),
-            mock.patch.object(owned_pages, "differs", differs),
+            mock.patch.object(page_damage, "differs", differs),
         ):
             yield
 
