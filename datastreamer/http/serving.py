@@ -16,10 +16,9 @@ import trio
 
 from datastreamer.http import console
 from datastreamer.http.answers.blocks import BlockQueries
-from datastreamer.http.answers.durable import DurableEvents, DurableStreams
+from datastreamer.http.answers.durable import DurableStreams
 from datastreamer.http.answers.entries import CachePolicy, EntryQueries
-from datastreamer.http.answers.follow import Events, FollowQueries
-from datastreamer.http.answers.live_followers import LiveFollowers
+from datastreamer.http.answers.follow import FollowQueries
 from datastreamer.http.answers.monitoring import Gather, Monitoring
 from datastreamer.http.answers.openapi import openapi
 from datastreamer.http.answers.ranges import EntryRanges
@@ -70,9 +69,8 @@ class HttpPort:
             examiner = TokenExaminer(str(options.token_file), counts.not_allowed, RefusalLog(_log))
         access = HttpAccess(options.cors, examiner)
         cache = CachePolicy(private=access.private)
-        self._live = [LiveFollowers(Events(), counts), LiveFollowers(DurableEvents(), counts)]
-        self._durable = DurableStreams(source, cache, self._live[1])
-        handlers = stream_handlers(source, cache, self._live[0], self._durable)
+        self._durable = DurableStreams(source, cache)
+        handlers = stream_handlers(source, cache, self._durable)
         # An alert sees the first of a kind only if there was a sample of none before.
         counts.requests.update({(path, "200"): 0 for path in handlers})
         self._endpoint = HttpEndpoint(
@@ -91,11 +89,7 @@ class HttpPort:
         _log.info("HTTP on %s", urls, extra={"address": urls})
         with contextlib.suppress(ImportError):
             load_exporter()
-        async with trio.open_nursery() as nursery:
-            for live in self._live:
-                nursery.start_soon(live.run)
-            await self._endpoint.run(self._listeners, task_status)
-            nursery.cancel_scope.cancel()
+        await self._endpoint.run(self._listeners, task_status)
 
     def attach(self, server: Server) -> None:
         """Have `server` report the port's counters, and finish it."""
@@ -133,7 +127,7 @@ OPEN_PATHS: Final = frozenset({"/", "/console/{file}", "/healthz"})
 
 
 def stream_handlers(
-    source: HttpSource, cache: CachePolicy, live: LiveFollowers, durable: DurableStreams
+    source: HttpSource, cache: CachePolicy, durable: DurableStreams
 ) -> dict[str, Handler]:
     """The handlers of a port with the stream, by path."""
     queries, ranges, blocks = (
@@ -148,7 +142,7 @@ def stream_handlers(
         "/v1/entries/{number}": queries.entry,
         "/v1/entries": ranges.entries,
         "/v1/bookmarks/{key}": queries.bookmark,
-        "/v1/follow": FollowQueries(source, live).follow,
+        "/v1/follow": FollowQueries(source).follow,
         "/v1/streams/{name}": durable.stream,
         "/v1/blocks/{number}": blocks.block,
         "/v1/batches/{number}": blocks.batch,

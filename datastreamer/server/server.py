@@ -31,7 +31,7 @@ from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.scrub import Scrub
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.server.streaming.broadcast import Broadcast, wakeup
-from datastreamer.server.streaming.other_readers import EntryChange, OtherReader
+from datastreamer.server.streaming.turns import EntryChange, OtherReader
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.pages.restore import Peer
@@ -153,6 +153,7 @@ class Server:
         while True:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.broadcast.run, woken, self._start_over)
+                nursery.start_soon(self.broadcast.feed.run)
                 nursery.start_soon(self.broadcast.poll, self._start_over)
                 nursery.start_soon(self.scrub.run, self.broadcast)
                 nursery.start_soon(self._healer.run, self.broadcast)

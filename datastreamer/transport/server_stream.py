@@ -42,6 +42,10 @@ class Transport(Protocol):
         that is made before it has the bytes."""
 
     @property
+    def holds_back(self) -> bool:
+        """Whether bytes that were accepted are sent by the next `send` or `wait_writable` only."""
+
+    @property
     def certified(self) -> bool:
         """Whether the peer has presented a certificate that is accepted."""
 
@@ -79,7 +83,7 @@ class SocketTransport:
     wait do.
     """
 
-    certified = False
+    certified = holds_back = False
 
     def __init__(self, connection: socket.socket, peer: str | None = None) -> None:
         tune(connection)

@@ -80,6 +80,7 @@ class TLSTransport:
         # None before the handshake, and after our end of TLS.
         self._object: ssl.SSLObject | None = None
         self._begun = False
+        self.holds_back = False
         # Ciphertext to send before any other.
         self._unsent = memoryview(b"")
 
@@ -130,17 +131,23 @@ class TLSTransport:
         view = memoryview(data)
         while view:
             await self._flush()
-            if self._object is None:
-                raise trio.ClosedResourceError("the connection has ended")
-            try:
-                sent = self._object.write(view[:_RECORD_BYTES])
-            except ssl.SSLError as error:
-                raise trio.BrokenResourceError(f"TLS: {why(error)}") from error
-            view = view[sent:]
+            view = view[self._encrypt(view[:_RECORD_BYTES]) :]
         await self._flush()
 
     def send_now(self, data: Buffer) -> int:
-        return 0
+        view, sent = memoryview(data), 0
+        while sent < len(view) and self._flush_now():
+            sent += self._encrypt(view[sent : sent + _RECORD_BYTES])
+        self.holds_back = not self._flush_now()
+        return sent
+
+    def _encrypt(self, data: memoryview) -> int:
+        if self._object is None:
+            raise trio.ClosedResourceError("the connection has ended")
+        try:
+            return self._object.write(data)
+        except ssl.SSLError as error:
+            raise trio.BrokenResourceError(f"TLS: {why(error)}") from error
 
     async def wait_writable(self) -> None:
         await self._flush()
@@ -162,6 +169,7 @@ class TLSTransport:
     async def _flush(self) -> None:
         while not self._flush_now():
             await self._socket.wait_writable()
+        self.holds_back = False
 
     # Handshake.
 

@@ -98,10 +98,8 @@ async def following(
 
 async def live(web: Web, count: int = 1) -> None:
     """Wait until `count` followers are in the pass."""
-    groups: list[Any] = []
-    while sum(len(group._live) for group in groups) < count:
+    while len(web.server.broadcast.feed) < count:
         await trio.lowlevel.checkpoint()
-        groups = [reader for reader in web.server.other_readers if hasattr(reader, "join")]
 
 
 async def test_history_then_live(stream: DataStream) -> None:

@@ -239,6 +239,7 @@ async def in_memory(
             nursery.cancel_scope.cancel()
     assert not server.sessions
     assert not server.broadcast.parked
+    assert not server.broadcast.feed
 
 
 @asynccontextmanager

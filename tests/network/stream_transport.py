@@ -10,7 +10,7 @@ from datastreamer.transport.server_stream import RECEIVE_SIZE, Buffer
 class StreamTransport:
     """Any half-closable Trio stream."""
 
-    by_reference = certified = False
+    by_reference = certified = holds_back = False
 
     def __init__(self, stream: trio.abc.HalfCloseableStream, peer: str = "stream") -> None:
         self._stream = stream

@@ -36,11 +36,11 @@ class Drivers:
     """Connects every driver to `network`."""
 
     def __init__(self, network: Network) -> None:
-        self._network = network
+        self.network = network
 
     async def _dial(self, endpoint: Endpoint) -> socket.socket:
         try:
-            return await self._network.connect(name_here.get(), endpoint.host)
+            return await self.network.connect(name_here.get(), endpoint.host)
         except OSError as error:
             raise connect_failed(endpoint.peer, error) from None
 

@@ -93,6 +93,8 @@ class Plan:
     """With which `plan_of` made it; 0: it did not."""
     several: bool = False
     """Whether each client knows all servers."""
+    followers: int = 0
+    """Clients over HTTP."""
 
     @property
     def rots(self) -> bool:
@@ -132,6 +134,7 @@ def plan_of(seed: int, seconds: float) -> Plan:
         relay_sync=chance.choice(POLICIES),
         largest=SIZES[-1] if rots else chance.choice(SIZES),
         seconds=seconds,
+        followers=0 if rots else 2,
     )
 
 
@@ -149,6 +152,7 @@ def _plans(
         sync=st.sampled_from(POLICIES),
         relay_sync=st.sampled_from(POLICIES),
         largest=st.sampled_from(sizes),
+        followers=st.integers(0, 3 if not relays else 0),
     )
 
 

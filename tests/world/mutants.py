@@ -23,6 +23,7 @@ from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports
+from datastreamer.server.streaming.feed import Feed
 from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.sender import Sender
@@ -274,6 +275,19 @@ MUTANTS = [
         replaced(Sender, "affected", lambda *_, **__: False),
         (TRUNCATE,),
         seed=12,
+    ),
+    Mutant(
+        "the pass over followers ignores the turn",
+        replaced(Feed, "_is_current", lambda *_: True),
+        (TRUNCATE,),
+        followers=12,
+    ),
+    Mutant(
+        "the pass over followers ignores the cursor",
+        replaced(Feed, "_due", lambda self, form, start: list(self._members[form])),
+        (TRUNCATE,),
+        relays=0,  # all of them follow one server
+        followers=12,
     ),
     Mutant("waiting clients are not woken", replaced(Broadcast, "_wake_parked", nothing), _LOSSES),
     Mutant(

@@ -33,6 +33,7 @@ class Mutant:
     """Of a plan that finds it."""
     several: bool = False
     """Whether clients know all servers."""
+    followers: int = 0
 
     def plan(self, seed: int) -> Plan:
         """A plan that may find it."""
@@ -53,6 +54,7 @@ class Mutant:
             self.clients,
             largest=self.largest,
             several=self.several,
+            followers=self.followers,
         )
 
 

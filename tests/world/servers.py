@@ -24,6 +24,7 @@ from datastreamer.storage.write.durability import SyncPolicy
 from datastreamer.transport.server_stream import SocketTransport
 from tests.storage.lab.image import Image
 from tests.storage.lab.model import abandon
+from tests.world.follower_answers import NAME, serve_follower
 from tests.world.machines import Accept, Machine, Program
 from tests.world.model import Model
 
@@ -199,6 +200,8 @@ def _serve(program: Program, server: Callable[[], Server | None]) -> Accept:
         transport = SimTransport(connection, peer, program)
         if serving is None:
             await transport.close()
+        elif peer.startswith(NAME):
+            await serve_follower(serving, transport)
         else:
             await serving.handle(transport)
 

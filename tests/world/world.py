@@ -37,6 +37,8 @@ from tests.world.actors import (
 from tests.world.clock import SimTime
 from tests.world.drivers import Drivers, name_here
 from tests.world.faults import Plan
+from tests.world.follower_answers import NAME
+from tests.world.followers import FollowerProgram
 from tests.world.happenings import LOOK_SECONDS, Happenings
 from tests.world.machines import Machine, Program
 from tests.world.model import Model, Wrong
@@ -104,7 +106,7 @@ class World(Happenings):
         self.machines: dict[str, Machine] = {}
         self.relays: dict[str, RelayProgram] = {}
         self.publishers: list[PublisherProgram] = []
-        self.clients: list[ClientProgram] = []
+        self.clients: list[ClientProgram | FollowerProgram] = []
         self.rot = Rot(PATH, self.stream_of)
         self._settling = False
         self.settled = False
@@ -166,6 +168,12 @@ class World(Happenings):
             client = ClientProgram(around, f"client{number}", kind, style, servers)
             self.clients.append(client)
             self._machine(client.name, client.run)
+        for number in range(plan.followers):
+            at = number % len(names)
+            durable = plan.sync == plan.relay_sync == "commit"
+            follower = FollowerProgram(around, f"{NAME}{number}", (names[at],), durable)
+            self.clients.append(follower)
+            self._machine(follower.name, follower.run)
 
     def _machine(self, name: str, main: Callable[[Program], Any]) -> None:
         machine = Machine(name, self.network, self.chance, main)

@@ -17,9 +17,8 @@ import trio
 
 from datastreamer.errors import UnknownEntry
 from datastreamer.http.answers.entries import CachePolicy
-from datastreamer.http.answers.follow import EVENT_HEADERS, EVENT_STREAM, Follower
+from datastreamer.http.answers.follow import EVENT_HEADERS, EVENT_STREAM, EventForm, Follower
 from datastreamer.http.answers.formats import json_items
-from datastreamer.http.answers.live_followers import LiveFollowers
 from datastreamer.http.answers.reading import HttpSource, Reading, Received
 from datastreamer.http.port.messages import (
     JSON,
@@ -47,10 +46,9 @@ _MOST_JITTER: Final = 180
 class DurableStreams:
     """Answers `GET /v1/streams/default`."""
 
-    def __init__(self, source: HttpSource, cache: CachePolicy, live: LiveFollowers) -> None:
+    def __init__(self, source: HttpSource, cache: CachePolicy) -> None:
         self._source = source
         self._cache = cache
-        self._live = live
         self._waiting: dict[trio.Event, None] = {}
         self._finishing = False
 
@@ -75,7 +73,7 @@ class DurableStreams:
         _verify(reading, at)
         cursor = next_cursor(parameters.text("cursor"))
         if live == "sse":
-            follower = Follower(reading, at, self._live, seconds=_SSE_SECONDS)
+            follower = Follower(reading, at, DURABLE_EVENTS, seconds=_SSE_SECONDS)
             return HttpAnswer(200, EVENT_STREAM, follower.send, EVENT_HEADERS, follows=True)
         if live is None:
             return await self._chunk(reading, at, offset == "now", ())
@@ -184,10 +182,10 @@ def next_cursor(seen: str | None) -> str:
     return str(int(seen) + random.randint(1, _MOST_JITTER))  # noqa: S311 - it spreads load
 
 
-class DurableEvents:
+class DurableEvents(EventForm):
     """The events of `live=sse`: entries, and after them a control event with the next offset."""
 
-    reports_changes: Final = False
+    reports_changes = False
 
     def begin(self, at: Received, total: int) -> bytes:
         return self._control(at, up_to_date=True) if at.number >= total else b""
@@ -202,3 +200,6 @@ class DurableEvents:
             **({"upToDate": True} if up_to_date else {}),
         }
         return f"event: control\ndata: {json_text(control)}\n\n".encode()
+
+
+DURABLE_EVENTS: Final = DurableEvents()

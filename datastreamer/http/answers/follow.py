@@ -2,7 +2,7 @@
 
 Owns each follower's place in the stream. Keeps no entry in memory for a slow client, but for the
 rest of one event: what it has not received is read again from the file. All followers of one kind
-that have everything are sent the next event in one pass, as TCP clients are (`live_followers.py`).
+that have everything are sent the next event in one pass (`server/streaming/feed.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ import trio
 
 from datastreamer.errors import UnknownEntry
 from datastreamer.http.answers.formats import json_items
-from datastreamer.http.answers.live_followers import EventForm, LiveFollowers
-from datastreamer.http.answers.reading import EVENT_BYTES, HttpSource, Piece, Reading, Received
+from datastreamer.http.answers.reading import (
+    HttpSource,
+    Piece,
+    Reading,
+    Received,
+    received,
+)
 from datastreamer.http.port.messages import (
     AnswerCut,
     BodyOutput,
@@ -25,9 +30,13 @@ from datastreamer.http.port.messages import (
     HttpRequest,
     unless_gone,
 )
-from datastreamer.server.streaming.other_readers import EntryChange
-from datastreamer.storage.read.spans import Cursor
-from datastreamer.transport.server_stream import Buffer
+from datastreamer.metrics.counters import HttpCounts
+from datastreamer.server.streaming import feed
+from datastreamer.server.streaming.turns import EntryChange
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.spans import Chunk, Cursor
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.server_stream import Buffer, Transport
 
 EVENT_STREAM: Final = "text/event-stream"
 EVENT_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
@@ -43,9 +52,8 @@ _ID: Final = re.compile("([0-9]{1,20})(?:-([0-9]{1,20}))?")
 class FollowQueries:
     """Answers `GET /v1/follow`."""
 
-    def __init__(self, source: HttpSource, live: LiveFollowers) -> None:
+    def __init__(self, source: HttpSource) -> None:
         self._source = source
-        self._live = live
 
     async def follow(self, request: HttpRequest) -> HttpAnswer:
         parameters = request.parameters("from")
@@ -65,26 +73,54 @@ class FollowQueries:
                 raise HttpProblem(
                     416, f"there is no entry {at.number}; the stream has {reading.total}"
                 )
-        follower = Follower(reading, at, self._live)
+        follower = Follower(reading, at, EVENTS)
         return HttpAnswer(200, EVENT_STREAM, follower.send, EVENT_HEADERS, follows=True)
+
+
+class EventForm:
+    """How events are written. Each is a chunk of the body."""
+
+    most_bytes = 12 * 1024
+    """Bytes of the file in one event, which has at most about 64 KiB, or one entry."""
+    reports_changes = True
+    """Whether a follower is sent changes of what it has. If not, its answer ends."""
+
+    def begin(self, at: Received, total: int) -> bytes:
+        """What a follower is sent at once."""
+        return b""
+
+    def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
+        """An event with entries, after which the client is at `at`: its id is the number of the
+        next entry, and the epoch if it is not 0."""
+        return b"%bdata: [%b]\n\n" % (_id(at), items)
+
+    def encode(self, stream: DataStream, entries: Chunk, end: Head) -> feed.Encoded:
+        after = entries.next.number
+        items = json_items(entries.batch)
+        event = self.entries(items, received(stream, after), after >= end.entries)
+        return feed.Encoded(b"%x\r\n%b\r\n" % (len(event), event))
+
+
+EVENTS: Final = EventForm()
 
 
 class Follower:
     """One client, which is at `at`. If there are fewer entries, what it has was truncated."""
 
     def __init__(
-        self, reading: Reading, at: Received, live: LiveFollowers, *, seconds: float | None = None
+        self, reading: Reading, at: Received, form: EventForm, *, seconds: float | None = None
     ) -> None:
         """`seconds`: after which the client is asked to connect again."""
         self._reading = reading
-        self._live = live
-        self._form: EventForm = live.form
+        self._form = form
         self._until = trio.current_time() + (float("inf") if seconds is None else seconds)
         self._epoch = at.epoch
-        self.place = Cursor(0, at.number)
+        self.cursor = Cursor(0, at.number)
         """The next entry; its offset is 0 until it is known."""
-        self.rest: Buffer = b""
-        """The rest of an event that the client has a part of."""
+        self.transport: Transport
+        # Where bytes are counted, and the rest of an event that the client has a part of.
+        self._counts: HttpCounts
+        self._rest: Buffer = b""
         # Of what the client has: entries from here on were truncated, and these were updated.
         self._cut: int | None = None
         self._updated: dict[range, None] = {}
@@ -97,12 +133,12 @@ class Follower:
         self._note(change.start, change.stop)
 
     def _note(self, start: int, stop: int | None) -> None:
-        if start >= self.place.number:
+        if start >= self.cursor.number:
             return
         if stop is None:
             self._cut = start if self._cut is None else min(self._cut, start)
         elif len(self._updated) < _MOST_UPDATES:
-            self._updated[range(start, min(stop, self.place.number))] = None
+            self._updated[range(start, min(stop, self.cursor.number))] = None
         else:
             self._lost = True
         self.wake()
@@ -114,12 +150,21 @@ class Follower:
     def wake(self) -> None:
         self._news.set()
 
+    def took(self, piece: feed.FeedPiece, sent: int) -> bool:
+        """As `Member.took`; its own task finds out that a connection is lost."""
+        if sent > 0:
+            self._counts.bytes_sent += sent
+            self.cursor = piece.after
+            self._rest = memoryview(piece.data)[sent:]
+        return sent == len(piece.data) and not self.transport.holds_back
+
     # Sending.
 
     async def send(self, output: BodyOutput) -> None:
         """Send events until the client leaves or the server shuts down. Raises `AnswerCut` for
         damaged entries."""
         reading, readers = self._reading, self._reading.server.other_readers
+        self.transport, self._counts = output.transport, output.counts
         await reading.broadcast.turns.settled()
         # From here to the entry among the readers no other task runs.
         missed = reading.missed(self._epoch)
@@ -137,17 +182,17 @@ class Follower:
         reading, form = self._reading, self._form
         await output.send(_RETRY)
         if not self._changes and (
-            begin := form.begin(reading.received(self.place.number), reading.total)
+            begin := form.begin(reading.received(self.cursor.number), reading.total)
         ):
             await output.send(begin)
         while not (output.finishing or self._lost or trio.current_time() >= self._until):
-            if self._cut is None and self.place.number > reading.total:
+            if self._cut is None and self.cursor.number > reading.total:
                 self._cut = reading.total
             if self._changes:
                 if not form.reports_changes:
                     return
                 await self._report(output)
-            elif self.place.number < reading.total:
+            elif self.cursor.number < reading.total:
                 event = await self._next_event()
                 if event:
                     await output.send(event)
@@ -167,8 +212,8 @@ class Follower:
         cut, self._cut = self._cut, None
         updated, self._updated = self._updated, {}
         if cut is not None:
-            self.place = Cursor(0, cut)
-        at = reading.received(self.place.number)
+            self.cursor = Cursor(0, cut)
+        at = reading.received(self.cursor.number)
         for entries in updated:
             first, stop = entries.start, min(entries.stop, at.number)
             while first < stop and (piece := await self._piece(Cursor(0, first), stop)):
@@ -183,10 +228,10 @@ class Follower:
     async def _next_event(self) -> bytes:
         """The next entries; nothing if they were truncated, or others changed, meanwhile."""
         reading = self._reading
-        piece = await self._piece(self.place, reading.total)
+        piece = await self._piece(self.cursor, reading.total)
         if piece is None or self._changes:
             return b""
-        self.place = Cursor(piece.offset, piece.number)
+        self.cursor = Cursor(piece.offset, piece.number)
         at = reading.received(piece.number)
         return self._form.entries(piece.data, at, piece.number >= reading.total)
 
@@ -194,7 +239,7 @@ class Follower:
         """The next entries; None if they were truncated meanwhile. Raises `AnswerCut`."""
         reading = self._reading
         try:
-            piece = await reading.piece(json_items, place, stop, EVENT_BYTES, inline=True)
+            piece = await reading.piece(json_items, place, stop, EventForm.most_bytes, inline=True)
         except UnknownEntry:
             return None
         except HttpProblem as problem:
@@ -204,32 +249,20 @@ class Follower:
     async def _wait(self, output: BodyOutput) -> None:
         """Wait for commits; be sent their events in the pass, if that is possible."""
         self._news = trio.Event()
-        fd = output.direct_fd
-        live = fd is not None and self._live.join(self, fd, self._reading)
+        broadcast = self._reading.broadcast
+        if output.in_chunks:
+            broadcast.join_feed(self, self._form)
         deadline = min(self._until, trio.current_time() + _HEARTBEAT_SECONDS)
         try:
             with trio.move_on_at(deadline) as silence:
-                await (self._news.wait() if live else self._reading.wait(self._news))
+                await (self._news.wait() if output.in_chunks else self._reading.wait(self._news))
         finally:
-            self._live.leave(self)
-        if self.rest:
-            rest, self.rest = self.rest, b""
+            broadcast.feed.leave(self)
+        if self._rest or self.transport.holds_back:
+            rest, self._rest = self._rest, b""
             await output.send_rest(rest)
         elif silence.cancelled_caught:
             await output.send(_HEARTBEAT)
-
-
-class Events:
-    """The events of `/v1/follow`. An event's id is the number of the next entry, and the epoch if
-    it is not 0."""
-
-    reports_changes: Final = True
-
-    def begin(self, at: Received, total: int) -> bytes:
-        return b""
-
-    def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
-        return b"%bdata: [%b]\n\n" % (_id(at), items)
 
 
 def _id(at: Received) -> bytes:

@@ -39,9 +39,9 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.protocol.messages import BatchQuery
 from datastreamer.server.answers.batch_reads import BatchAnswers
-from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.sender import Sender
+from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.read.spans import Cursor
 
 MOST_JSON: Final = 10_000

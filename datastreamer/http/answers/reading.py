@@ -27,14 +27,12 @@ from datastreamer.http.port.messages import HttpProblem, number
 from datastreamer.server import damage
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server
-from datastreamer.server.streaming.other_readers import EntryChange
 from datastreamer.server.streaming.page_cache import pages_between
+from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.header.records import Change
 from datastreamer.storage.read.spans import Cursor
+from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.bookmark_keys import key_of, parse_key
-
-EVENT_BYTES: Final = 12 * 1024
-"""Bytes of the file in one event, which has at most about 64 KiB, or one entry."""
 
 # Conversions, and compressions, that run at a time for all clients: more would only compete for the
 # processor, with the event loop too.
@@ -73,6 +71,11 @@ class Received(NamedTuple):
     epoch: int
     number: int
     stream: bytes = b""
+
+
+def received(stream: DataStream, number: int) -> Received:
+    """Of a client that has the entries below `number` as they are now."""
+    return Received(stream.epoch, number, stream.stream_id[:_ID_BYTES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +136,8 @@ class Reading:
         return self.stream.total_entries
 
     def received(self, number: int) -> Received:
-        """Of a client that has the entries below `number` as they are now."""
-        return Received(self.stream.epoch, number, self.stream.stream_id[:_ID_BYTES])
+        """As `received`."""
+        return received(self.stream, number)
 
     async def wait(self, news: trio.Event) -> None:
         """Return when `news` is set, which the next commit after `total`, or a change, does."""

@@ -251,9 +251,8 @@ class HttpConnection:
             await self.transport.end_sending()
 
     @property
-    def direct_fd(self) -> int | None:
-        """With HTTP/1.0 a body has no chunks."""
-        return None if self._h11.their_http_version == b"1.0" else self.transport.socket_fd
+    def in_chunks(self) -> bool:
+        return self._h11.their_http_version != b"1.0"
 
     async def send_rest(self, data: Buffer) -> None:
         await self._send_raw(data)

@@ -105,11 +105,12 @@ class BodyOutput(Protocol):
         """Where bytes are counted that other parts send."""
 
     @property
-    def direct_fd(self) -> int | None:
-        """The socket that other parts may send whole chunks of the body to; None if they cannot."""
+    def in_chunks(self) -> bool:
+        """Whether other parts may send whole chunks of the body through `transport`; a body of
+        HTTP/1.0 has none."""
 
     async def send_rest(self, data: Buffer) -> None:
-        """Send what such a part could not send of its chunk."""
+        """Send what such a part could not send of its chunk, and what `transport` holds back."""
 
     async def until_gone(self) -> None:
         """Return when the client has ended its side of the connection."""

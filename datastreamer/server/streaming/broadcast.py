@@ -21,6 +21,7 @@ from datastreamer.errors import DamagedFile, StreamFileError
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
+from datastreamer.server.streaming.feed import Feed, FeedForm, Member
 from datastreamer.server.streaming.live_clients import LiveClients, LiveSender, socket_of
 from datastreamer.server.streaming.page_cache import ColdReads, pages_between
 from datastreamer.server.streaming.page_checks import PageChecks
@@ -64,6 +65,8 @@ class Broadcast:
     def __init__(self, stream: DataStream, counts: Counts, early_waker: int | None = None) -> None:
         self.stream = stream
         self.turns = Turns(stream)
+        self.feed = Feed(stream, self.turns)
+        """Live clients that are sent entries in other forms, or over TLS."""
         self.view = stream.new_reader()
         self.counts = counts
         self.cold = ColdReads(stream.fileno(), PageChecks(stream.parts.pages.file))
@@ -106,7 +109,7 @@ class Broadcast:
         try:
             while True:
                 await self._look(start_over)
-                if not self._live and not self.parked and not self.watchers:
+                if not (self._live or self.parked or self.watchers or self.feed):
                     # No client waits for commits: `poll` handles many of them in one turn.
                     self._company = trio.Event()
                     await self._company.wait()
@@ -135,7 +138,7 @@ class Broadcast:
 
     def _report_if_awaited(self) -> None:
         """Have the thread report each pass while a client waits for the view to move."""
-        self._live.want(bool(self.parked or self.watchers), self.view.head.entries)
+        self._live.want(bool(self.parked or self.watchers or self.feed), self.view.head.entries)
 
     async def poll(self, start_over: Callable[[], None]) -> None:
         """Make a pass if `run` has made none for `_POLL_SECONDS`, forever."""
@@ -176,6 +179,7 @@ class Broadcast:
                 if not self._live.armed:
                     await self._catch_up_live()
                 self._report_if_awaited()
+                self.feed.wake()
                 # After the pass, because clients wait for it.
                 self._looked_at = trio.current_time()
                 self.cold.look_again(self._looked_at)
@@ -192,6 +196,12 @@ class Broadcast:
             sender.wake()
             return
         self._live.add(sender)
+        self._company.set()
+
+    def join_feed(self, member: Member, form: FeedForm) -> None:
+        """Send new entries in this form to this client, until it leaves."""
+        self.feed.join(member, form)
+        self._report_if_awaited()
         self._company.set()
 
     def park(self, sender: LiveSender) -> None:
@@ -212,7 +222,7 @@ class Broadcast:
         left = self._live.remove(sender)
         if left:
             self._collect()
-        return left
+        return left or self.feed.leave(sender)
 
     def forget(self, sender: LiveSender) -> None:
         """Remove a client whose connection is about to be closed."""
@@ -383,6 +393,8 @@ class Broadcast:
         self.cold.checks.forget()
         self.found.clear()
         self.turns.settle(epoch)
+        # A report of the change may be due.
+        self.feed.dismiss()
         self._wake_parked()
 
 

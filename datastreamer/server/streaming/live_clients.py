@@ -16,6 +16,7 @@ from typing import Protocol
 
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._live_thread import LiveThread
+from datastreamer.server.streaming.feed import FeedPiece
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.server_stream import Transport
@@ -35,6 +36,8 @@ class LiveSender(Protocol):
     def nudge(self) -> None: ...
 
     def fell_behind(self, cursor: Cursor, at: int) -> None: ...
+
+    def took(self, piece: FeedPiece, sent: int) -> bool: ...
 
 
 def socket_of(sender: LiveSender) -> int:

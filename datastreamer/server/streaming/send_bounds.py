@@ -7,8 +7,32 @@ Owns both ends and the announcement that is not sent yet. Knows no connection.
 from __future__ import annotations
 
 from datastreamer.protocol import messages
+from datastreamer.server.streaming.feed import Encoded
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Chunk, Cursor, Span
+from datastreamer.storage.stream import DataStream
+
+
+class RawForm:
+    """Entries as they are in the file."""
+
+    most_bytes = 128 * 1024
+
+    def encode(self, stream: DataStream, entries: Chunk, end: Head) -> Encoded | None:
+        return Encoded(entries.data)
+
+
+class CommitsForm(RawForm):
+    """The same, after the announcement of their commit."""
+
+    def encode(self, stream: DataStream, entries: Chunk, end: Head) -> Encoded | None:
+        if entries.next.number != end.entries:
+            return None  # a large commit, which has one announcement
+        ahead = messages.encode_commit(end.entries)
+        return Encoded(b"".join((ahead, entries.data)), len(ahead))
+
+
+RAW, COMMITS = RawForm(), CommitsForm()
 
 
 class SendBounds:
@@ -49,6 +73,12 @@ class SendBounds:
         """The entries that follow belong to commits that end at `head`."""
         self._announced = Cursor(*head)
         self.unannounced = messages.encode_commit(head.entries)
+
+    def was_announced(self, end: Cursor, unannounced: bytes) -> None:
+        """The entries up to `end` were announced, and this much of the announcement is not sent
+        yet. Nothing in a stream without commit reports."""
+        if self._announced is not None:
+            self._announced, self.unannounced = end, unannounced
 
     def cut_span(self, span: Span) -> Span:
         """The part of it that may be sent now."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -17,10 +18,11 @@ from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
 from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports
+from datastreamer.server.streaming.feed import FeedPiece
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
 from datastreamer.server.streaming.live_clients import LiveSender
 from datastreamer.server.streaming.output import ClientOutput
-from datastreamer.server.streaming.send_bounds import SendBounds
+from datastreamer.server.streaming.send_bounds import COMMITS, RAW, SendBounds
 from datastreamer.server.streaming.turns import Changed
 from datastreamer.server.streaming.zero_copy import ZeroCopySends
 from datastreamer.storage.read.spans import Cursor, Span
@@ -164,6 +166,19 @@ class Sender:
         self.cursor, self.at = cursor, at
         self.state = State.CATCH_UP
         self.wake()
+
+    def took(self, piece: FeedPiece, sent: int) -> bool:
+        """As `Member.took`."""
+        if sent > 0:
+            self._broadcast.counts.bytes_sent += sent
+            self._bounds.was_announced(piece.after, bytes(piece.data[sent : piece.ahead]))
+        if sent < len(piece.data):
+            entries = max(0, sent - piece.ahead)
+            self.fell_behind(self.cursor, piece.at + entries if entries else self.cursor.offset)
+            return False
+        self._move(piece.after)
+        self.at = piece.after.offset
+        return not self.transport.holds_back
 
     def wake(self) -> None:
         if self._wake is not None:
@@ -495,12 +510,20 @@ class Sender:
             await trio.lowlevel.checkpoint()
 
     async def _go_live(self) -> None:
-        """Everything is sent: join the broadcast until a nudge. A client that the broadcast does
-        not serve is live too."""
-        broadcast, filtered = self._broadcast, self._filtered is not None
-        alone = filtered or self._bounds.commits or self.transport.socket_fd is None
+        """Everything is sent: join the broadcast until a nudge. A client with a filter, which
+        sends for itself, is live too."""
+        broadcast, commits = self._broadcast, self._bounds.commits
         self.state = State.LIVE
-        await self._wait_in(broadcast.park if alone else broadcast.join)
+        if self._filtered is not None:
+            await self._wait_in(broadcast.park)
+        elif commits or self.transport.socket_fd is None:
+            if self.transport.holds_back:
+                await self._output.wait_writable()
+            else:
+                await self._wait_in(partial(broadcast.join_feed, form=COMMITS if commits else RAW))
+                broadcast.feed.leave(self)
+        else:
+            await self._wait_in(broadcast.join)
         self.state = State.CATCH_UP
 
     def owes(self, entries: int) -> bool:

@@ -1,14 +1,15 @@
 """Whether committed entries are being truncated or updated, by this process or another.
 
 Owns the turn: it is another after each such change, and odd while one runs. What was read in one
-turn is sent in the same turn only. `server.py` begins and ends changes. Knows no client.
+turn is sent in the same turn only. Owns the report of a change to readers that are no clients of
+this protocol, too. `server.py` begins, reports and ends changes. Knows no client.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -20,6 +21,28 @@ T = TypeVar("T")
 
 class Changed(Exception):
     """Committed entries were truncated or updated during a read. Internal to the server."""
+
+
+class EntryChange(NamedTuple):
+    """The entries from `start` up to `stop`, at file offsets `offset` to `end`, are about to be
+    updated, or, if `stop` is None, truncated with all that follow. With `late` another process has
+    done so already."""
+
+    start: int
+    offset: int
+    stop: int | None
+    end: int
+    late: bool
+
+
+class OtherReader(Protocol):
+    """A reader of the stream. Its methods do not wait and do not fail."""
+
+    def changed(self, change: EntryChange) -> None: ...
+
+    def lost(self) -> None:
+        """The stream's file was removed or replaced, and the stream that was read is closed; or it
+        is not known which entries were changed."""
 
 
 class Turns:

@@ -126,7 +126,7 @@ async def test_clients_of_the_event_loop_beside_it(
     """Who is served by a sender of its own waits for the thread's report of each pass."""
     async with streaming(writer, follower, waker, 2) as (rig, peers), rig.client() as commits:
         await commits.ask(struct.pack(">QQQ", COMMAND_COMMIT_START, 1, writer.total_entries), OK)
-        await until(lambda: len(rig.server.broadcast.parked) == 1)
+        await until(lambda: len(rig.server.broadcast.feed) == 1)
         for turn in range(50):
             begin = writer.total_entries
             append(writer, (1, b"%d" % turn))
