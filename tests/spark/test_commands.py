@@ -90,28 +90,35 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["report", "{}"], "{}: it holds no tables: ingest a stream into it first"),
-        (["ingest", "{}/none", "{}/out"], "{}/none: no such file"),
-        (["ingest", "{}/text", "{}/out"], "{}/text: not a stream file"),
-        (["ingest", "{}/one.bin", "{}/out"], "the stream is of version 1"),
-        (["ingest", "{}/two.bin", "{}/text"], "{}/text: cannot be created: Not a directory"),
-        (["ingest", "127.0.0.1:1", "{}/out"], "cannot connect to 127.0.0.1:1"),
-    ],
-)
-def test_what_is_wrong_is_said_before_spark_starts(
-    java: None, tmp_path: Path, words: list[str], message: str
-) -> None:
+# Each command in one process, with its exit code after its error.
+EACH = """
+import json, sys
+from datastreamer.cli.main import main
+for words in json.loads(sys.argv[1]):
+    print(main(["spark", *words]), file=sys.stderr)
+"""
+
+
+def test_what_is_wrong_is_said_before_spark_starts(java: None, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no stream")
     for version, name in ((1, "one"), (2, "two")):
         with DataStream.create(tmp_path / f"{name}.bin", version=version, system_id=7, sync="os"):
             pass
-    done = command(*(word.format(tmp_path) for word in words))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {message.format(tmp_path)}")
-    assert len(done.stderr.splitlines()) == 1
+    wrong = {
+        "report {}": "{}: it holds no tables: ingest a stream into it first",
+        "ingest {}/none {}/out": "{}/none: no such file",
+        "ingest {}/text {}/out": "{}/text: not a stream file",
+        "ingest {}/one.bin {}/out": "the stream is of version 1",
+        "ingest {}/two.bin {}/text": "{}/text: cannot be created: Not a directory",
+        "ingest 127.0.0.1:1 {}/out": "cannot connect to 127.0.0.1:1",
+    }
+    words = [[word.replace("{}", str(tmp_path)) for word in line.split()] for line in wrong]
+    done = run("-c", EACH, json.dumps(words))
+    assert done.stdout == ""
+    said = done.stderr.splitlines()
+    assert said[1::2] == ["1"] * len(wrong)
+    for line, message in zip(said[::2], wrong.values(), strict=True):
+        assert line.startswith(f"error: {message.replace('{}', str(tmp_path))}")
     assert not (tmp_path / "out").exists()
 
 
