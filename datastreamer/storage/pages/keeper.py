@@ -389,6 +389,7 @@ class SumsKeeper:
         for programs of earlier versions."""
         at, file = self.rechain_at, self._file
         if at is None or file is None:
+            self.rechain_at = None
             return
         first = self.proven.known_from(pages)
         at, stop = max(at, first), min(max(at, first) + _MANY, pages)

@@ -71,6 +71,12 @@ def test_a_stream_of_one_page_has_no_sidecar(tmp_path: Path) -> None:
     assert not sidecar(path).exists()
 
 
+def test_a_stream_of_one_page_needs_no_completion(tmp_path: Path) -> None:
+    path = made(tmp_path / "s.bin", 0)
+    with DataStream.open(path, index="memory") as stream:
+        assert not stream._ensure_writable().sums_completer.complete_page()
+
+
 def test_over_several_opens(tmp_path: Path) -> None:
     path = made(tmp_path / "s.bin", 2)
     for pages in (3, 5, 5):
