@@ -17,7 +17,7 @@ from tests.world.actors import Surroundings
 from tests.world.drivers import name_here
 from tests.world.machines import Program
 from tests.world.model import Seen
-from tests.world.network import ClientStream
+from tests.world.network import ClientStream, Network
 
 _PAUSE_SECONDS = 0.5
 # A connection that no longer carries anything is given up after this time.
@@ -29,6 +29,7 @@ class FollowerProgram:
     """A follower of one server."""
 
     around: Surroundings
+    network: Network
     name: str
     servers: tuple[str, ...]
     durable: bool
@@ -53,8 +54,8 @@ class FollowerProgram:
         lines = ["GET /v1/follow?from=0 HTTP/1.1", "Host: localhost"]
         if self._id is not None:
             lines.append(f"Last-Event-ID: {self._id}")
-        network = self.around.drivers.network
-        async with ClientStream(await network.connect(name_here.get(), self.servers[0])) as stream:
+        connection = await self.network.connect(name_here.get(), self.servers[0])
+        async with ClientStream(connection) as stream:
             await stream.send_all("\r\n".join((*lines, "", "")).encode())
             client = Events(stream)
             client.id = self._id

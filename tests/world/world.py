@@ -171,7 +171,8 @@ class World(Happenings):
         for number in range(plan.followers):
             at = number % len(names)
             durable = plan.sync == plan.relay_sync == "commit"
-            follower = FollowerProgram(around, f"{NAME}{number}", (names[at],), durable)
+            name = f"{NAME}{number}"
+            follower = FollowerProgram(around, self.network, name, (names[at],), durable)
             self.clients.append(follower)
             self._machine(follower.name, follower.run)
 
