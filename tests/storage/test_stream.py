@@ -198,7 +198,8 @@ def test_a_close_rolls_back(path: Path) -> None:
     add(stream, ONE)
     stream.start_atomic_op()
     stream.add_entry(1, b"never")
-    stream.close()
+    with pytest.warns(ResourceWarning, match="discarded"):
+        stream.close()
     assert [(e.type, e.data) for e in scan_file(path)] == ONE
 
 

@@ -120,6 +120,7 @@ def test_a_follower_that_has_not_looked_sees_nothing_uncommitted(path: Path) -> 
             seen.extend(iteration)
         assert all(entry.data == b"seen" * 1000 for entry in seen)
         assert items(follower) == []
+        stream.rollback_atomic_op()
 
 
 @pytest.mark.parametrize("how", ["follow", "read_only"])
@@ -454,7 +455,7 @@ def test_a_follower_that_slept_too_long_is_not_notified(path: Path) -> None:
         assert follower.changes_since(0) is None
 
 
-def test_what_a_recovery_removed_is_not_reported(path: Path) -> None:
+def test_what_a_recovery_removed_is_reported(path: Path) -> None:
     """What the page says of an epoch that never existed is not used for it."""
     with DataStream.create(path, sync="os") as stream:
         add(stream, ONE)
@@ -473,7 +474,7 @@ def test_what_a_recovery_removed_is_not_reported(path: Path) -> None:
             assert stream.total_entries == len(ONE)
         follower.refresh()
         assert follower.epoch == epoch + 1
-        assert follower.changes_since(epoch) is None
+        assert follower.changes_since(epoch) == [Change(epoch + 1, len(ONE), None)]
 
 
 def test_who_came_while_a_failed_sync_was_got_over_learns_whose_stream_it_is(path: Path) -> None:
