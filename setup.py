@@ -31,6 +31,7 @@ MODULES = [
     "datastreamer.reassembly._reassembler",
     "datastreamer.server.answers._at_hand",
     "datastreamer.server.streaming._fanout",
+    "datastreamer.server._inotify",
     "datastreamer.server.streaming._live_thread",
     "datastreamer.storage.bookmarks._at_hand",
     "datastreamer.storage.bookmarks._blocks",

@@ -224,6 +224,65 @@ def its_live(reference: Any, clients: int, operations: int, rate: int) -> Latenc
         return None
 
 
+FOLLOWING = """
+import functools, sys, trio
+from datastreamer import DataStream, serve
+async def main():
+    with DataStream.open(sys.argv[1], follow=True, index="memory") as stream:
+        async with trio.open_nursery() as nursery:
+            served = functools.partial(serve, stream, host="127.0.0.1", port=0)
+            [(_, port)] = await nursery.start(served)
+            print(port, flush=True)
+trio.run(main)
+"""
+
+
+def test_followed(record: Any, reference: Any, smoke: bool, tmp_path: Path) -> None:
+    """A file that another program writes, and no waker: the reference, beside its own server, and
+    ours, beside the process that it starts itself."""
+    operations, rate = (5, 100) if smoke else (200, 100)
+    found: dict[str, list[Latencies]] = {}
+    for turn in range(1 if smoke else 3):
+        path = tmp_path / f"ours{turn}.bin"
+        with StreamServer(path, host="127.0.0.1", port=0, sync="os") as server:
+            with helper(FOLLOWING, path) as follower:
+                followed = live(server, 10, operations, rate, address=follower)
+            found.setdefault("ours", []).append(followed)
+            found.setdefault("its own server", []).append(live(server, 10, operations, rate))
+        if reference is None:
+            continue
+        path = tmp_path / f"reference{turn}.bin"
+        with reference.serving(path) as peer, helper(FOLLOWING, path) as follower:
+            for name, address, start in (
+                ("reference", follower, 0),
+                ("reference (Go)", peer.address, 5 * operations),
+            ):
+                readers = LiveReaders(address, clients=10, operations=operations, start=start)
+                with readers as reading:
+                    peer.append(operations, rate=rate)
+                    found.setdefault(name, []).append(reading.result())
+    p50 = {name: statistics.median(one.p50 for one in each) for name, each in found.items()}
+    rows: list[tuple[str, str, dict[str, float | None]]] = [
+        ("ours writes", "ours", {"its own server": p50["its own server"]})
+    ]
+    if reference is not None:
+        rows.append(
+            (
+                "the reference writes",
+                "reference",
+                {"reference (Go)": p50["reference (Go)"], "1 ms": 1.0},
+            )
+        )
+    for writer, name, rivals in rows:
+        record(
+            f"a followed file that {writer}, 10 clients, {rate} op/s of 5, p50",
+            p50[name],
+            rivals,
+            unit="ms",
+            at_least={"1 ms": 1.0} if "1 ms" in rivals else None,
+        )
+
+
 # The reference refuses the 101st client.
 ITS_CLIENTS = 100
 

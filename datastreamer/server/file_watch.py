@@ -12,11 +12,12 @@ from typing import Final
 import trio
 
 from datastreamer.errors import DatastreamerError
+from datastreamer.server.ticks import TICK_SECONDS, until_tick
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = TICK_SECONDS
 _OPEN_SECONDS: Final = 0.5
 """Interval of the attempts to open what is at the path."""
 _REMIND_SECONDS: Final = 60.0
@@ -33,8 +34,8 @@ class FileWatch:
 
     async def until_lost(self) -> None:
         """Return when the path does not lead to the open file any more."""
-        while not self.look():  # noqa: ASYNC110 - no event reports it
-            await trio.sleep(_LOOK_SECONDS)
+        while not self.look():
+            await until_tick(_LOOK_SECONDS)
 
     async def report(self) -> None:
         """For a stream that is served whatever its path leads to: log when the path leads
@@ -51,7 +52,7 @@ class FileWatch:
                         "the open file, and no entry is appended; to save them, "
                         f"{self.stream.way_to_save} before this process ends",
                     )
-                await trio.sleep(_LOOK_SECONDS)
+                await until_tick(_LOOK_SECONDS)
             self._say(logging.WARNING, "the path leads to the open file again")
 
     def say_lost(self) -> None:

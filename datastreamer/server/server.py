@@ -30,9 +30,10 @@ from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.scrub import Scrub
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
-from datastreamer.server.streaming.broadcast import Broadcast, wakeup
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.turns import EntryChange, OtherReader
 from datastreamer.server.timeouts import guard
+from datastreamer.server.wakes import Wakes
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.pages.restore import Peer
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds, Listener
@@ -135,39 +136,23 @@ class Server:
             for listener in listeners:
                 stack.callback(listener.close)
                 listener.setblocking(False)
-            woken = stack.enter_context(wakeup(self.stream, self._waker))
             stack.callback(self.stream.parts.feed.subscribe(_in_loop(token, self.change)))
             stack.callback(lambda: self.gate.refusals.flush(0, last=True))
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._serve_streams, woken)
+                    nursery.start_soon(self._serve_streams)
                     nursery.start_soon(guard, self.sessions, self.limits, self.gate)
                     nursery.start_soon(self._accept, listeners, nursery)
                     task_status.started([name_of(listener) for listener in listeners])
 
     # The stream, and the one that replaces it.
 
-    async def _serve_streams(self, woken: int) -> None:
+    async def _serve_streams(self) -> None:
         """Broadcast the stream; if another process writes it and its file is replaced, broadcast
         the stream that is at its path then."""
         while True:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.broadcast.run, woken, self._start_over)
-                nursery.start_soon(self.broadcast.feed.run)
-                nursery.start_soon(self.broadcast.poll, self._start_over)
-                nursery.start_soon(self.scrub.run, self.broadcast)
-                nursery.start_soon(self._healer.run, self.broadcast)
-                if not self._changes_streams:
-                    await self.watch.report()
-                await self.watch.until_lost()
-                self._stream_missing = True
-                self.watch.say_lost()
-                for session in list(self.sessions):
-                    session.end(CHANGED, self.watch.lost)
-                for reader in list(self.other_readers):
-                    reader.lost()
-                await self._until_no_clients()
-                nursery.cancel_scope.cancel()
+            with contextlib.closing(Wakes(self.stream, self._waker)) as wakes:
+                await self._serve_stream(wakes)
             successor = await self.watch.successor()
             if successor is not None:
                 before, self._opened = self.stream, successor
@@ -180,6 +165,26 @@ class Server:
                     await trio.to_thread.run_sync(before.close)
                 self.watch.adopt(successor)
             self._stream_missing = False
+
+    async def _serve_stream(self, wakes: Wakes) -> None:
+        """Broadcast the stream until its file is lost and all clients are disconnected."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.broadcast.run, wakes, self._start_over)
+            nursery.start_soon(self.broadcast.feed.run)
+            nursery.start_soon(self.broadcast.tick, self._start_over)
+            nursery.start_soon(self.scrub.run, self.broadcast)
+            nursery.start_soon(self._healer.run, self.broadcast)
+            if not self._changes_streams:
+                await self.watch.report()
+            await self.watch.until_lost()
+            self._stream_missing = True
+            self.watch.say_lost()
+            for session in list(self.sessions):
+                session.end(CHANGED, self.watch.lost)
+            for reader in list(self.other_readers):
+                reader.lost()
+            await self._until_no_clients()
+            nursery.cancel_scope.cancel()
 
     def _broadcast_of(self, stream: DataStream) -> Broadcast:
         made = Broadcast(stream, self.counts, self._early_waker)

@@ -19,6 +19,7 @@ from datastreamer.server.admission.gate import (
 )
 from datastreamer.server.limits import Limits
 from datastreamer.server.session import Session
+from datastreamer.server.ticks import until_tick
 from datastreamer.transport.tcp_info import tcp_info
 
 _LOOK_SECONDS = 1.0
@@ -50,7 +51,7 @@ _RESET = (STALLED, DEAD_PEER)
 async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> None:
     """Check `sessions`, a changing set, and `gate`, forever."""
     while True:
-        await trio.sleep(_LOOK_SECONDS)
+        await until_tick(_LOOK_SECONDS)
         gate.tick(trio.current_time())
         idle: list[Idle] = []
         crowded = gate.crowded

@@ -24,6 +24,7 @@ from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
+from datastreamer.server.ticks import next_tick
 from datastreamer.service import systemd
 from datastreamer.service.worker_pool import Workers
 from datastreamer.service.worker_process import HttpShare, StartAbandoned
@@ -120,7 +121,7 @@ def serve_until_signal(
                 listening(stream, [name_of(listener) for listener in listeners])
                 systemd.notify(systemd.READY)
             while not shutdown.begun.is_set() and many.serving:
-                with trio.move_on_after(_LOOK_SECONDS):
+                with trio.move_on_at(next_tick(_LOOK_SECONDS)):
                     await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
             # The system refuses new connections from now on, instead of queueing them.

@@ -154,10 +154,9 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, control.OF_PARENT)
     order = json.loads(sys.argv[1])
     log_to_stderr(order["log_style"], order["log_level"])
-    given = [order["file"], order["waker"], order["control"], *order["listeners"]]
-    given += [
-        order[name] for name in ("early_waker", "turns", "numbers") if order[name] is not None
-    ]
+    given = [order["file"], order["control"], *order["listeners"]]
+    optional = ("waker", "early_waker", "turns", "numbers")
+    given += [order[name] for name in optional if order[name] is not None]
     if order["http"] is not None:
         given += order["http"]["listeners"]
         given += [fd for fd in (order["http"]["metrics"],) if fd is not None]

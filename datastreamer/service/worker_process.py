@@ -97,7 +97,10 @@ class ServingProcess:
         self._at = at
         self._shared = shared
         self._balance = None if shared is None else AcceptBalance(shared, at)
-        self._waking, self._waker = _waker()
+        self._waking: int | None = None
+        self._waker: int | None = None
+        if not stream.follows:
+            self._waking, self._waker = _waker()
         self._early_waker = (
             _eventfd() if wakes_early and not stream.follows and hasattr(os, "eventfd") else None
         )
@@ -123,7 +126,8 @@ class ServingProcess:
         `give_up`.
         """
         self._control = self._ready(self._process, self._starting, abandoned)
-        self._stream.parts.writer.add_waker(self._waker)
+        if self._waker is not None:
+            self._stream.parts.writer.add_waker(self._waker)
         if self._early_waker is not None:
             self._stream.parts.writer.add_early_waker(self._early_waker)
         watcher = threading.Thread(
@@ -167,7 +171,7 @@ class ServingProcess:
                 },
                 "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
                 "file": hand_over(os.open(file, os.O_RDONLY | os.O_CLOEXEC)),
-                "waker": hand_down(self._waking),
+                "waker": None if self._waking is None else hand_down(self._waking),
                 "early_waker": None if self._early_waker is None else hand_down(self._early_waker),
                 "control": hand_down(theirs.fileno()),
                 # A pidfd shows the child that this process died; -1: not on this system.
@@ -379,7 +383,8 @@ class ServingProcess:
         self._process.wait()
         if self._watcher is not None:
             self._watcher.join()
-        self._stream.parts.writer.remove_waker(self._waker)
+        if self._waker is not None:
+            self._stream.parts.writer.remove_waker(self._waker)
         if self._early_waker is not None:
             self._stream.parts.writer.remove_waker(self._early_waker)
         self._release()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import connect
@@ -182,6 +183,7 @@ async def test_again_and_again(path: Path) -> None:
     other = path.with_name("other.bin")
     with DataStream.open(path, follow=True, index="memory") as stream:
         async with in_memory(stream) as rig:
+            await trio.testing.wait_all_tasks_blocked()
             descriptors = len(os.listdir("/dev/fd"))
             for number in range(1, 6):
                 make(other, b"%d" % number)

@@ -1,9 +1,11 @@
-"""A server of a file that another process writes: found by polling, by a waker, at any moment."""
+"""A server of a file that another process writes: woken by it or by the system, at any moment."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import mmap
 import os
 import random
 import struct
@@ -19,6 +21,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.server import timeouts as guard_module
+from datastreamer.server import wakes as wakes_module
 from datastreamer.server.streaming import broadcast as live_module
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Buffer, OsDisk, OsFile
@@ -26,7 +29,7 @@ from datastreamer.storage.header.records import get_record, put_record
 from datastreamer.storage.stream import DataStream
 from tests.conftest import Golden
 from tests.network import model as wire
-from tests.network.fixtures import append, over_loopback, seeds
+from tests.network.fixtures import append, over_loopback, seeds, until
 from tests.network.model import BOOKMARK, NOT_FOUND, OK, Model
 from tests.oracle import lay_out
 
@@ -97,7 +100,7 @@ with DataStream.create(sys.argv[1], sync=sys.argv[2], index="memory") as stream:
 async def test_the_waker_alone_is_enough(
     writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000)
     waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     writer.parts.writer.add_waker(waker)
     try:
@@ -112,17 +115,95 @@ async def test_the_waker_alone_is_enough(
         os.close(waker)
 
 
-async def test_the_poll_alone_is_enough(
-    writer: DataStream, follower: DataStream, path: Path
+@pytest.mark.parametrize("without", ["", "a watch", "a local disk"])
+async def test_nothing_but_the_file_is_enough(
+    writer: DataStream,
+    follower: DataStream,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    without: str,
 ) -> None:
+    """The system reports writes; where it does not, the file is read often while a client waits, by
+    the event loop and by the thread, and one line says why."""
+
+    def refuse(_: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000)
+    if without == "a watch":
+        monkeypatch.setattr(wakes_module, "reports_of_writes", refuse)
+    elif without:
+        monkeypatch.setattr(wakes_module, "on_network", lambda _: "nfs4")
     async with over_loopback(follower) as rig, rig.client() as peer:
         await peer.ask(wire.start(0), OK + modelled(path).packed())
-        began = trio.current_time()
         for turn in range(20):
             append(writer, (1, b"%d" % turn))
             await peer.expect(modelled(path).packed(2 + turn))
-        # 10 ms each at most, and a machine that has other things to do.
-        assert trio.current_time() - began < 20 * 0.010 + 10
+        await until(lambda: rig.server.broadcast._live.armed)
+    warned = [it.getMessage() for it in caplog.records if it.levelno >= logging.WARNING]
+    assert len(warned) == bool(without)
+    why = {"": "", "a watch": os.strerror(errno.ENOSPC), "a local disk": "(nfs4)"}[without]
+    assert all("the system does not report writes" in line and why in line for line in warned)
+
+
+async def test_the_tick_alone_is_enough(
+    writer: DataStream, follower: DataStream, path: Path
+) -> None:
+    """For the event loop and, at the end, for the thread."""
+    waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        async with over_loopback(follower, waker=waker) as rig, rig.client() as peer:
+            await peer.ask(wire.start(0), OK + modelled(path).packed())
+            live = rig.server.broadcast._live
+            for turn in range(3):
+                append(writer, (1, b"%d" % turn))
+                await peer.expect(modelled(path).packed(2 + turn))
+                os.eventfd_write(waker, 1)
+                await until(lambda: live.armed)
+    finally:
+        os.close(waker)
+
+
+async def test_a_header_that_is_written_after_the_entries(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries wake the server in vain, and the header wakes it again."""
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000)
+    path = golden.unpack("small")
+    foreign = Foreign(path)
+    with foreign.file, DataStream.open(path, follow=True, index="memory") as stream:
+        async with over_loopback(stream) as rig, rig.client() as live:
+            first = len(foreign.model.entries)
+            await live.ask(wire.start(first), OK)
+            for number in range(first, first + 10):
+                entry = wire.pack(number, 1, b"%d" % number)
+                foreign.put(entry, foreign.model.total_length)
+                await live.nothing_more()
+                foreign.append((1, b"%d" % number))
+                await live.expect(entry)
+
+
+async def test_stores_to_mapped_memory_are_found_at_a_tick(golden: Golden) -> None:
+    """Nothing reports them."""
+    path = golden.unpack("small")
+    foreign = Foreign(path)
+    with (
+        foreign.file,
+        mmap.mmap(foreign.file.fileno(), 0) as memory,
+        DataStream.open(path, follow=True, index="memory") as stream,
+    ):
+
+        def store(data: bytes, offset: int) -> None:
+            memory[offset : offset + len(data)] = data
+
+        foreign.put = store
+        async with over_loopback(stream) as rig, rig.client() as live:
+            first = len(foreign.model.entries)
+            await live.ask(wire.start(first), OK)
+            for number in range(first, first + 3):
+                foreign.append((1, b"%d" % number))
+                await live.expect(wire.pack(number, 1, b"%d" % number))
 
 
 async def test_nothing_of_an_open_operation(
@@ -246,7 +327,7 @@ async def test_an_update_elsewhere_of_what_was_received_in_between(
 ) -> None:
     """What the kernel was pointed to may have been read and confirmed since the bytes changed,
     and before this server looks."""
-    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000)
     monkeypatch.setattr(guard_module, "_LOOK_SECONDS", 1_000)
     append(writer, *[(1, bytes([n % 251]) * 20_000) for n in range(600)])
     waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -278,7 +359,7 @@ async def test_changes_elsewhere_without_a_report(
     writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the file records fewer changes than were made, all streaming clients are ended."""
-    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000)
     waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     try:
         async with over_loopback(follower, waker=waker) as rig, rig.client() as live:
@@ -298,6 +379,10 @@ class Foreign:
     def __init__(self, path: Path) -> None:
         self.file = path.open("r+b")
         self.model = modelled(path)
+        self.put = self._write
+
+    def _write(self, data: bytes, offset: int) -> None:
+        os.pwrite(self.file.fileno(), data, offset)
 
     def append(self, *entries: tuple[int, bytes]) -> None:
         at = self.model.total_length, len(self.model.entries)
@@ -306,7 +391,7 @@ class Foreign:
         if length >= size:
             self.file.truncate(4096 + (length // MIB + 2) * MIB)
         for offset, piece in pieces.items():
-            os.pwrite(self.file.fileno(), piece, offset)
+            self.put(piece, offset)
         self.model.pending = list(entries)
         self.model.commit()
         self.put_totals()
@@ -317,7 +402,7 @@ class Foreign:
 
     def put_totals(self) -> None:
         totals = struct.pack(">QQ", self.model.total_length, len(self.model.entries))
-        os.pwrite(self.file.fileno(), totals, 38)
+        self.put(totals, 38)
 
 
 @pytest.mark.parametrize("name", ["small", "boundary"])

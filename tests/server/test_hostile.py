@@ -335,7 +335,7 @@ async def test_slowloris(
     stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three hundred clients, a byte now and then: gone after the time for half a command."""
-    monkeypatch.setattr("datastreamer.server.streaming.broadcast._POLL_SECONDS", 1_000_000)
+    monkeypatch.setattr("datastreamer.server.streaming.broadcast._LOOK_SECONDS", 1_000_000)
     filled(stream)
     model = modelled(stream)
     gone = 0

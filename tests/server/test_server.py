@@ -317,7 +317,7 @@ async def test_drain_waits_until_all_is_sent(stream: DataStream) -> None:
 async def test_a_commit_is_sent_without_waiting_for_the_poll(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datastreamer.server.streaming.broadcast._POLL_SECONDS", 1_000)
+    monkeypatch.setattr("datastreamer.server.streaming.broadcast._LOOK_SECONDS", 1_000)
     async with over_loopback(stream) as rig, rig.client() as peer:
         await peer.ask(wire.start(0), OK)
         for turn in range(50):

@@ -525,7 +525,7 @@ async def test_a_client_that_asks_faster_than_the_rate(
     stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets all its answers, later; who streams gets his entries at once."""
-    monkeypatch.setattr("datastreamer.server.streaming.broadcast._POLL_SECONDS", 1_000_000)
+    monkeypatch.setattr("datastreamer.server.streaming.broadcast._LOOK_SECONDS", 1_000_000)
     append(stream, (1, b"one"))
     answer = OK + stream.header.pack()
     async with (

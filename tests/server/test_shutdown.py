@@ -188,7 +188,7 @@ async def test_who_reads_nothing_is_cut_off_after_the_grace(stream: DataStream) 
 async def test_the_grace_is_not_waited_for_if_no_client_needs_it(
     stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000_000)
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000_000)
     async with in_memory(stream, patience=1e6, grace=10_000) as rig, rig.client() as peer:
         await peer.ask(wire.start(0), OK)
         async with trio.open_nursery() as nursery:
@@ -201,7 +201,7 @@ async def test_the_grace_is_not_waited_for_if_no_client_needs_it(
 async def test_a_client_that_does_not_close_is_closed_after_a_second(
     stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000_000)
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000_000)
     async with in_memory(stream, patience=1e6, grace=10_000) as rig, AsyncExitStack() as stack:
         for request in (b"", wire.start(0), wire.header() * 3, wire.header()[:7]):
             peer = await stack.enter_async_context(rig.client())

@@ -27,7 +27,7 @@ SMALL_BUFFER = 4096
 @pytest.fixture
 def clock(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> MockClock:
     """Jumps; the pass does not look by itself."""
-    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000_000)
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 1_000_000)
     return autojump_clock
 
 

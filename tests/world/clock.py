@@ -25,7 +25,7 @@ import trio.testing
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.server import scrub
 from datastreamer.server import server as server_module
-from datastreamer.server.streaming import broadcast, feed
+from datastreamer.server.streaming import feed
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.pages import completer
 from datastreamer.storage.parts import StreamPages
@@ -211,7 +211,6 @@ def simulated(sim_time: SimTime, chance: random.Random) -> Iterator[None]:
             (durability, "Syncer", syncer),
             (completer, "Syncer", syncer),
             (IndexBuilder, "start", _start_builder),
-            (broadcast, "_POLL_SECONDS", _POLL_SECONDS),
             # Other tasks run between any two members of a pass.
             (feed, "_PASS_NS", -1),
             (server_module, "_POLL_SECONDS", _POLL_SECONDS),

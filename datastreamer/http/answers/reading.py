@@ -37,7 +37,7 @@ from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 # Conversions, and compressions, that run at a time for all clients: more would only compete for the
 # processor, with the event loop too.
 _CONVERSIONS = 2
-# So many bytes are converted or compressed in the event loop.
+# At most this number of bytes is converted or compressed in the event loop.
 _INLINE_BYTES: Final = 64 * 1024
 
 # Of a stream's id, in a client's position.
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
     number: int
 
 
-class _Run(NamedTuple):
+class _RawPiece(NamedTuple):
     """Entries, and the place after them."""
 
     batch: EntryBatch
@@ -213,12 +213,12 @@ class Reading:
         need not wait for the disk. Raises `UnknownEntry`."""
         reader, broadcast = self.stream.reader, self.broadcast
 
-        def run(place: Cursor) -> _Run:
+        def run(place: Cursor) -> _RawPiece:
             batch, after = reader.run(place, most_bytes)
             if after.number > stop:
                 # Also entries that were committed since `stop` was the end.
                 batch, after = batch[: stop - batch.first_number], reader.cursor(stop)
-            return _Run(batch, after.offset, after.number)
+            return _RawPiece(batch, after.offset, after.number)
 
         def make(place: Cursor) -> Piece:
             batch, offset, number = run(place)

@@ -25,6 +25,7 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.server.admission.fair_slots import FairSlots
+from datastreamer.server.ticks import until_tick
 from datastreamer.transport.listeners import address_of, host_of, is_local, peer_of
 from datastreamer.transport.refusal_log import RefusalLog
 from datastreamer.transport.server_stream import Transport
@@ -116,7 +117,7 @@ class HttpEndpoint:
         the system has no information on connections, there is no such limit."""
         seen: dict[HttpConnection, tuple[int, float]] = {}
         while True:
-            await trio.sleep(self._write_timeout / _LOOKS)
+            await until_tick(self._write_timeout / _LOOKS)
             before, seen = seen, {}
             for at, (connection, made) in enumerate(list(self._connections.items()), 1):
                 if at % _LOOKS_A_TURN == 0:

@@ -50,7 +50,7 @@ cdef extern from *:
 # A pass sends at most this much to each client, or one entry.
 cdef enum:
     PASS_BYTES = 128 * 1024
-    # A commit wakes the thread; at this interval it also looks for commits that did not.
+    # Interval of looks at the file if nothing reports writes to it, and in the middle of a commit.
     POLL_MS = 10
     # With this many clients the thread may go before the writer that woke it: those that run on
     # their CPU get a commit in half the time. With one there is nothing to gain; with more, the
@@ -95,6 +95,8 @@ cdef struct Shared:
     int file
     int wakeup
     int watch           # reports writes to `wakeup`; -1: `wakeup` is read
+    int reports         # readable after writes to the file by any program; -1: none
+    bint polls          # nothing reports writes
     EarlyWaker early    # written when a commit begins after a pause
     int notice
     Place top           # how far clients were sent
@@ -343,7 +345,8 @@ cdef void* run(void* what) noexcept nogil:
             ask_to_run_soon(soon, &it.usual)
             it.soon = soon
         watch_early(it.watch, &it.early, early)
-        readable = wait_for_write(it.wakeup, it.watch, &it.early, POLL_MS)
+        readable = wait_for_write(it.wakeup, it.watch, it.reports, &it.early,
+                                  POLL_MS if it.polls or it.torn else -1)
         pthread_mutex_lock(&it.guard)
         # If it is not armed any more, the event loop waits for it.
         if readable and give_way(it, turn):
@@ -374,11 +377,12 @@ cdef class LiveThread:
     cdef bint _runs
     cdef object __weakref__
 
-    def __cinit__(self, int file, int wakeup, int notice, int early=-1):
+    def __cinit__(self, int file, int wakeup, int notice, int early=-1, int reports=-1, *,
+                  bint polls=False):
         """`wakeup` becomes readable with each commit to `file`, and `early`, an eventfd (-1: none),
-        when one begins after a pause; the thread makes `notice`, an eventfd, readable when
-        `collect` has something to return. Raises `OSError` if the system has no thread or
-        descriptor left."""
+        when one begins after a pause; or `reports` (-1: none) with each write to it; with `polls`
+        the thread looks every 10 ms. It makes `notice`, an eventfd, readable when `collect` has
+        something to return. Raises `OSError` if the system has no thread or descriptor left."""
         cdef int failed
         self._it = <Shared*>calloc(1, sizeof(Shared))
         if self._it == NULL:
@@ -389,9 +393,15 @@ cdef class LiveThread:
         # The stream may be closed, and its descriptor reused, while the thread reads.
         self._it.file = os.dup(file)
         self._it.wakeup = wakeup
-        self._it.watch = open_watch(wakeup)
+        self._it.watch = open_watch(wakeup, reports)
+        self._it.reports = reports
+        # Of a pipe it has the end that cannot wake it.
+        self._it.polls = polls or self._it.watch < 0
         self._it.notice = notice
         self._it.early.fd = early
+        if reports >= 0 and self._it.watch < 0:
+            self._free()
+            raise OSError(errno, os.strerror(errno))
         failed = create_without_signals(&self._thread, run, self._it)
         if failed:
             self._free()
@@ -434,17 +444,24 @@ cdef class LiveThread:
             self._runs = False
 
     cdef void _end(self) noexcept:
-        cdef uint64_t one = 1
         if self._runs:
             self._lock()
             self._it.closing = True
             self._it.armed = False
             self._unlock()
-            # It may be waiting for a commit.
-            write(self._it.wakeup, &one, 8)
+            self._wake()
             with nogil:
                 pthread_join(self._thread, NULL)
         self._free()
+
+    cdef void _wake(self) noexcept:
+        """It may be waiting for a commit."""
+        cdef uint64_t one = 1
+        write(self._it.wakeup, &one, 8)
+
+    def wake(self):
+        """Have the thread look at the file."""
+        self._wake()
 
     def close(self):
         """End the thread; no other call follows. Idempotent."""
@@ -513,7 +530,6 @@ cdef class LiveThread:
         """Add a client; returns its slot."""
         cdef Client* more
         cdef Py_ssize_t i, room
-        cdef uint64_t one = 1
         self._lock()
         try:
             i = 0
@@ -536,7 +552,7 @@ cdef class LiveThread:
             self._it.clients[i].cursor.number = number
             # A pass in progress may have gone past its slot.
             if self._it.armed:
-                write(self._it.wakeup, &one, 8)
+                self._wake()
             return i
         finally:
             self._unlock()

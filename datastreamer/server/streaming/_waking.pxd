@@ -16,9 +16,13 @@ cdef extern from *:
     #include <unistd.h>
     #endif
 
+    #define EARLY 1
+    #define REPORTS 2
+
     /* A descriptor that waits for the next write to the eventfd `fd`, which then need not be read:
-       a system call less for each commit. -1 if there is none. */
-    static int open_watch(int fd) {
+       a system call less for each commit; and for `reports` (-1: none), which are read. -1 if there
+       is none. */
+    static int open_watch(int fd, int reports) {
     #if defined(__linux__)
         struct epoll_event event;
         struct stat kind;
@@ -29,6 +33,12 @@ cdef extern from *:
         if (fstat(fd, &kind) || S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode)) return -1;
         watch = epoll_create1(EPOLL_CLOEXEC);
         if (watch >= 0 && epoll_ctl(watch, EPOLL_CTL_ADD, fd, &event)) {
+            close(watch);
+            return -1;
+        }
+        event.events = EPOLLIN;
+        event.data.u32 = REPORTS;
+        if (watch >= 0 && reports >= 0 && epoll_ctl(watch, EPOLL_CTL_ADD, reports, &event)) {
             close(watch);
             return -1;
         }
@@ -48,7 +58,6 @@ cdef extern from *:
         int64_t rest_end;   /* it is not watched before, in ns of the coarse clock; 0: it is */
     } EarlyWaker;
 
-    #define EARLY 1
     /* The longest wait for a commit's end without a sleep. */
     #define COMMIT_NS 100000
     #define MOST_LATE 8
@@ -106,13 +115,18 @@ cdef extern from *:
     }
     #endif
 
-    /* Wait for a write to `fd`, at most this long; whether it has to be read. */
-    static int wait_for_write(int fd, int watch, EarlyWaker *early, int milliseconds) {
+    /* Wait for a write to `fd` or a report, at most this long (-1: forever); whether `fd` has to be
+       read. */
+    static int wait_for_write(int fd, int watch, int reports, EarlyWaker *early, int milliseconds) {
     #if defined(__linux__)
         struct epoll_event event;
+        char ignored[4096];
         if (watch >= 0) {
+            memset(&event, 0, sizeof event);
             while (epoll_wait(watch, &event, 1, milliseconds) > 0 && event.data.u32 == EARLY
                    && !wait_for_end(watch, early) && !early->rest_end);
+            if (event.data.u32 == REPORTS)
+                while (read(reports, ignored, sizeof ignored) == sizeof ignored);
             return 0;
         }
     #endif
@@ -146,7 +160,7 @@ cdef extern from *:
     """
     ctypedef struct EarlyWaker:
         int fd
-    int open_watch(int fd) nogil
+    int open_watch(int fd, int reports) nogil
     void watch_early(int watch, EarlyWaker* it, bint on) nogil
-    bint wait_for_write(int fd, int watch, EarlyWaker* early, int milliseconds) nogil
+    bint wait_for_write(int fd, int watch, int reports, EarlyWaker* early, int milliseconds) nogil
     void ask_to_run_soon(bint soon, uint64_t* usual) nogil

@@ -8,11 +8,10 @@ entries, and the pass over live clients, which a thread makes if it can (`live_c
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -26,6 +25,8 @@ from datastreamer.server.streaming.live_clients import LiveClients, LiveSender, 
 from datastreamer.server.streaming.page_cache import ColdReads, pages_between
 from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.server.streaming.turns import Turns
+from datastreamer.server.ticks import TICK_SECONDS, until_tick
+from datastreamer.server.wakes import Wakes, until_readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
@@ -35,8 +36,8 @@ _log = logging.getLogger(__name__)
 # A pass sends at most this much to each client and runs at most this long before it yields.
 _PASS_BYTES = 128 * 1024
 _PASS_NS = 2_000_000
-# A commit wakes the pass; at this interval it also looks for commits that did not.
-_POLL_SECONDS = 0.010
+# Interval of the looks for what caused no wake-up.
+_LOOK_SECONDS = TICK_SECONDS
 # Pause after a header that cannot be read.
 _DAMAGE_PAUSE = 1.0
 
@@ -60,7 +61,7 @@ R = TypeVar("R", bound=Placed)
 
 
 class Broadcast:
-    """The head of one stream, as clients see it. `run` and `poll` keep it going."""
+    """The head of one stream, as clients see it. `run` and `tick` keep it going."""
 
     def __init__(self, stream: DataStream, counts: Counts, early_waker: int | None = None) -> None:
         self.stream = stream
@@ -84,12 +85,12 @@ class Broadcast:
         self.trouble = ""
         """Why new entries cannot be read; empty if they can."""
         self._live = LiveClients(stream, counts, early_waker)
-        # A pass is running; another is due; time of the last look at the file.
+        # A pass is running; another is due.
         self._looking = False
         self._due = False
-        self._looked_at = 0.0
-        # Set when a client waits for commits.
+        # Set when a client waits for commits, or for the end of a change.
         self._company = trio.Event()
+        self.turns.on_wait = self._attend
         if stream.writable:
             self.doubt_unindexed()
 
@@ -102,34 +103,37 @@ class Broadcast:
         self.cold.doubt(pages)
         return pages
 
-    async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
-        """Make a pass whenever `wakeup` is readable, or have the thread make it, forever. When
-        another process has changed committed entries, `start_over` is called, which calls
-        `begin_anew`."""
+    async def run(self, wakes: Wakes, start_over: Callable[[], None]) -> None:
+        """Make a pass at each of the `wakes`, or have the thread make it, forever. When another
+        process has changed committed entries, `start_over` is called, which calls `begin_anew`."""
         try:
             while True:
                 await self._look(start_over)
-                if not (self._live or self.parked or self.watchers or self.feed):
-                    # No client waits for commits: `poll` handles many of them in one turn.
+                turns, feed = self.turns, self.feed
+                if not (self._live or self.parked or self.watchers or feed or turns.awaited):
+                    # No client waits: `tick` handles many commits in one turn.
                     self._company = trio.Event()
                     await self._company.wait()
-                # While the thread is armed it reads `wakeup`.
-                waking = self._live.notice if self._arm(wakeup) else wakeup
-                # No deadline here: it would cost as much as the rest of the way to the clients.
-                await trio.lowlevel.wait_readable(waking)
-                with contextlib.suppress(BlockingIOError):
-                    os.read(waking, 4096)
+                if self._arm(wakes):
+                    # The thread waits for `wakes`.
+                    await until_readable(self._live.notice)
+                else:
+                    await wakes.wait()
         finally:
             self.disarm()
             self._live.close()
 
-    def _arm(self, wakeup: int) -> bool:
+    def _attend(self) -> None:
+        """A client waits."""
+        self._company.set()
+
+    def _arm(self, wakes: Wakes) -> bool:
         """Have the thread serve the live clients, if it can; whether it does."""
         # First: a change that begins from now on changes the page.
         page = self._settled_page()
         if page is None or self._looking or self.turns.changing or self.trouble:
             return self._live.armed
-        armed = self._live.arm(wakeup, page, Cursor(*self.view.head))
+        armed = self._live.arm(wakes, page, Cursor(*self.view.head))
         self._report_if_awaited()
         return armed
 
@@ -140,14 +144,14 @@ class Broadcast:
         """Have the thread report each pass while a client waits for the view to move."""
         self._live.want(bool(self.parked or self.watchers or self.feed), self.view.head.entries)
 
-    async def poll(self, start_over: Callable[[], None]) -> None:
-        """Make a pass if `run` has made none for `_POLL_SECONDS`, forever."""
-        rest = 0.0
+    async def tick(self, start_over: Callable[[], None]) -> None:
+        """Make a pass at each tick of the server for what wakes no part of it, forever."""
         while True:
-            await trio.sleep(rest if rest > 0 else _POLL_SECONDS)
-            rest = self._looked_at + _POLL_SECONDS - trio.current_time()
-            if rest <= 0 and not self._looking:
+            await until_tick(_LOOK_SECONDS)
+            if not self._looking:
                 await self._look(start_over)
+                if self.stream.reader.head.entries > self.view.head.entries:
+                    self._live.wake()
 
     async def _look(self, start_over: Callable[[], None]) -> None:
         """Make a pass; if one is running, it continues with the new entries."""
@@ -181,8 +185,7 @@ class Broadcast:
                 self._report_if_awaited()
                 self.feed.wake()
                 # After the pass, because clients wait for it.
-                self._looked_at = trio.current_time()
-                self.cold.look_again(self._looked_at)
+                self.cold.look_again(trio.current_time())
         finally:
             self._looking = False
 
@@ -396,24 +399,3 @@ class Broadcast:
         # A report of the change may be due.
         self.feed.dismiss()
         self._wake_parked()
-
-
-@contextlib.contextmanager
-def wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
-    """A file descriptor that becomes readable with each commit."""
-    if waker is not None:
-        yield waker
-        return
-    if hasattr(os, "eventfd"):
-        reading = writing = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    else:
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
-    stream.parts.writer.add_waker(writing, inside=True)
-    try:
-        yield reading
-    finally:
-        stream.parts.writer.remove_waker(writing)
-        for fd in {reading, writing}:
-            os.close(fd)

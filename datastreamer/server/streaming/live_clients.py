@@ -17,6 +17,7 @@ from typing import Protocol
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._live_thread import LiveThread
 from datastreamer.server.streaming.feed import FeedPiece
+from datastreamer.server.wakes import Wakes
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.server_stream import Transport
@@ -102,9 +103,9 @@ class LiveClients:
 
     # The thread.
 
-    def arm(self, wakeup: int, page: bytes, view: Cursor) -> bool:
-        """Have the thread send what follows `view` to all clients, and read `wakeup`; False if that
-        is not possible now. `page` is the header page while nothing but commits happens."""
+    def arm(self, wakes: Wakes, page: bytes, view: Cursor) -> bool:
+        """Have the thread send what follows `view` to all clients, at each of the `wakes`; False if
+        that is not possible now. `page` is the header page while nothing but commits happens."""
         if self.armed:
             return True
         if not self._able or not self._slots:
@@ -115,18 +116,21 @@ class LiveClients:
             return False
         if any(sender.cursor.number != view.number for sender in self):
             return False
-        thread = self._thread or self._start(wakeup)
+        thread = self._thread or self._start(wakes)
         if thread is None:
             return False
         thread.arm(page, *view)
         self.armed = True
         return True
 
-    def _start(self, wakeup: int) -> LiveThread | None:
+    def _start(self, wakes: Wakes) -> LiveThread | None:
         notice = -1
         try:
             notice = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._thread = LiveThread(self._stream.fileno(), wakeup, notice, self._early)
+            self._thread = LiveThread(
+                *(self._stream.fileno(), wakes.waker, notice, self._early, wakes.reports),
+                polls=wakes.polls,
+            )
         except OSError as error:
             if notice >= 0:
                 os.close(notice)
@@ -139,6 +143,11 @@ class LiveClients:
         for sender in self._slots:
             self._put(sender, self._thread.add(socket_of(sender), *sender.cursor))
         return self._thread
+
+    def wake(self) -> None:
+        """Have the thread look for entries now, if it is armed."""
+        if self.armed and self._thread is not None:
+            self._thread.wake()
 
     def want(self, wants: bool, number: int) -> None:
         """Whether `notice` becomes readable whenever clients were sent entries. With `wants` it

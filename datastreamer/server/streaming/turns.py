@@ -56,6 +56,13 @@ class Turns:
         self._ended = 0
         self._running = 0
         self._waiting = trio.lowlevel.ParkingLot()
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called when a task begins to wait for the end of a change."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a task waits for the end of a change."""
+        return bool(self._waiting)
 
     @property
     def now(self) -> int:
@@ -104,6 +111,7 @@ class Turns:
     async def settled(self) -> None:
         """Return when no change runs."""
         while self.changing:
+            self.on_wait()
             await self._waiting.park()
 
     # Changes.

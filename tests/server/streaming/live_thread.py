@@ -56,7 +56,7 @@ def waker(writer: DataStream) -> Iterator[int]:
 @pytest.fixture
 def only_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """No poll of the event loop helps."""
-    monkeypatch.setattr(broadcast_module, "_POLL_SECONDS", 1_000)
+    monkeypatch.setattr(broadcast_module, "_LOOK_SECONDS", 1_000)
 
 
 def is_armed(rig: Rig) -> bool:

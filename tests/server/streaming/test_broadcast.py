@@ -187,7 +187,7 @@ async def test_one_pass_at_a_time_whichever_task_begins_it(
     """The poll finds a pass in the middle of its clients, at every turn: the view never goes
     back, and no client gets an entry twice."""
     monkeypatch.setattr(live_module, "_PASS_NS", 0)
-    monkeypatch.setattr(live_module, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(live_module, "_LOOK_SECONDS", 0)
     move, views = Broadcast._move_view, []
 
     def noted(self: Broadcast, head: Head) -> None:

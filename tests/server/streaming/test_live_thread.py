@@ -24,6 +24,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.format import COMMAND_COMMIT_START, PAGE_SIZE
+from datastreamer.server._inotify import reports_of_writes
 from datastreamer.server.admission.gate import EVICTED
 from datastreamer.server.streaming import broadcast as broadcast_module
 from datastreamer.server.streaming import live_clients as live_module
@@ -411,11 +412,11 @@ def settled_page(follower: DataStream) -> bytes:
 
 @contextlib.contextmanager
 def bare_thread(
-    follower: DataStream, flags: int = os.EFD_NONBLOCK
+    follower: DataStream, flags: int = os.EFD_NONBLOCK, *, reports: int = -1, polls: bool = False
 ) -> Iterator[tuple[LiveThread, int, Callable[[], None]]]:
     """The thread alone, its `notice`, and what wakes it."""
     wakeup, notice = (os.eventfd(0, flags | os.EFD_CLOEXEC) for _ in range(2))
-    thread = LiveThread(follower.fileno(), wakeup, notice)
+    thread = LiveThread(follower.fileno(), wakeup, notice, -1, reports, polls=polls)
     try:
         yield thread, notice, lambda: os.eventfd_write(wakeup, 1)
     finally:
@@ -471,10 +472,20 @@ def test_a_removed_descriptor_is_not_used_any_more(
                 each.close()
 
 
-def test_commits_that_do_not_wake_it(writer: DataStream, follower: DataStream) -> None:
-    """It looks for them, and does not wait in a read of `wakeup`, which may block."""
+@pytest.mark.parametrize("reported", [False, True])
+def test_commits_that_do_not_wake_it(
+    writer: DataStream, follower: DataStream, reported: bool
+) -> None:
+    """The system reports them, or it looks for them; it does not wait in a read of `wakeup`, which
+    may block."""
     page, head = settled_page(follower), follower.reader.head
-    with bare_thread(follower, 0) as (thread, _, _wake), client_of(thread, follower) as peer:
+    with contextlib.ExitStack() as stack:
+        reports = reports_of_writes(follower.fileno()) if reported else -1
+        if reported:
+            stack.callback(os.close, reports)
+        its = bare_thread(follower, 0, reports=reports, polls=not reported)
+        thread, _, _wake = stack.enter_context(its)
+        peer = stack.enter_context(client_of(thread, follower))
         peer.settimeout(PATIENCE)
         thread.arm(page, *head)
         for turn in range(3):
@@ -675,7 +686,7 @@ async def test_without_a_thread(
     caplog: pytest.LogCaptureFixture,
     without: str,
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **_options: object) -> None:
         raise BlockingIOError(11, "no thread left")
 
     if without == "eventfd":
@@ -736,6 +747,7 @@ def test_it_asks_to_run_soon_with_some_clients(writer: DataStream, waker: int) -
         for slot in slots[:-1]:
             thread.remove(slot)
             if slot in {0, 127}:
+                thread.wake()
                 settles(500_000 if slot == 0 else usual)
     finally:
         thread.close()
