@@ -132,7 +132,8 @@ async def test_a_client_is_ended_by_a_relay_that_goes_back(
             fill(upstream, 10, salt=b"other")
             with pytest.raises(HistoryChanged) as caught:
                 await entries.__anext__()
-            assert caught.value.first_differing == 51
+            # Entry 50 is the same, but for a moment the relay may end before it.
+            assert caught.value.first_differing in (50, 51)
 
 
 async def test_another_stream_is_never_followed(tmp_path: Path, upstream: DataStream) -> None:

@@ -69,6 +69,11 @@ class SendBounds:
         """Whether a commit is to be announced before entry `number` is sent."""
         return self._announced is not None and number >= self._announced.number
 
+    def has_more(self, number: int) -> bool:
+        """Whether entries from `number` on are a part of what is being sent: of an answer, or of
+        the announced commit."""
+        return self.bound is not None or (self.commits and not self.announces_at(number))
+
     def announce(self, head: Head) -> None:
         """The entries that follow belong to commits that end at `head`."""
         self._announced = Cursor(*head)

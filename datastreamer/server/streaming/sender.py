@@ -218,7 +218,7 @@ class Sender:
                 # If a Result, a report or the end waits, only to the end of the entry.
                 short = due or self.results or self._last == 0
                 await self._send_some(1 if short else _COPY_BYTES)
-        elif lag < 0 or self.half_sent or self._bounds.bound is not None:
+        elif lag < 0 or self.half_sent or self._bounds.has_more(self.cursor.number):
             # Committed, but not in the view yet.
             await self._park()
         elif not located:

@@ -104,7 +104,7 @@ class SumsCompleter:
         """Make the next missing record; False if there is none."""
         owned = self._owned
         with owned.lock:
-            if owned.closed:
+            if owned.closed or not self._sums.usable:
                 return False
             end, epoch = owned.end, owned.epoch
             known = KnownChain.of(end.written, end.sums.sum())

@@ -156,8 +156,12 @@ def test_without_records(path: Path) -> None:
     torn[512 + 64 + 5] ^= 1
     sums.write_bytes(torn)
     assert damaged_in(path) == [3, 4]
+    # A damaged page without a record breaks the link: nothing proves the records before it.
     sums.write_bytes(content[: 512 + 2 * 64])
+    assert damaged_in(path) == [4]
+    flip(path, FIRST + 3 * PAGE + 2000)
     assert damaged_in(path) == [1, 4]
+    flip(path, FIRST + 3 * PAGE + 2000)
     other = make(path.with_name("o.bin"), *[[of_three_a_page(number)] for number in range(14)])
     sums.write_bytes(other.with_name("o.bin.sums").read_bytes())
     assert damaged_in(path) == [4]

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import struct
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -378,7 +379,7 @@ class Laboratory(Recovering):
         with self.under(trouble):
             stream, evictions = self.live, self.disk.evictions
             refusals, seen = self.process.refusals, self.seen
-            closed = self.attempt(stream.close)
+            closed = self.attempt(lambda: _closed(stream))
             if not closed and self.stream is not stream:
                 return  # it crashed, and the stream is open again
             if closed:
@@ -442,3 +443,10 @@ class Laboratory(Recovering):
 
 
 _WORD = struct.Struct(">QI")
+
+
+def _closed(stream: DataStream) -> None:
+    """Close a stream, also with an open operation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        stream.close()
