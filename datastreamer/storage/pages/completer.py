@@ -97,7 +97,9 @@ class SumsCompleter:
             progress(self._record_at, pages)
         if not self._sums.usable:
             raise WriteFailed(self._owned.path, "the checksums cannot be written; see the log")
-        refuted = "" if self._refuted is None else self._refuted.refuted()
+        refuted = ""
+        if self._refuted is not None and not self._damaged:  # else these pages are the reason
+            refuted = self._refuted.refuted()
         return MadeSums(pages, self._made, self._damaged, refuted)
 
     def complete_page(self) -> bool:
