@@ -246,6 +246,7 @@ MUTANTS = [
         (TRUNCATE, KILL, LOSE),
         relays=2,
         several=True,
+        seed=10,
     ),
     Mutant(
         "a client is rewound one entry too little",

@@ -106,7 +106,7 @@ class SumsCompleter:
         """Make the next missing record; False if there is none."""
         owned = self._owned
         with owned.lock:
-            if owned.closed or not self._sums.usable:
+            if owned.closed:
                 return False
             end, epoch = owned.end, owned.epoch
             known = KnownChain.of(end.written, end.sums.sum())
@@ -152,6 +152,8 @@ class SumsCompleter:
             self._record_at = stop if missing is None else missing
             if missing is not None:
                 return missing, True
+        if not self._sums.usable:
+            return None, False
         if known is not None and self._sums.proven.known_from(known.stop) > known.first:
             return self._next_unlinked(known)
         page, more = self._next_before(pages if known is None else known.first)

@@ -298,10 +298,15 @@ class SumsKeeper:
         if record != old:
             self._opened().put(page, [record], self._stream_id)
         if not same:
-            self.rechain_at = page if self.rechain_at is None else min(page, self.rechain_at)
+            self.rechain(page)
+        if self.rechain_at is not None:
             self.write_chains(self._opened().count())
             if self.rechain_at is not None:
                 self.on_doubt()
+
+    def rechain(self, page: int) -> None:
+        """The chains in the records from `page` on are of another digest."""
+        self.rechain_at = page if self.rechain_at is None else min(page, self.rechain_at)
 
     def _content(self, page: int) -> bytes:
         """A page; empty if the disk cannot read it."""

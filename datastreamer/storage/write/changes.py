@@ -247,6 +247,7 @@ class ChangeWriter:
                             sidecar.put(page, [record], owned.stream_id)
                             sidecar.file.sync()
                     owned.sums.proven.put(page, digest)
+                    owned.sums.rechain(page)
                 owned.file.part(start, start + len(content))
                 owned.file.write(content, start)
 
