@@ -26,7 +26,7 @@ COMPRESSING = 45
 
 @asynccontextmanager
 async def stalled(web: Web, path: str, received: int) -> AsyncIterator[None]:
-    """Clients that have received so many bytes, and read nothing more."""
+    """Clients that have each `received` this number of bytes, and read nothing more."""
 
     async def begin(client: trio.SocketStream) -> None:
         lines = (f"GET {path} HTTP/1.1", "Host: localhost", "Accept-Encoding: gzip", "", "")

@@ -61,7 +61,7 @@ class RecordSource(Protocol):
 def compare(
     file: Readable, records: RecordSource, page: int, content: bytes | None = None
 ) -> tuple[PageSum | None, str]:
-    """The record of a whole page, and how the page differs from it; None if none is proven.
+    """The record of a whole page, and how the page differs from it; None without a proven record.
 
     `content` is that of the page if it was read. If it differs, the page is read again: another
     process may be changing it.
