@@ -16,13 +16,9 @@ import trio
 from datastreamer.relay import compare as comparing
 from datastreamer.storage.stream import DataStream
 from tests.network.fixtures import seeds
-from tests.relay.relaying import Rig, Running, Wire, new, nursery_for, relaying, serving
+from tests.relay.relaying import Rig, Running, Wire, new, nursery_for, packed, relaying, serving
 
 HOPS = 3
-
-
-def packed(stream: DataStream) -> bytes:
-    return b"".join(batch.packed() for batch in stream.batches(0))
 
 
 def differing(ours: DataStream, source: DataStream) -> list[int]:
@@ -166,7 +162,7 @@ async def play(
         return writer.updates
 
 
-@seeds(4, 24)
+@seeds(2, 24)
 @pytest.mark.parametrize("follows", [False, True], ids=["written", "followed"])
 async def test_all_entries_agree(
     tmp_path: Path, seed: int, follows: bool, monkeypatch: pytest.MonkeyPatch

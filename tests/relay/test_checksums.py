@@ -24,7 +24,17 @@ from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.pages.proof import Digests
 from datastreamer.storage.stream import DataStream
-from tests.relay.relaying import QUICK, Rig, contents, new, nursery_for, relaying, serving, twin
+from tests.relay.relaying import (
+    QUICK,
+    Rig,
+    contents,
+    new,
+    nursery_for,
+    packed,
+    relaying,
+    serving,
+    twin,
+)
 
 FIRST, PAGE = 4096, 1 << 20
 
@@ -240,7 +250,10 @@ async def test_live_operations_are_compared_when_their_page_is_whole(
         await same(rig, source)
 
 
-async def test_updates_meanwhile_are_no_damage(tmp_path: Path, source: DataStream) -> None:
+@pytest.mark.parametrize("attempts", [2, pytest.param(20, marks=pytest.mark.soak)])
+async def test_updates_meanwhile_are_no_damage(
+    tmp_path: Path, source: DataStream, attempts: int
+) -> None:
     """In pages that are on their way, that are compared, and that are not whole yet."""
     grow(source, 3.3)
     chosen = random.Random(3)
@@ -254,7 +267,7 @@ async def test_updates_meanwhile_are_no_damage(tmp_path: Path, source: DataStrea
 
     async with nursery_for() as nursery:
         server = await serving(nursery, source)
-        for attempt in range(6):
+        for attempt in range(attempts):
             rig = await relaying(nursery, tmp_path / f"{attempt}.bin", server.port)
             [state] = rig.download.states
             pages = source.header.total_length / PAGE
@@ -268,7 +281,7 @@ async def test_updates_meanwhile_are_no_damage(tmp_path: Path, source: DataStrea
                             lambda rig=rig: rig.stream.total_entries == source.total_entries
                         )
                 await trio.lowlevel.checkpoint()
-            await rig.relay.until(lambda rig=rig: contents(rig.stream) == contents(source))
+            await rig.relay.until(lambda rig=rig: packed(rig.stream) == packed(source))
             assert state.damaged == 0
             await rig.stop()
 

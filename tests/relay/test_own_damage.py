@@ -29,6 +29,7 @@ from tests.relay.relaying import (
     fill,
     new,
     nursery_for,
+    packed,
     relaying,
     serving,
 )
@@ -231,7 +232,7 @@ class Place:
             if not rig.relay.caught_up or rig.stream.total_entries != stream.total_entries:
                 return False
             try:
-                return contents(rig.stream) == contents(stream)
+                return packed(rig.stream) == packed(stream)
             except (DamagedFile, OSError):
                 return False
 

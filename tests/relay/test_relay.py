@@ -30,6 +30,7 @@ from tests.relay.relaying import (
     fill,
     new,
     nursery_for,
+    packed,
     relaying,
     serving,
 )
@@ -339,7 +340,7 @@ async def test_a_relay_is_no_upstream_of_its_own(
         fill(upstream, 50)
         await server.start()
         assert relay.stream is not None
-        await relay.until(lambda: contents(relay.stream) == contents(upstream))  # type: ignore[arg-type]
+        await relay.until(lambda: packed(relay.stream) == packed(upstream))  # type: ignore[arg-type]
 
 
 async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

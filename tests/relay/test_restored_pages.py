@@ -38,6 +38,7 @@ from tests.relay.relaying import (
     fill,
     new,
     nursery_for,
+    packed,
     relaying,
     serving,
     twin,
@@ -77,7 +78,7 @@ async def end(rig: Rig, source: DataStream) -> None:
             rig.relay.caught_up
             and rig.stream.total_entries == source.total_entries
             and not rig.download.uncompared
-            and contents(rig.stream) == contents(source)
+            and packed(rig.stream) == packed(source)
         )
     )
     assert rig.relay.failure is None

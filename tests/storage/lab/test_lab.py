@@ -26,7 +26,7 @@ from tests.storage.made import items, scan_file
 
 TestLaboratory = Laboratory.TestCase
 TestLaboratory.settings = settings(
-    max_examples=30,
+    max_examples=12,
     stateful_step_count=30,
     deadline=None,
     # A failure is reported as it was found: to shrink it takes longer than a test may.

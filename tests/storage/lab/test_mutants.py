@@ -594,13 +594,14 @@ def run(machine: type[Laboratory], examples: int) -> None:
     )
 
 
+@pytest.mark.parametrize("examples", [3, pytest.param(30, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     "machine",
     [Huge, Narrow, Leased, Placed, Behind, Timed, Unsynced, Refused, Doubtful, Summed],
 )
-def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
+def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory], examples: int) -> None:
     """Else finding the mutants with the same examples would mean nothing."""
-    run(machine, 6)  # as many as most mutants need
+    run(machine, examples)
 
 
 # Mutants that take tens of seconds to find.
