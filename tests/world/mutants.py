@@ -275,7 +275,7 @@ MUTANTS = [
         "a truncation ends no session",
         replaced(Sender, "affected", lambda *_, **__: False),
         (TRUNCATE,),
-        seed=12,
+        seed=14,
     ),
     Mutant(
         "the pass over followers ignores the turn",
