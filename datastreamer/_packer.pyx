@@ -269,15 +269,7 @@ cdef class EntryPacker(Packed):
         Raises `BadEntryType` if `type` is not a u32 or is that of bookmarks (0xb0), and
         `EntryTooLarge` if `data` has more than 1,048,559 bytes.
         """
-        cdef uint32_t kind = as_event_type(type)
-        cdef Py_buffer view
-        if PyBytes_CheckExact(data):
-            return self._add(kind, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            return self._add(kind, <const uint8_t*>view.buf, view.len)
-        finally:
-            PyBuffer_Release(&view)
+        return add_event(self, type, data)
 
     def add_bookmark(self, key):
         """Add a bookmark and return its number. Raises `BadBookmark` if its key is not 1 to 16
@@ -657,3 +649,27 @@ cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object 
         raise
     packer._open = False
     return False
+
+
+cdef int begin_operation(Packed packed, int64_t offset, uint64_t number) except -1:
+    """As `EntryPacker.begin`."""
+    return (<EntryPacker>packed)._begin(offset, number)
+
+
+cdef object add_event(Packed packed, object type, object data):
+    """As `EntryPacker.add_entry`."""
+    cdef EntryPacker packer = <EntryPacker>packed
+    cdef uint32_t kind = as_event_type(type)
+    cdef Py_buffer view
+    if PyBytes_CheckExact(data):
+        return packer._add(kind, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return packer._add(kind, <const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef object add_mark(Packed packed, object key):
+    """As `EntryPacker.add_bookmark`."""
+    return (<EntryPacker>packed)._add_mark(key)

@@ -64,7 +64,7 @@ class UncommittedSpace:
             try:
                 if len(self._placing) < _MOST_PLACING:
                     # The commit has to wait for the thread.
-                    owned.end.limit = -1
+                    owned.end.revoke()
                     self._placing.append(owned.file.place(arena, segments))
                     return
                 view = memoryview(arena)
@@ -103,8 +103,7 @@ class UncommittedSpace:
         except OSError as error:
             raise self._write_failed(error) from error
         self._size_before = self.room.size
-        # A commit has to check.
-        owned.end.limit = -1
+        owned.end.revoke()
 
     def committed(self) -> None:
         """The operation is committed: its space is the stream's."""
@@ -122,7 +121,7 @@ class UncommittedSpace:
             self.finish_placing(wanted=False)
             if self._size_before is None or owned.closed or owned.failed:
                 return
-            owned.end.limit = -1
+            owned.end.revoke()
             try:
                 self.room.shrink(owned.written.length, self._size_before)
             except OSError as error:
@@ -161,12 +160,15 @@ class UncommittedSpace:
             raise self._write_failed(error) from error
         if grown and self._durability.policy == "commit":
             # A header must not claim more than the size on disk can hold.
-            try:
-                self._owned.file.sync()
-            except OSError as error:
-                self.room.undo_growth()
-                self._durability.fail(error)
-                raise self._write_failed(error) from error
+            self._owned.end.changing(self._sync_size)
+
+    def _sync_size(self) -> None:
+        try:
+            self._owned.file.sync()
+        except OSError as error:
+            self.room.undo_growth()
+            self._durability.fail(error)
+            raise self._write_failed(error) from error
 
     def _write_failed(self, error: OSError) -> WriteFailed:
         """The error for a write other than a commit's own; counted as those are."""

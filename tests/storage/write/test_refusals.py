@@ -261,9 +261,11 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
         add(stream, TWO)
         stream.start_atomic_op()
         stream.add_entry(7, b"behind")
-        commit = stream._ensure_writable().commit
+        writer = stream._ensure_writable()
+        prepare = writer.prepare
+        writer.end.path_check_needed()
 
-        def given_up_first(*args: Any, **options: Any) -> Any:
+        def given_up_first(*args: Any) -> bool:
             def drop() -> None:
                 del disk.before["sync"]
                 with open(path, "r+b") as file:
@@ -275,10 +277,10 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
             for reported in (CommitInDoubt, EntriesLost):  # the sync fails; then it is mended
                 with pytest.raises(reported):
                     stream.sync()
-            return commit(*args, **options)
+            return prepare(*args)
 
         with (
-            mock.patch.object(stream._ensure_writable(), "commit", given_up_first),
+            mock.patch.object(writer, "prepare", given_up_first),
             pytest.raises(EntriesLost),
         ):
             stream.commit_atomic_op()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader, VisibleMark
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import EMPTY
-from datastreamer.storage.write._stream_end import StreamEnd
+from datastreamer.storage.write._lane import StreamEnd
 from datastreamer.storage.write.durability import SyncPolicy
 from tests.storage.made import sum_at
 from tests.storage.steps import SteppedCommit, Writes
@@ -81,7 +83,7 @@ def test_in_c_as_through_any_file(
             head = end.commit(packer, None, None if seen else Head(), sync, ())
             assert head == end.written == (packer.total_length, packer.next_number)
             assert type(head) is Head
-            assert end.unfinished
+            assert end.state == "writing"
             assert end.base == (head if sync else Head())
             known = sum_at(file.read(head.length, 0), head)
             assert end.sums.sum() == known
@@ -169,49 +171,61 @@ def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> 
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
         writer = stream._ensure_writable()
         end = writer.end
-        assert not end.ready
+        assert end.state == "check"
         add(stream)
-        assert end.ready
+        assert end.state == "ready"
         # Not after the end of the file, where a byte has to be left.
         assert end.limit == HEADER_PAGE_SIZE + PAGE_SIZE - 1
         for _ in range(3):
             add(stream, bytes(400_000))
             assert stream.file_size > end.limit >= writer.owned.head.length
         stream.sync_policy = "commit"
-        assert not end.ready
+        assert end.state == "check"
         add(stream)
-        assert end.ready
+        assert end.state == "ready"
         assert end.base == end.written
         stream.sync_policy = "os"
-        assert not end.ready
+        assert end.state == "check"
         add(stream)
-        assert end.ready
+        assert end.state == "ready"
         assert end.base != end.written
-    assert not end.ready
+    assert end.state == "closed"
     with pytest.raises(StreamClosed):
         stream.start_atomic_op()
 
 
-def test_a_policy_that_is_set_while_a_commit_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("call", ["append", "commit"])
+def test_a_policy_that_is_set_while_a_commit_begins(tmp_path: Path, call: str) -> None:
+    """A commit that waits for the lock meanwhile goes by the policy that it finds then."""
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
         writer = stream._ensure_writable()
-        end, begin = writer.end, writer._commit
-
-        def late(*words: object) -> Head:
-            stream.sync_policy = "commit"
-            head: Head = begin(*words)
-            return head
-
-        with monkeypatch.context() as patch:
-            patch.setattr(writer, "_commit", late)
-            patch.setattr(writer.durability, "_request_sync", lambda: None)
-            add(stream)
-        # What it found out is of the old policy, and no other commit goes by it.
-        assert not end.ready
         add(stream)
-        assert end.base == end.written
+        held = threading.Event()
+
+        def set_policy() -> None:
+            with writer.owned.exclusive():
+                held.set()
+                time.sleep(0.05)
+                stream.sync_policy = "commit"
+
+        setting = threading.Thread(target=set_policy)
+
+        def begin() -> None:  # the commit looks at the policy, and waits for the lock, after this
+            stream.commit_guard = None
+            setting.start()
+            held.wait()
+
+        if call == "commit":
+            stream.start_atomic_op()
+            stream.add_entry(1, b"x")
+        stream.commit_guard = begin
+        if call == "commit":
+            stream.commit_atomic_op()
+        else:
+            stream.append(1, b"x")
+        setting.join()
+        assert writer.end.base == writer.end.written
+        assert stream.total_entries == 2
 
 
 @pytest.mark.parametrize("sync", ["commit", "os", 5])

@@ -1,14 +1,13 @@
-"""The end of a stream that is open for writing, the header page that records it, and operations of
-one call.
+"""The commit lane: whether a commit may begin, its steps, and the end of the stream that it moves.
 
-Owns how the end advances: the hashes of the entries up to it, the bytes of header, record and
-mark (`records.py` has their layout), and their restoration if a write fails. What needs a decision
-takes the steps of `atomic_op.py` and `writer.py`.
+Owns the one state of a stream that is open for writing, how the end advances (the hashes of the
+entries up to it, the bytes of header, record and mark; `records.py` has their layout), and their
+restoration if a write fails. What needs a decision is asked of `writer.py`, in `prepare`.
 """
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -16,7 +15,9 @@ from libc.string cimport memcpy
 from posix.unistd cimport write
 
 from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
-from datastreamer._packer cimport Packed, pack_operation
+from datastreamer._packer cimport (
+    Packed, add_event, add_mark, begin_operation, copied, pack_operation,
+)
 from datastreamer.storage.bookmarks._pairs cimport ReportedBookmarks
 from datastreamer.storage.disk._commit cimport (
     Descriptor, Span, coarse_ns, descriptor_of, now_ns, write_packed,
@@ -26,8 +27,10 @@ from datastreamer.storage.pages._page_sums cimport PageSums
 from datastreamer.storage.pages._xxh3 cimport xxh3_of_33_to_96
 from datastreamer.storage.read._head cimport HeadCell
 
+from datastreamer.errors import NoOperation, OperationOpen
 from datastreamer.metrics import writer_numbers
 from datastreamer.metrics.names import TIME_BOUNDS_NS
+from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.pages.hashes import EndSum
 
 from xxhash import xxh3_64_intdigest, xxh3_128
@@ -72,6 +75,27 @@ cdef enum:
     # The write of a longer operation takes longer than the thread takes to wake.
     MOST_EARLY = 64 * 1024
 
+cdef enum State:
+    READY           # a commit that ends at or before `limit` needs no check
+    CHECK           # a question is open: room, path, truncated bytes, policy
+    WRITING         # a commit runs
+    CHANGING        # a sync or a change of committed entries runs
+    IN_DOUBT        # a header or sync failed; can be repaired while the file is open
+    INTERRUPTED     # only another open can find out what was written
+    CLOSED
+
+cdef tuple STATES = ("ready", "check", "writing", "changing", "in doubt", "interrupted", "closed")
+
+cdef enum Kind:
+    SYNCED          # on disk before it is visible, and when the call returns
+    LATER           # visible at once, on disk later
+    HIDDEN          # visible when it is on disk, later
+
+cdef str INTERRUPTION = (
+    "a commit or change was interrupted (by Ctrl-C, for example), and may be in the file; open "
+    "the stream again to go on"
+)
+
 # The slots of the counters, from `metrics/writer_numbers.py`.
 cdef uint64_t[MOST_BOUNDS] BOUNDS
 cdef Py_ssize_t BOUND_COUNT = len(TIME_BOUNDS_NS)
@@ -105,12 +129,11 @@ cdef class StreamEnd:
 
     `written` is the end, `sums` the hashes of the entries up to it. `base` is known to be on disk;
     the sync in progress began at `mid` (without one, mid is base); `base_sum` and `mid_sum` are
-    the hashes up to these. `unfinished` is true from the first write of a commit or
-    change until its end. `commits` is the number of commits, `durable` the number of those known to
-    be on disk. A commit that ends at or before offset `limit` needs no check by the writer, only
-    its writes, and a sync if `synced` is true; it does not become visible if `hidden` is true, and
-    is one that does not wait; -1: each commit needs a check. `sequence` is that of the
-    newest synced header in the page. For one thread at a time; only `commit_on` locks.
+    the hashes up to these. `commits` is the number of commits, `durable` the number of those known
+    to be on disk, `failures` that of headers and syncs that failed. `waits` is true if the sync
+    policy is "commit". A commit without a sync that ends after `sync_at` requests one; -1: each
+    does. `failure` says why nothing more is written. `sequence` is that of the newest synced header
+    in the page. For one thread at a time, which holds the owner's lock.
     """
 
     cdef public object written
@@ -119,22 +142,24 @@ cdef class StreamEnd:
     cdef public object base_sum
     cdef public object mid_sum
     cdef public PageSums sums
-    cdef public bint unfinished
-    cdef public int64_t limit
-    cdef public bint synced
-    cdef public bint hidden
+    cdef State _state
+    cdef readonly int64_t limit
+    cdef readonly str failure
+    cdef public int64_t failures
+    cdef public bint waits
+    cdef public int64_t sync_at
     cdef public int64_t commits
     cdef public int64_t durable
     cdef public uint64_t sequence
     # When a commit next has to check the file's path first, by the coarse clock.
-    cdef uint64_t _look_at
+    cdef uint64_t _path_check_at
     cdef object _file
     cdef object _owner
     # When the last commit ended, in ns.
     cdef uint64_t _ended
     # Of the owner: its reader's cell, its lock's methods, and its lists.
     cdef HeadCell _cell
-    cdef object _acquire, _release
+    cdef object _acquire, _release, _acquire_sync, _release_sync
     cdef list _wakers, _inside_wakers, _early_wakers
     cdef type _head
     cdef object _page
@@ -180,15 +205,17 @@ cdef class StreamEnd:
         self._file = file
         self._head = type(head)
         self._numbers = self._own
-        self.limit = -1
+        self._state = CHECK
+        self.limit = self.sync_at = -1
         self.written = head
         self.sums = sums
         self.all_on_disk(head)
 
     def belong_to(self, owner):
         """Commit with the locks of the `OwnedFile` `owner`, move its head, and wake those that it
-        lists. Call it again when it has another reader; lock and lists stay."""
+        lists. Call it again when it has another reader; locks and lists stay."""
         self._owner = owner
+        self._acquire_sync, self._release_sync = owner.syncing.acquire, owner.syncing.release
         self._cell = owner.reader.cell
         self._acquire, self._release = owner.lock.acquire, owner.lock.release
         self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
@@ -229,81 +256,106 @@ cdef class StreamEnd:
         add_to(self._numbers + FAILURES, 1)
 
     @property
-    def look_due(self):
+    def path_check_due(self):
         """Whether the writer has to check where the file's path leads before the next commit."""
-        return coarse_ns() >= self._look_at
+        return coarse_ns() >= self._path_check_at
 
-    def looking(self):
-        """The time at which a check begins, for `looked`."""
+    def path_check_begun(self):
+        """The time at which a check begins, for `path_checked`."""
         return coarse_ns()
 
-    def looked(self, uint64_t began, double seconds):
-        """A check that began then found the file at its path: `look_due` is false for `seconds`
+    def path_checked(self, uint64_t began, double seconds):
+        """A check that began then found the file at its path: `path_check_due` is false for `seconds`
         from then on."""
-        self._look_at = began + <uint64_t>(seconds * 1e9)
+        self._path_check_at = began + <uint64_t>(seconds * 1e9)
 
-    def look_again(self):
-        """Make `look_due` true."""
-        self._look_at = 0
+    def path_check_needed(self):
+        """Make `path_check_due` true."""
+        self._path_check_at = 0
+
+    # The state.
 
     @property
-    def ready(self):
-        """Whether the next operation may begin without a check."""
-        return self.limit >= 0 and not self.unfinished
+    def state(self):
+        """"ready", "check", "writing", "changing", "in doubt", "interrupted" or "closed"."""
+        return STATES[<int>self._state]
 
-    def commit_on(self, packer, writer, bint wait):
-        """`commit` the packer's entries, visible on return if this is to `wait`, unless the writer
-        has to check something first: then does nothing and returns None. Returns the new end.
+    @property
+    def failed(self):
+        """Whether nothing more is written until a repair or another open."""
+        return self._state == IN_DOUBT or self._state == INTERRUPTED
 
-        Requires `belong_to`. `writer.not_committed` raises the error for an `OSError`.
-        """
-        return self._commit_on(packer, writer, wait)
+    @property
+    def repairable(self):
+        """Whether a repair is possible while the file is open."""
+        return self._state == IN_DOUBT
 
-    cdef _commit_on(self, Packed packed, writer, bint wait):
-        if self.hidden:
-            return None if wait else self._commit_locked(packed, writer, False, True)
-        if not self.synced:
-            return self._commit_locked(packed, writer, False, False)
-        if not wait:
-            return None
-        syncing = self._owner.syncing
-        syncing.acquire()
+    @property
+    def interrupted(self):
+        """Whether only another open can find out what was written."""
+        return self._state == INTERRUPTED
+
+    def admit(self, int64_t limit):
+        """Commits that end at or before offset `limit` need no check."""
+        if self._state == READY or self._state == CHECK:
+            self.limit, self._state = limit, READY
+
+    def revoke(self):
+        """The next commit has to check."""
+        self.limit = -1
+        if self._state == READY:
+            self._state = CHECK
+
+    cdef void _go_on(self) noexcept:
+        self._state = CHECK if self.limit < 0 else READY
+
+    def changing(self, work):
+        """`work()`, in the state CHANGING. If it raises, the stream is interrupted, unless `work`
+        has called `unchanged`, `interrupt` or `doubt`. Raises `OperationOpen` within a commit."""
+        if self._state == CHANGING:
+            return work()
+        self._ensure_idle()
+        self._state = CHANGING
         try:
-            return self._commit_locked(packed, writer, True, False)
-        finally:
-            syncing.release()
+            result = work()
+        except BaseException:
+            if self._state == CHANGING:
+                self.interrupt()
+            raise
+        if self._state == CHANGING:
+            self._go_on()
+        return result
 
-    cdef _commit_locked(self, Packed packed, writer, bint sync, bint hidden):
-        self._acquire()
-        try:
-            # First: it runs Python code.
-            if coarse_ns() >= self._look_at and self._owner.look():
-                return None
-            if (packed._offset > self.limit or self.unfinished or self.synced != sync
-                    or self.hidden != hidden):
-                return None
-            # Earlier commits that become durable with it have to be reported.
-            if sync and self.base is not self.written:
-                return None
-            try:
-                if hidden:
-                    head = self.commit(packed, None, self._cell.now.head, False, ())
-                else:
-                    head = self.commit(packed, None, None, sync, self._wakers)
-            except OSError as error:
-                writer.not_committed(error)
-            if self.sums._finished:
-                writer.pages_finished()
-            if hidden:
-                self.unfinished = False
-                return head
-            self._cell.publish(head)
-            self.unfinished = False
-            if self._inside_wakers:
-                self._owner.wake_inside()
-            return head
-        finally:
-            self._release()
+    def unchanged(self):
+        """The change that runs has changed nothing."""
+        if self._state == CHANGING:
+            self._go_on()
+
+    cdef int _ensure_idle(self) except -1:
+        """Raises `OperationOpen` within a commit or change, which holds the lock."""
+        if self._state == WRITING or self._state == CHANGING:
+            raise OperationOpen("a commit or change of this thread runs")
+        return 0
+
+    def doubt(self, str failure):
+        """A header or sync failed."""
+        self.limit, self.failure, self._state = -1, failure, IN_DOUBT
+
+    def repaired(self):
+        """What was in doubt is settled."""
+        self.failure = None
+        if self._state == IN_DOUBT:
+            self._state = CHECK
+
+    cpdef interrupt(self, str failure=INTERRUPTION):
+        """Only another open can find out what was written, because of `failure`."""
+        self.limit, self.failure, self._state = -1, failure, INTERRUPTED
+
+    def close(self):
+        """No commit begins any more. What is in doubt or interrupted stays so."""
+        self.limit = -1
+        if not self.failed:
+            self._state = CLOSED
 
     cpdef all_on_disk(self, head):
         """Everything up to `head`, the end, is on disk."""
@@ -351,8 +403,8 @@ cdef class StreamEnd:
         """Advance the end over the packer's entries, in the page and in the file; returns it.
 
         `placed` are the hashes up to the end of the part of the operation that was placed before
-        (None: no part was). Readers may read up to `seen` (None: to the new end). Leaves `unfinished`
-        true; the caller resets it. Raises as `Descriptor.commit`, with page and end unchanged.
+        (None: no part was). Readers may read up to `seen` (None: to the new end). Leaves the state
+        WRITING, which the caller ends. Raises as `Descriptor.commit`, with page and end unchanged.
         """
         cdef Packed packed = packer
         cdef uint8_t* page = self._bytes
@@ -392,7 +444,7 @@ cdef class StreamEnd:
         else:
             after = self._nothing
         # First: a signal's handler may raise wherever Python code runs.
-        self.unfinished = True
+        self._state = WRITING
         memcpy(old, page, changed)
         try:
             self._put(self.base, self.mid, head, self.base_sum, self.mid_sum, sums._chain, digest,
@@ -440,67 +492,202 @@ cdef class StreamEnd:
 
 @cython.final
 cdef class Appender:
-    """Whether an operation may begin, and the operations that are packed and committed in one call.
+    """The operation of a stream, and the way of each commit.
 
     `lease`: only its holder may begin operations; while there is one, no entries are changed.
-    `committing` is true from the begin of a commit until it is about to return. `commit_guard` is
-    called before each commit, which is not written if it raises.
+    `commit_guard` is called before each commit, which is not written if it raises. `start` is where
+    the operation begins, and `failures` how many syncs had failed by then. `placed` are the hashes
+    up to the end of what was written before the commit (None: nothing was).
     """
 
     cdef public object lease
-    cdef public bint committing
     cdef public object commit_guard
+    cdef readonly object start
+    cdef public int64_t failures
+    cdef public PageSums placed
     cdef Packed _packer
     # None for a stream that is open for reading.
     cdef object _writer
     cdef StreamEnd _end
+    cdef object _deferred
     cdef object _keeper
     cdef ReportedBookmarks _recent
 
-    def __init__(self, packer, writer, keeper):
-        """`packer` is the `AtomicOp`, `keeper` the `BookmarkKeeper`."""
+    def __init__(self, packer, writer, deferred):
+        """`packer` is the `AtomicOp`, `deferred` the `PendingBookmarks`."""
         self._packer = packer
-        self._writer = writer
+        self._writer, self._deferred = writer, deferred
         if writer is not None:
-            self._end, self._keeper, self._recent = writer.end, keeper, keeper.recent
+            self._end, self._keeper = writer.end, deferred.keeper
+            self._recent = self._keeper.recent
+
+    cdef inline bint _may_begin(self, lease) noexcept:
+        """Whether an operation may begin, as far as is known without a lock: no other thread runs
+        Python code between this and the begin."""
+        return (self._end is not None and self.lease is lease and not self._packer._open
+                and self._end._state <= CHECK)
+
+    cdef int _enter(self, bint syncing) except -1:
+        """Acquire the lock, and before it `syncing` if that is wanted."""
+        if syncing:
+            self._end._acquire_sync()
+        try:
+            self._end._acquire()
+        except BaseException:
+            if syncing:
+                self._end._release_sync()
+            raise
+        return 0
+
+    cdef int _leave(self, bint syncing) except -1:
+        try:
+            self._end._release()
+        finally:
+            if syncing:
+                self._end._release_sync()
+        return 0
+
+    cpdef begin(self, lease=None):
+        """Open an operation. Raises as `DataStream.start_atomic_op`."""
+        cdef StreamEnd end = self._end
+        if not self._may_begin(lease) or end._state != READY:
+            self._packer.ensure_startable(lease)
+            if not self._may_begin(lease):
+                # Another thread has begun one, lent or closed the stream meanwhile.
+                self._packer.ensure_startable(lease)
+                raise OperationOpen("an operation of another thread has begun")
+        # First: after a sync that fails from now on, the commit checks again.
+        self.failures = end.failures
+        self.placed = None
+        self.start = end.written
+        begin_operation(self._packer, length_of(self.start), entries_of(self.start))
+        if self.lease is not lease:
+            # Another thread lent the stream in between; `lend` checks for an operation.
+            self._packer._open = False
+            raise self._packer.lent("operation")
 
     cdef append(self, type, tuple items, bookmark, bint single):
         """Append a bookmark (None: without) and an event for each item in an operation; returns
         the number after it. `single`: one event, whose type is a number."""
         cdef Packed packer = self._packer
         cdef StreamEnd end = self._end
-        if (self.commit_guard is not None and end is not None and not packer._open
-                and not self.committing):
+        cdef bint syncing, large = False
+        while True:
+            if not self._may_begin(None) or end._state != READY:
+                packer.ensure_startable(None)
+            if self.commit_guard is not None:
+                self.commit_guard()
+            syncing = large or end.waits
+            self._enter(syncing)
+            try:
+                if not self._may_begin(None) or (end.waits and not syncing):
+                    continue
+                if large:
+                    return packer.append_in_parts(type, items, bookmark, single)
+                self.failures, self.placed, self.start = end.failures, None, end.written
+                if not pack_operation(packer, length_of(self.start), entries_of(self.start), type,
+                                      items, bookmark):
+                    # Its parts are written before the commit, which may need a sync.
+                    large = True
+                    continue
+                if self.lease is not None:
+                    packer._open = False
+                    continue
+                try:
+                    head = self._commit(True, syncing)
+                except BaseException as error:
+                    if end._state == INTERRUPTED or not isinstance(error, Exception):
+                        packer._open = False
+                    if isinstance(error, Exception):
+                        packer._roll_back_after(error)
+                    raise
+                return entries_of(head)
+            finally:
+                self._leave(syncing)
+
+    cpdef commit(self, bint wait=True):
+        """Make the open operation part of the stream. Raises as `DataStream.commit_atomic_op`."""
+        cdef Packed packer = self._packer
+        cdef StreamEnd end = self._end
+        cdef bint syncing, again
+        if end is None or not packer._open or end._state == CLOSED:
+            packer.refuse_without_operation()
+        if self.commit_guard is not None:
             self.commit_guard()
-        # No Python code runs between these checks and `committing`: another thread that lends the
-        # stream comes before or after.
-        if (end is None or packer._open or self.committing or self.lease is not None
-                or end.limit < 0 or end.unfinished):
-            return packer._append_stepwise(type, items, bookmark, single)
-        written = end.written
-        self.committing = True
+        if end.failures != self.failures:
+            packer.ensure_repeatable()
+        syncing = wait and end.waits
+        while True:
+            self._enter(syncing)
+            try:
+                if not packer._open:
+                    raise NoOperation("no atomic operation is open: another thread has ended it")
+                again = False
+                if packer._number == <uint64_t>entries_of(self.start):
+                    packer._open = False
+                else:
+                    again = self._commit(wait, syncing) is None
+                if not again:
+                    return None if wait else self._writer.pending()
+            finally:
+                self._leave(syncing)
+            syncing = True
+
+    cdef object _commit(self, bint wait, bint syncing):
+        """Commit what is packed, and close the operation; returns the new end. Requires the lock;
+        None, with nothing done, if it needs `syncing`, too."""
+        cdef Packed packed = self._packer
+        cdef StreamEnd end = self._end
+        cdef bint prepared = False, settles
+        cdef Kind kind = LATER if not end.waits else SYNCED if wait else HIDDEN
+        end._ensure_idle()
+        if kind == SYNCED and not syncing:
+            return None
+        if (end._state != READY or packed._offset > end.limit or self.placed is not None
+                or coarse_ns() >= end._path_check_at):
+            if not self._writer.prepare(packed, self, syncing):
+                return None
+            prepared = True
+        # Earlier commits that become durable with it have to be reported.
+        settles = kind == SYNCED and end.base is not end.written
+        start = entries_of(end.written)
         try:
-            head = None
-            if pack_operation(packer, length_of(written), entries_of(written), type, items,
-                              bookmark):
-                head = end._commit_on(packer, self._writer, True)
-                packer._open = False
-        except Exception as error:
-            if self._writer.owned.interrupted:
-                packer._open = False
-            self.committing = False
-            packer._roll_back_after(error)
+            try:
+                if kind == HIDDEN:
+                    head = end.commit(packed, self.placed, end._cell.now.head, False, ())
+                else:
+                    head = end.commit(packed, self.placed, None, kind == SYNCED, end._wakers)
+            except EntriesNotWritten as error:
+                end._go_on()
+                self._writer.not_committed(error)
+            except OSError as error:
+                self._writer.not_committed(error)
+            if end.sums._finished:
+                self._writer.pages_finished()  # first: a reader looks for the records
+            if kind != HIDDEN:
+                end._cell.publish(head)
+            if prepared:
+                self._writer.uncommitted.committed()
+            if settles:
+                self._writer.durability.announce()
+            if kind != SYNCED and packed._offset > end.sync_at:
+                self._writer.durability.request_sync()
+            if kind == HIDDEN:
+                self._deferred.add(packed._bookmarks, start, head)
+            else:
+                if end._inside_wakers:
+                    end._owner.wake_inside()
+                if self._recent.report(packed._bookmarks, start, head, end.base):
+                    self._keeper.wake()
+        except BaseException as error:
+            if end._state == WRITING:
+                end.interrupt()
+            if isinstance(error, Exception) and end._state == INTERRUPTED:
+                packed._open = False
             raise
-        except BaseException:
-            packer._open = False
-            raise
-        if head is None:
-            self.committing = False
-            return packer._append_stepwise(type, items, bookmark, single)
-        if self._recent.report(packer._bookmarks, entries_of(written), head, end.base):
-            self._keeper.wake()
-        self.committing = False
-        return entries_of(head)
+        packed._open = False
+        end._go_on()
+        return head
 
 
 cdef class Appending:
@@ -518,6 +705,8 @@ cdef class Appending:
         and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
         are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
         """
+        if not PyBytes_CheckExact(data):
+            data = copied(data)
         return self._appender.append(type, (data,), bookmark, True) - 1
 
     @cython.nonecheck(True)
@@ -530,6 +719,49 @@ cdef class Appending:
         items = tuple(data)
         end = self._appender.append(type, items, bookmark, False)
         return range(end - len(items), end)
+
+    @cython.nonecheck(True)
+    def start_atomic_op(self, *, lease=None):
+        """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
+        holds the lease."""
+        self._appender.begin(lease)
+
+    @cython.nonecheck(True)
+    def add_entry(self, type, data):
+        """Add an event to the open operation; returns its number.
+
+        `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
+        `BadEntryType`, `EntryTooLarge`; the operation continues without the entry.
+        """
+        try:
+            return add_event(self._appender._packer, type, data)
+        except NoOperation:
+            self._ensure_open()
+            raise
+
+    @cython.nonecheck(True)
+    def add_bookmark(self, key):
+        """Add a bookmark of 1 to 16 bytes to the open operation; returns its entry number."""
+        try:
+            return add_mark(self._appender._packer, key)
+        except NoOperation:
+            self._ensure_open()
+            raise
+
+    @cython.nonecheck(True)
+    def commit_atomic_op(self, *, bint wait=True):
+        """Make the operation part of the stream.
+
+        Under the sync policy "commit" it is on disk when this returns. With ``wait=False``
+        this returns a `PendingCommit` at once under any policy; under "commit" the operation is
+        not visible until it is on disk. Operations that do not wait share their syncs.
+
+        Raises `NoOperation`; `WriteFailed` if the disk refused, `CommitInDoubt` if a header or a
+        sync failed, and `FileReplaced` if the stream's path does not lead to the open file any
+        more: the operation is still open then; try again, or roll back. Raises `EntriesLost` if
+        a failed sync lost entries before it.
+        """
+        return self._appender.commit(wait)
 
 
 cdef int wake_early(list wakers) except -1:
