@@ -8,7 +8,7 @@ from datastreamer.storage.disk._commit import CommitFile
 from datastreamer.storage.header.records import CommitLayout, Head
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import EndSum
-from datastreamer.storage.write.durability import PendingCommit
+from datastreamer.storage.write.pending_commit import PendingCommit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _T = TypeVar("_T")

@@ -371,27 +371,6 @@ class Durability:
         self._syncer.close()
 
 
-class PendingCommit:
-    """An operation that was committed without waiting for the disk."""
-
-    __slots__ = ("_durability", "_number")
-
-    def __init__(self, durability: Durability, number: int) -> None:
-        self._durability = durability
-        self._number = number
-
-    def done(self) -> bool:
-        """Whether it is on disk. Raises `CommitInDoubt` if it may never be."""
-        return self._durability.reached(self._number)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Return True when it is on disk, or False after `timeout` seconds.
-
-        Requests a sync, which all that wait share. Raises `CommitInDoubt`, `EntriesLost`.
-        """
-        return self._durability.wait_for(self._number, timeout)
-
-
 def write_again(file: File, start: Head, stop: Head) -> None:
     """Write the bytes between two heads to their place again, so that the next sync syncs them."""
     offset = start.length

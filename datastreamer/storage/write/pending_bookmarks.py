@@ -25,7 +25,7 @@ class PendingBookmarks:
         self._kept = 0
 
     def add(self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head) -> None:
-        """Add an operation that was committed, and is not visible yet. Requires the writer's lock."""
+        """Add an operation that was committed, and is not visible. Requires the writer's lock."""
         if bookmarks is not None:
             if self._kept + len(bookmarks) > KEPT_BOOKMARKS:
                 bookmarks = None

@@ -18,8 +18,9 @@ from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.completer import SumsCompleter
 from datastreamer.storage.write._lane import Appender
 from datastreamer.storage.write.changes import ChangeWriter
-from datastreamer.storage.write.durability import Durability, PendingCommit, SyncPolicy
+from datastreamer.storage.write.durability import Durability, SyncPolicy
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.pending_commit import PendingCommit
 from datastreamer.storage.write.source_records import SourceRecords
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 

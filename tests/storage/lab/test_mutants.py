@@ -196,15 +196,6 @@ def no_sync_when_set(policy: Any) -> Any:
     return policy.setter(mutant)
 
 
-def seen_before_the_write(commit: Any) -> Any:
-    def mutant(self: DataStream, *, wait: bool = True) -> Any:
-        if self._op.is_open and wait:
-            self._file.reader.head = Head(self._op.total_length, self._op.next_number)
-        return commit(self, wait=wait)
-
-    return mutant
-
-
 def ready_after_a_failure(_: Any) -> Any:
     def mutant(self: Durability, error: OSError) -> None:
         self._end.failures += 1
@@ -360,9 +351,6 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
     "a handle that is done before the sync": replaced(Durability, "reached", done_when_written),
     "a change to the policy commit without a sync": replaced(
         Durability, "policy", no_sync_when_set
-    ),
-    "a commit is seen before it is written": replaced(
-        DataStream, "commit_atomic_op", seen_before_the_write
     ),
     "commits begin after a sync that failed": replaced(Durability, "fail", ready_after_a_failure),
     "what does not wait is seen at once": replaced(DataStream, "commit_atomic_op", seen_at_once),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
-from datastreamer.errors import StreamClosed
+from datastreamer.errors import OperationOpen, StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
@@ -22,8 +25,8 @@ from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import EMPTY
 from datastreamer.storage.write._lane import StreamEnd
 from datastreamer.storage.write.durability import SyncPolicy
-from tests.storage.made import sum_at
-from tests.storage.steps import SteppedCommit, Writes
+from tests.storage.made import FaultyDisk, sum_at
+from tests.storage.steps import SteppedCommit, Writes, before_the_report
 
 SIZES: dict[str, list[int]] = {
     "one entry": [200],
@@ -194,6 +197,22 @@ def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> 
         stream.start_atomic_op()
 
 
+def test_a_mutant_whose_commits_go_by_the_policy_from_before_the_lock(tmp_path: Path) -> None:
+    def mutant(self: DataStream) -> None:
+        if self.commit_guard is not None:
+            self.commit_guard()
+        writer = self._ensure_writable()
+        waits = writer.end.waits
+        with writer.owned.lock:
+            now, writer.end.waits = writer.end.waits, waits
+            commit(self)
+            writer.end.waits = now
+
+    commit = DataStream.commit_atomic_op
+    with mock.patch.object(DataStream, "commit_atomic_op", mutant), pytest.raises(AssertionError):
+        test_a_policy_that_is_set_while_a_commit_begins(tmp_path, "commit")
+
+
 @pytest.mark.parametrize("call", ["append", "commit"])
 def test_a_policy_that_is_set_while_a_commit_begins(tmp_path: Path, call: str) -> None:
     """A commit that waits for the lock meanwhile goes by the policy that it finds then."""
@@ -239,3 +258,106 @@ def test_what_is_taken_at_once_does_not_grow_the_file(tmp_path: Path, sync: Sync
                 op.commit(wait=False)
             grown = (tmp_path / "s.bin").stat().st_size > before
             assert at_once is not grown
+
+
+def test_an_append_waits_for_that_of_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that runs is none that was interrupted."""
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        numbers: list[int] = []
+        other = threading.Thread(target=lambda: numbers.append(stream.append(1, b"second")))
+
+        def begin_another() -> None:
+            if not other.ident:
+                other.start()
+                other.join(0.05)
+                assert numbers == []
+
+        before_the_report(stream, monkeypatch, begin_another)
+        assert stream.append(1, b"first") == 0
+        other.join()
+        assert numbers == [1]
+        assert stream.append(1, b"third") == 2
+        assert [entry.data for entry in stream.entries()] == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("sync", ["commit", "os"])
+def test_threads_that_append(tmp_path: Path, sync: SyncPolicy) -> None:
+    with DataStream.create(tmp_path / "s.bin", sync=sync, index="memory") as stream:
+        many, numbers = 100, [list[int]() for _ in range(3)]
+
+        def append(at: int) -> None:
+            for _ in range(many):
+                numbers[at].append(stream.append(at, b"%d" % at, bookmark=b"%d" % at) + 1)
+
+        threads = [threading.Thread(target=append, args=(at,)) for at in range(3)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert sorted(itertools.chain(*numbers)) == [*range(2, 6 * many + 1, 2)]
+        for at, found in enumerate(numbers):
+            assert found == sorted(found)
+            assert stream.bookmark(b"%d" % at) == found[-1] - 2
+            assert all(stream.entry(number - 1).type == at for number in found)
+
+
+def test_an_append_beside_an_operation_of_another_thread(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        other = threading.Thread(target=stream.start_atomic_op)
+        other.start()
+        other.join()
+        with pytest.raises(OperationOpen):
+            stream.append(1, b"x")
+        stream.add_entry(1, b"one")
+        stream.commit_atomic_op()
+        assert stream.append(1, b"x") == 1
+
+
+def test_a_handle_whose_operation_becomes_durable_with_another_commit(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        owned = stream._ensure_writable().owned
+        done: list[bool] = []
+        with owned.syncing:  # no sync in the background meanwhile
+            stream.start_atomic_op()
+            stream.add_entry(1, b"not waited for")
+            handle = stream.commit_atomic_op(wait=False)
+            assert handle is not None
+            waiting = threading.Thread(target=lambda: done.append(handle.wait()), daemon=True)
+            waiting.start()
+            waiting.join(0.05)
+            assert done == []
+            stream.append(1, b"waited for")
+        waiting.join(10)
+        assert done == [True]
+
+
+@pytest.mark.parametrize("sync", ["commit", "os"])
+def test_nobody_sees_a_commit_before_it_is_written(tmp_path: Path, sync: SyncPolicy) -> None:
+    seen, disk = [], FaultyDisk()
+    with DataStream.create(tmp_path / "s.bin", index="memory", sync=sync, disk=disk) as stream:
+        add(stream)
+        for step in ("data", "header", "sync", "mark"):
+            disk.before[f"commit {step}"] = lambda: seen.append(stream.total_entries)
+        stream.start_atomic_op()
+        stream.add_entry(1, b"x")
+        stream.commit_atomic_op()
+        assert seen == [1] * (4 if sync == "commit" else len(seen))
+        assert seen
+        assert stream.total_entries == 2
+
+
+def test_a_mutant_whose_commits_are_seen_before_they_are_written(tmp_path: Path) -> None:
+    def mutant(self: DataStream) -> None:
+        self._file.reader.head = Head(self._op.total_length, self._op.next_number)
+        commit(self)
+
+    commit = DataStream.commit_atomic_op
+    with mock.patch.object(DataStream, "commit_atomic_op", mutant), pytest.raises(AssertionError):
+        test_nobody_sees_a_commit_before_it_is_written(tmp_path, "commit")
