@@ -352,7 +352,6 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
     "a change to the policy commit without a sync": replaced(
         Durability, "policy", no_sync_when_set
     ),
-    "commits begin after a sync that failed": replaced(Durability, "fail", ready_after_a_failure),
     "what does not wait is seen at once": replaced(DataStream, "commit_atomic_op", seen_at_once),
     "a sync speaks for what was written during it": replaced(
         Durability, "_settle", all_that_is_written
@@ -370,6 +369,7 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
 
 # Of what is rolled back, and closed, while the disk refuses.
 MUTANTS_IN_DOUBT: dict[str, Mutant] = {
+    "commits begin after a sync that failed": replaced(Durability, "fail", ready_after_a_failure),
     "a rollback leaves the header of a commit that failed": replaced(
         Durability, "withdraw_header", header_is_not_withdrawn
     ),
@@ -587,7 +587,6 @@ MACHINES: dict[str, type[Laboratory]] = {
         Unsynced,
     ),
     "what a failed sync left is not looked at": Refused,
-    "commits begin after a sync that failed": Refused,
     **dict.fromkeys(MUTANTS_IN_DOUBT, Doubtful),
     **dict.fromkeys(MUTANTS_OF_SUMS, Summed),
 }
