@@ -1,17 +1,18 @@
 from collections.abc import Callable, Iterable, Sequence
-from mmap import mmap
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 from datastreamer._packer import EntryPacker
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.disk._commit import CommitFile
-from datastreamer.storage.header.records import CommitLayout, Head
+from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages._page_sums import PageSums
-from datastreamer.storage.pages.hashes import EndSum
+from datastreamer.storage.write._stream_end import StreamEnd
 from datastreamer.storage.write.pending_commit import PendingCommit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _T = TypeVar("_T")
+State: TypeAlias = Literal[
+    "ready", "check", "writing", "changing", "in doubt", "interrupted", "closed"
+]
 
 class Deferred(Protocol):
     @property
@@ -19,44 +20,28 @@ class Deferred(Protocol):
     def add(self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head) -> None: ...
 
 class Writer(Protocol):
-    end: StreamEnd
+    end: CommitLane
     def prepare(self, packer: EntryPacker, operation: Appender, syncing: bool) -> bool: ...
     def not_committed(self, error: OSError) -> NoReturn: ...
     def pages_finished(self) -> None: ...
 
-class StreamEnd:
-    written: Head
-    base: Head
-    mid: Head
-    base_sum: EndSum
-    mid_sum: EndSum
-    sums: PageSums
+class CommitLane(StreamEnd):
     failures: int
     waits: bool
     sync_at: int
-    commits: int
-    durable: int
-    sequence: int
-    def count_in(self, memory: mmap | bytearray | None) -> None: ...
-    def synced_in(self, ns: int) -> None: ...
-    def refused(self) -> None: ...
     @property
     def path_check_due(self) -> bool: ...
     def path_check_begun(self) -> int: ...
-    def path_checked(self, began: int, seconds: float) -> None: ...
+    def path_check_passed(self, began: int, seconds: float) -> None: ...
     def path_check_needed(self) -> None: ...
     @property
-    def state(self) -> str: ...
+    def state(self) -> State: ...
     @property
     def limit(self) -> int: ...
     @property
     def failure(self) -> str | None: ...
     @property
     def failed(self) -> bool: ...
-    @property
-    def repairable(self) -> bool: ...
-    @property
-    def interrupted(self) -> bool: ...
     def admit(self, limit: int) -> None: ...
     def revoke(self) -> None: ...
     def changing(self, work: Callable[[], _T]) -> _T: ...
@@ -65,34 +50,7 @@ class StreamEnd:
     def repaired(self) -> None: ...
     def interrupt(self, failure: str = ...) -> None: ...
     def close(self) -> None: ...
-    def __init__(
-        self,
-        file: CommitFile,
-        page: bytearray,
-        head: Head,
-        sums: PageSums,
-        layout: CommitLayout,
-    ) -> None: ...
     def belong_to(self, owner: Any) -> None: ...
-    def all_on_disk(self, head: Head) -> None: ...
-    def put(
-        self,
-        base: Head,
-        mid: Head,
-        after: Head,
-        base_sum: EndSum,
-        mid_sum: EndSum,
-        after_sum: EndSum,
-        seen: Head,
-    ) -> None: ...
-    def commit(
-        self,
-        packer: EntryPacker,
-        placed: PageSums | None,
-        seen: Head | None,
-        sync: bool,
-        wakers: Sequence[int],
-    ) -> Head: ...
 
 class Appender:
     lease: object

@@ -219,7 +219,7 @@ class AtomicOp(EntryPacker):
             self.close()
             return ""
         count = self.next_number - self.appender.start.entries
-        if not count or self._writer.end.interrupted:
+        if not count or self._writer.end.state == "interrupted":
             self.close()
             return ""
         self.close()
@@ -238,7 +238,7 @@ class AtomicOp(EntryPacker):
             raise NoOperation("no atomic operation is open")
         self.close()
         try:
-            if writer.end.interrupted:
+            if writer.end.state == "interrupted":
                 writer.owned.ensure_writable()
             writer.durability.withdraw_header()
         finally:

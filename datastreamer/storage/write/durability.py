@@ -290,10 +290,10 @@ class Durability:
         them up. Raises `CommitInDoubt` while the disk refuses.
         """
         owned = self._owned
-        if not self._end.repairable:
+        if self._end.state != "in doubt":
             return None
         with owned.exclusive():
-            if self._end.repairable and self.lost_from is None:
+            if self._end.state == "in doubt" and self.lost_from is None:
                 try:
                     self._repair()
                 except OSError as error:

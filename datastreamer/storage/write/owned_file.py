@@ -24,7 +24,7 @@ from datastreamer.storage.pages.hashes import EndSum
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.verifier import RecordSource, Verify
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.write._lane import StreamEnd
+from datastreamer.storage.write._lane import CommitLane
 
 _UNTIL_IT_WORKS = "nothing more is written until the disk accepts writes again"
 
@@ -50,7 +50,7 @@ class OwnedFile(StreamFile):
         # The journal of an update is beside this path.
         self.journal_path = journal.path_of(path)
         self.boot = boot_id()
-        self.end = StreamEnd(file, self.page, judged.head, sums, records.COMMIT_LAYOUT)
+        self.end = CommitLane(file, self.page, judged.head, sums)
         self.sums = SumsKeeper(disk, self.journal_path, file, self.stream_id)
         # A thread that syncs acquires this before `lock`: of two simultaneous syncs, the system
         # reports a failure to one only.
@@ -122,7 +122,7 @@ class OwnedFile(StreamFile):
     def in_doubt(self, remedy: str = _UNTIL_IT_WORKS) -> CommitInDoubt:
         """The error while the file has `failed`: which entries may not be on disk, or may be."""
         failure = self.end.failure or ""
-        if not self.end.repairable:
+        if self.end.state != "in doubt":
             return CommitInDoubt(self.path, failure)
         parts = [failure]
         base, written = self.end.base.entries, self.written.entries
@@ -156,7 +156,7 @@ class OwnedFile(StreamFile):
         if why:
             self.end.path_check_needed()
         else:
-            self.end.path_checked(began, LOOK_SECONDS)
+            self.end.path_check_passed(began, LOOK_SECONDS)
         return why
 
     def replaced_at_close(self) -> FileReplaced | None:

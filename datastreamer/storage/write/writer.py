@@ -159,7 +159,7 @@ class StreamWriter:
             if durability.repair() is None:
                 durability.sync_open_file()
         except CommitInDoubt as doubt:
-            if not end.repairable:
+            if end.state != "in doubt":
                 # Interrupted by a signal, as a rule. What was acknowledged before is to survive.
                 try:
                     owned.file.sync()

@@ -117,7 +117,7 @@ async def test_a_hash_of_the_page_is_refused(
 
 
 @pytest.mark.parametrize("open_server", [over_loopback, in_memory, "secured"])
-async def test_a_lanes_where_the_page_begins(
+async def test_a_stream_ends_where_the_page_begins(
     damaged: DataStream, open_server: Open | str, request: pytest.FixtureRequest
 ) -> None:
     made: Open = (
