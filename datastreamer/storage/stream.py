@@ -18,7 +18,6 @@ from datastreamer.errors import (
     CommitInDoubt,
     EntriesLost,
     FileMissing,
-    NoOperation,
     OperationOpen,
     StreamReadOnly,
     UnknownEntry,
@@ -190,11 +189,7 @@ class DataStream(StreamView, Appending):
 
         `type` is one type for all, or one for each of `data`.
         """
-        try:
-            return self._op.add_entries(type, data)
-        except NoOperation:
-            self._ensure_open()
-            raise
+        return self._op.add_entries(type, data)
 
     def rollback_atomic_op(self) -> None:
         """Roll the open operation back, and return the space that it used in the file. After that

@@ -6,13 +6,10 @@ bytes are `_stream_end.pyx`'s.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_CheckExact
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport write
 
-from datastreamer._packer cimport (
-    Packed, add_event, add_mark, begin_operation, copied, pack_operation,
-)
+from datastreamer._packer cimport Packed, add_event, add_mark, begin_operation
 from datastreamer.storage.bookmarks._pairs cimport ReportedBookmarks
 from datastreamer.storage.disk._commit cimport coarse_ns, now_ns
 from datastreamer.storage.header._heads cimport entries_of, length_of
@@ -23,7 +20,7 @@ from datastreamer.storage.write._stream_end cimport (
 )
 
 from datastreamer.errors import NoOperation, OperationOpen
-from datastreamer.storage.disk._commit import EntriesNotWritten
+from datastreamer.storage.write.syncer import PendingCommit
 
 cdef extern from *:
     """
@@ -119,11 +116,6 @@ cdef class CommitLane(StreamEnd):
         """"ready", "check", "writing", "changing", "in doubt", "interrupted" or "closed"."""
         return STATES[<int>self._state]
 
-    @property
-    def failed(self):
-        """Whether nothing more is written until a repair or another open."""
-        return self._state == IN_DOUBT or self._state == INTERRUPTED
-
     def admit(self, int64_t limit):
         """Commits that end at or before offset `limit` need no check."""
         if self._state == READY or self._state == CHECK:
@@ -135,30 +127,26 @@ cdef class CommitLane(StreamEnd):
         if self._state == READY:
             self._state = CHECK
 
-    cdef void _go_on(self) noexcept:
-        self._state = CHECK if self.limit < 0 else READY
-
     def changing(self, work):
-        """`work()`, in the state CHANGING. If it raises, the stream is interrupted, unless `work`
-        has called `unchanged`, `interrupt` or `doubt`. Raises `OperationOpen` within a commit."""
+        """Call `work` in the state CHANGING. If it raises, the stream is interrupted, unless `work`
+        has called `ended`, `interrupt` or `doubt`. Raises `OperationOpen` within a commit."""
         if self._state == CHANGING:
-            return work()
+            work()
+            return
         self._ensure_idle()
         self._state = CHANGING
         try:
-            result = work()
+            work()
         except BaseException:
             if self._state == CHANGING:
                 self.interrupt()
             raise
-        if self._state == CHANGING:
-            self._go_on()
-        return result
+        self.ended()
 
-    def unchanged(self):
-        """The change that runs has changed nothing."""
-        if self._state == CHANGING:
-            self._go_on()
+    cpdef ended(self):
+        """The commit or change that runs has ended, or has changed nothing."""
+        if self._state == WRITING or self._state == CHANGING:
+            self._state = CHECK if self.limit < 0 else READY
 
     cdef int _ensure_idle(self) except -1:
         """Raises `OperationOpen` within a commit or change, which holds the lock."""
@@ -183,7 +171,7 @@ cdef class CommitLane(StreamEnd):
     def close(self):
         """No commit begins any more. What is in doubt or interrupted stays so."""
         self.limit = -1
-        if not self.failed:
+        if self._state != IN_DOUBT and self._state != INTERRUPTED:
             self._state = CLOSED
 
 
@@ -237,95 +225,88 @@ cdef class Appender:
         return 0
 
     cdef int _leave(self, bint syncing) except -1:
-        try:
-            self._lane._release()
-        finally:
-            if syncing:
-                self._lane._release_sync()
+        self._lane._release()
+        if syncing:
+            self._lane._release_sync()
         return 0
 
     cpdef begin(self, lease=None):
         """Open an operation. Raises as `DataStream.start_atomic_op`."""
-        cdef CommitLane lane = self._lane
-        if not self._may_begin(lease) or lane._state != READY:
+        if not self._may_begin(lease) or self._lane._state != READY:
             self._packer.ensure_startable(lease)
             if not self._may_begin(lease):
                 # Another thread has begun one, lent or closed the stream meanwhile.
                 self._packer.ensure_startable(lease)
                 raise OperationOpen("an operation of another thread has begun")
+        self._begin(lease)
+
+    cdef int _begin(self, lease) except -1:
+        """Open an operation, if `_may_begin`."""
         # First: after a sync that fails from now on, the commit checks again.
-        self.failures = lane.failures
+        self.failures = self._lane.failures
         self.placed = None
-        self.start = lane.written
+        self.start = self._lane.written
         begin_operation(self._packer, length_of(self.start), entries_of(self.start))
         if self.lease is not lease:
             # Another thread lent the stream in between; `lend` checks for an operation.
             self._packer._open = False
             raise self._packer.lent("operation")
+        return 0
 
-    cdef append(self, type, tuple items, bookmark, bint single):
-        """Append a bookmark (None: without) and an event for each item in an operation; returns
-        the number after it. `single`: one event, whose type is a number."""
+    cdef append(self, type, data, bookmark, bint single):
+        """Append a bookmark (None: without) and an event, or (not `single`) an event for each item
+        of a tuple, in an operation; returns the number after it."""
         cdef Packed packer = self._packer
         cdef CommitLane lane = self._lane
-        cdef bint syncing, large = False
+        cdef bint syncing, was_open
         while True:
             if not self._may_begin(None) or lane._state != READY:
                 packer.ensure_startable(None)
             if self.commit_guard is not None:
                 self.commit_guard()
-            syncing = large or lane.waits
+            syncing = lane.waits
             self._enter(syncing)
             try:
                 if not self._may_begin(None) or (lane.waits and not syncing):
                     continue
-                if large:
-                    return packer.append_in_parts(type, items, bookmark, single)
-                self.failures, self.placed, self.start = lane.failures, None, lane.written
-                if not pack_operation(packer, length_of(self.start), entries_of(self.start), type,
-                                      items, bookmark):
-                    # Its parts are written before the commit, which may need a sync.
-                    large = True
-                    continue
-                if self.lease is not None:
-                    packer._open = False
-                    continue
-                try:
-                    head = self._commit(True, syncing)
-                except BaseException as error:
-                    if lane._state == INTERRUPTED or not isinstance(error, Exception):
-                        packer._open = False
-                    if isinstance(error, Exception):
-                        packer._roll_back_after(error)
-                    raise
-                return entries_of(head)
+                self._begin(None)
+                if bookmark is not None:
+                    add_mark(packer, bookmark)
+                if single:
+                    add_event(packer, type, data)
+                else:
+                    packer.add_entries(type, data)
+                return entries_of(self._commit(True, syncing))
+            except BaseException as error:
+                failure = error
+                was_open = packer._open and isinstance(error, Exception)
+                packer._open = False
             finally:
                 self._leave(syncing)
+            if was_open:
+                # Without the lock: it may need `syncing`, which is acquired before it.
+                packer.rolled_back_after(failure)
+            raise failure
 
     cpdef commit(self, bint wait=True):
         """Make the open operation part of the stream. Raises as `DataStream.commit_atomic_op`."""
         cdef Packed packer = self._packer
         cdef CommitLane lane = self._lane
-        cdef bint syncing, again
+        cdef bint syncing
         if lane is None or not packer._open or lane._state == CLOSED:
             packer.refuse_without_operation()
         if self.commit_guard is not None:
             self.commit_guard()
-        if lane.failures != self.failures:
-            packer.ensure_repeatable()
+        if lane._state == IN_DOUBT:
+            packer.recover()
         syncing = wait and lane.waits
         while True:
             self._enter(syncing)
             try:
                 if not packer._open:
                     raise NoOperation("no atomic operation is open: another thread has ended it")
-                again = False
-                if packer._number == <uint64_t>entries_of(self.start):
-                    packer._open = False
-                else:
-                    again = self._commit(wait, syncing) is None
-                if not again:
-                    return None if wait else self._writer.pending()
+                if self._commit(wait, syncing) is not None:
+                    return None if wait else PendingCommit(self._writer.durability, lane.commits)
             finally:
                 self._leave(syncing)
             syncing = True
@@ -338,6 +319,9 @@ cdef class Appender:
         cdef bint prepared = False, settles
         cdef Kind kind = LATER if not lane.waits else SYNCED if wait else HIDDEN
         lane._ensure_idle()
+        if packed._number == <uint64_t>entries_of(self.start):
+            packed._open = False
+            return self.start
         if kind == SYNCED and not syncing:
             return None
         if (lane._state != READY or packed._offset > lane.limit or self.placed is not None
@@ -357,13 +341,12 @@ cdef class Appender:
                     head = lane.commit(packed, self.placed, lane._cell.now.head, False, ())
                 else:
                     head = lane.commit(packed, self.placed, None, kind == SYNCED, lane._wakers)
-            except EntriesNotWritten as error:
-                lane._go_on()
-                self._writer.not_committed(error)
             except OSError as error:
                 self._writer.not_committed(error)
             if lane.sums._finished:
-                self._writer.pages_finished()  # first: a reader looks for the records
+                # First: a reader looks for the records.
+                lane._owner.sums.finished(lane.sums._finished)
+                lane.sums._finished.clear()
             if kind != HIDDEN:
                 lane._cell.publish(head)
             if prepared:
@@ -386,7 +369,7 @@ cdef class Appender:
                 packed._open = False
             raise
         packed._open = False
-        lane._go_on()
+        lane.ended()
         return head
 
 
@@ -405,9 +388,7 @@ cdef class Appending:
         and `add_bookmark`. If it raises, nothing was appended, but for `CommitInDoubt`: the errors
         are those of `add_entry`, `start_atomic_op`, and of leaving an `atomic_op` block.
         """
-        if not PyBytes_CheckExact(data):
-            data = copied(data)
-        return self._appender.append(type, (data,), bookmark, True) - 1
+        return self._appender.append(type, data, bookmark, True) - 1
 
     @cython.nonecheck(True)
     def append_many(self, type, data, *, bookmark=None):
@@ -433,20 +414,12 @@ cdef class Appending:
         `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
         `BadEntryType`, `EntryTooLarge`; the operation continues without the entry.
         """
-        try:
-            return add_event(self._appender._packer, type, data)
-        except NoOperation:
-            self._ensure_open()
-            raise
+        return add_event(self._appender._packer, type, data)
 
     @cython.nonecheck(True)
     def add_bookmark(self, key):
         """Add a bookmark of 1 to 16 bytes to the open operation; returns its entry number."""
-        try:
-            return add_mark(self._appender._packer, key)
-        except NoOperation:
-            self._ensure_open()
-            raise
+        return add_mark(self._appender._packer, key)
 
     @cython.nonecheck(True)
     def commit_atomic_op(self, *, bint wait=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import NoReturn, Protocol
 
@@ -30,7 +30,7 @@ from datastreamer.storage.pages.hashes import PageHash
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.write._lane import Appender
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
-from datastreamer.storage.write.pending_commit import PendingCommit
+from datastreamer.storage.write.syncer import PendingCommit
 from datastreamer.storage.write.writer import StreamWriter
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class AtomicOp(EntryPacker):
         self.appender = Appender(self, writer, deferred)
 
     def __enter__(self) -> AtomicOp:
-        self.start()
+        self.appender.begin()
         return self
 
     def __exit__(
@@ -90,60 +90,27 @@ class AtomicOp(EntryPacker):
             return
         try:
             self.commit()
-        except Exception as error:
-            self._roll_back_after(error)
-            raise
-        except BaseException:
+        except BaseException as error:
+            was_open = self.is_open
             self.close()
+            if was_open and isinstance(error, Exception):
+                self.rolled_back_after(error)
             raise
 
-    def append_in_parts(
-        self,
-        type: int | Sequence[int],
-        items: tuple[Buffer, ...],
-        bookmark: Buffer | None,
-        single: bool,
-    ) -> int:
-        """What `Appending` does in one call, for what is written in parts or refused.
-
-        `single`: one event, whose type is a number. Returns the number after it."""
-        self.appender.begin()
-        # (`with self` would leave the operation open after a signal right before its end.)
-        try:
-            if bookmark is not None:
-                self.add_bookmark(bookmark)
-            if single:
-                self.add_entry(type, items[0])  # type: ignore[arg-type]
-            else:
-                self.add_entries(type, items)
-            self.appender.commit()
-        except Exception as error:
-            self._roll_back_after(error)
-            raise
-        except BaseException:
-            self.close()
-            raise
-        return self.next_number
-
-    def _roll_back_after(self, error: Exception) -> None:
-        """Roll the operation back because of `error`. Raises what replaces that error."""
-        if not self.is_open:
-            return
+    def rolled_back_after(self, error: Exception) -> None:
+        """Withdraw the operation, which is closed because of `error`. Raises what replaces that
+        error."""
         if isinstance(error, CommitInDoubt) and not isinstance(error, EntriesLost):
-            self.rollback()
+            self._withdraw()
             why = error.what.partition(";")[0]
             raise WriteFailed(
                 self._stream.path,
                 f"{why}; the operation was rolled back, and nothing of it is stored",
             ) from error
         with raised_after(error):
-            self.rollback()
+            self._withdraw()
 
     # From begin to end.
-
-    def start(self, *, lease: object = None) -> None:
-        """As `DataStream.start_atomic_op`."""
-        self.appender.begin(lease)
 
     def lent(self, what: str) -> LeaseHeld:
         """The error for `what` is not allowed while a publisher holds the lease."""
@@ -194,35 +161,24 @@ class AtomicOp(EntryPacker):
         return self.appender.commit(wait)
 
     def refuse_without_operation(self) -> NoReturn:
-        """Raise the error for a commit without an operation."""
         self._stream._ensure_open()
         raise NoOperation("no atomic operation is open")
 
-    def ensure_repeatable(self) -> None:
-        """Recover from a failed sync. Raises if the operation cannot be committed any more."""
+    def recover(self) -> None:
+        """Recover from a failed sync."""
         self._stream._repair()
-        writer, start = self._stream._ensure_writable(), self.appender.start
-        written = writer.end.written
-        if start != written:
-            self.close()
-            writer.uncommitted.release()
-            raise EntriesLost(self._stream.path, written.entries, start.entries)
-        if self.appender.placed is not None:
-            raise writer.too_large_to_repeat()
-        self.appender.failures = writer.end.failures
 
     def discard(self) -> str:
         """Close it because its stream is being closed. Returns what its program has to know, and
         logs that: how many of its entries are discarded. Empty if there are none, or if they are
         those of a publisher, which is not acknowledged and sends them again."""
-        if not self.is_open or self.appender.lease or self._writer is None:
-            self.close()
-            return ""
-        count = self.next_number - self.appender.start.entries
-        if not count or self._writer.end.state == "interrupted":
-            self.close()
-            return ""
+        count, writer = 0, self._writer
+        ours = self.is_open and not self.appender.lease
+        if ours and writer is not None and writer.end.state != "interrupted":
+            count = self.next_number - self.appender.start.entries
         self.close()
+        if not count:
+            return ""
         what = (
             f"{self._stream.path}: the stream was closed while an atomic operation was open; its "
             f"{count} entries are discarded (commit an operation, or roll it back)"
@@ -233,16 +189,25 @@ class AtomicOp(EntryPacker):
     def rollback(self) -> None:
         """As `DataStream.rollback_atomic_op`."""
         self._stream._ensure_open()
-        writer = self._stream._ensure_writable()
+        self._stream._ensure_writable()
         if not self.is_open:
-            raise NoOperation("no atomic operation is open")
+            self.refuse_without_operation()
         self.close()
-        try:
-            if writer.end.state == "interrupted":
-                writer.owned.ensure_writable()
-            writer.durability.withdraw_header()
-        finally:
-            writer.uncommitted.release()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Return the space of the operation, which is closed, and withdraw its header if that was
+        written. Requires no lock. Raises `CommitInDoubt`."""
+        writer = self._stream._ensure_writable()
+        owned = writer.owned
+        with owned.exclusive() if owned.header_ahead else owned.lock:
+            try:
+                if writer.end.state == "interrupted":
+                    owned.ensure_writable()
+                writer.durability.withdraw_header()
+            finally:
+                if not self.is_open:  # another thread may have begun the next one
+                    writer.uncommitted.release()
 
     # A large operation, which is written before its commit.
 
@@ -289,9 +254,13 @@ class AtomicOp(EntryPacker):
     ) -> PageSums:
         """Write parts of `arena`; returns the hashes up to their end. `entries` are the entries in
         them, with file offsets."""
-        writer = self._stream._ensure_writable()
-        sums = writer.sums() if self.appender.placed is None else self.appender.placed.copy()
-        writer.uncommitted.place(arena, segments, length)
+        self._stream._ensure_writable().uncommitted.place(arena, segments, length)
+        return self._sums_with(entries)
+
+    def _sums_with(self, entries: list[tuple[int, memoryview]]) -> PageSums:
+        """The hashes up to the end of what was placed, and of these entries after it."""
+        end, placed = self._stream._ensure_writable().end, self.appender.placed
+        sums = (end.sums if placed is None else placed).copy()
         for offset, part in entries:
             sums.add(part, offset)
         return sums
@@ -300,11 +269,7 @@ class AtomicOp(EntryPacker):
 
     def finished_pages(self) -> list[PageHash]:
         """The pages of the file that its commit makes whole."""
-        writer = self._stream._ensure_writable()
-        sums = writer.sums() if self.appender.placed is None else self.appender.placed.copy()
-        for offset, part in self.entry_parts():
-            sums.add(part, offset)
-        return sums.finished
+        return self._sums_with(self.entry_parts()).finished
 
     def preview(self) -> Reader:
         """A reader of the stream as its commit leaves it; valid until the operation ends.

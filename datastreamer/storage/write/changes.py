@@ -101,7 +101,7 @@ class ChangeWriter:
                 # The next open would undo an update that did not begin.
                 owned.end.interrupt(f"{refusal(error)}; open the stream again to go on")
                 raise owned.in_doubt() from error
-            owned.end.unchanged()
+            owned.end.ended()
             raise WriteFailed(owned.path, refusal(error)) from error
         try:
             # After the journal is made: if another file is at the path, the next open there
@@ -110,7 +110,7 @@ class ChangeWriter:
         except FileReplaced:
             with contextlib.suppress(OSError):
                 self._remove_journal(undo)
-            owned.end.unchanged()
+            owned.end.ended()
             raise
 
         def write() -> None:

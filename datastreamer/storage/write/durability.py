@@ -217,16 +217,14 @@ class Durability:
         moved = seen != owned.reader.head
         if moved:
             owned.reader.head = seen
-        if self.on_settled is not None:
-            self.on_settled()
+        self.announce()
         if moved:
             owned.wake_all()
         if head != end.written and end.sync_at < 0:
             self.request_sync()
-        self.notify_waiting()
 
     def announce(self) -> None:
-        """A commit brought the commits before it to disk. Requires the lock."""
+        """More commits are on disk than before. Requires the lock."""
         if self.on_settled is not None:
             self.on_settled()
         self.notify_waiting()

@@ -117,7 +117,7 @@ class OwnedFile(StreamFile):
     @property
     def failed(self) -> bool:
         """Whether a header or sync failed, or was interrupted: nothing more is written."""
-        return self.end.failed
+        return self.end.state in ("in doubt", "interrupted")
 
     def in_doubt(self, remedy: str = _UNTIL_IT_WORKS) -> CommitInDoubt:
         """The error while the file has `failed`: which entries may not be on disk, or may be."""
@@ -140,24 +140,16 @@ class OwnedFile(StreamFile):
             raise self._closed_elsewhere
         if not (always or self.end.path_check_due):
             return
-        why = self.look()
+        began = self.end.path_check_begun()
+        why = self.opened_by.difference()
         if why:
+            self.end.path_check_needed()
             raise FileReplaced(
                 self.path,
                 f"{why}; nothing more is committed until this path leads to the open file again; "
                 f"to save what is committed, {self.opened_by.way_to_save} before this process ends",
             )
-
-    def look(self) -> str:
-        """Check where the path leads: why that is not the open file, or "". The next check is due
-        in `LOOK_SECONDS`, or at once after a difference."""
-        began = self.end.path_check_begun()
-        why = self.opened_by.difference()
-        if why:
-            self.end.path_check_needed()
-        else:
-            self.end.path_check_passed(began, LOOK_SECONDS)
-        return why
+        self.end.path_check_passed(began, LOOK_SECONDS)
 
     def replaced_at_close(self) -> FileReplaced | None:
         """The error if the path does not lead to the file that is about to be closed."""

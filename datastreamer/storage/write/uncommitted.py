@@ -46,15 +46,11 @@ class UncommittedSpace:
 
         Raises `WriteFailed`; nothing visible has changed then, and the call can be repeated.
         """
-        if self.syncs_to_grow(length):
-            with self._owned.syncing:
-                self._place(arena, segments, length)
-        else:
-            self._place(arena, segments, length)
-
-    def _place(self, arena: Buffer, segments: Segments, length: int) -> None:
         owned = self._owned
-        with owned.lock:
+        # Under the other policies no caller waits for the sync after commits. (If the policy
+        # becomes "commit" before the lock is acquired, two syncs run at once.)
+        syncs = length >= self.room.size and self._durability.policy == "commit"
+        with owned.exclusive() if syncs else owned.lock:
             while self._placing and self._placing[0].ended:
                 self._finish_first()
             owned.ensure_writable()
@@ -143,14 +139,6 @@ class UncommittedSpace:
         claim = records.get_claim(owned.page)
         if claim is not None and claim.epoch == record.epoch and claim.length >= owned.head.length:
             self.room.shrink(owned.head.length, claim.size)
-
-    def syncs_to_grow(self, length: int) -> bool:
-        """Whether the file grows for an operation that ends at `length`, with a sync of its own.
-
-        Under the other policies than "commit" no caller waits for the sync after commits. (The
-        policy may become "commit" before the lock is acquired: then two syncs run at once.)
-        """
-        return length >= self.room.size and self._durability.policy == "commit"
 
     def grow(self, length: int) -> None:
         """Ensure at least one unused byte after `length`. Requires the lock."""

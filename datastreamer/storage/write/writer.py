@@ -14,13 +14,11 @@ from datastreamer._packer import EntryPacker
 from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
 from datastreamer.format import page_of, page_start
 from datastreamer.storage.disk._commit import EntriesNotWritten
-from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.completer import SumsCompleter
 from datastreamer.storage.write._lane import Appender
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability, SyncPolicy
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
-from datastreamer.storage.write.pending_commit import PendingCommit
 from datastreamer.storage.write.source_records import SourceRecords
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 
@@ -59,12 +57,18 @@ class StreamWriter:
         owned.ensure_writable()
         owned.ensure_in_place()
         if operation.start != end.written:
+            packer.close()
+            space.release()
             raise EntriesLost(owned.path, end.written.entries, operation.start.entries)
         if placed is not None:
             if operation.failures != end.failures:
                 # A later sync may succeed without having written what the system marked clean
                 # then.
-                raise self.too_large_to_repeat()
+                raise WriteFailed(
+                    owned.path,
+                    "a sync failed, and a part of the operation is no longer in memory; roll it "
+                    "back and begin it again",
+                )
             if placed.chained_from != end.sums.chained_from:
                 # Checksums of all pages became known in between.
                 placed.rechain(end.sums.chain, end.sums.chained_from)
@@ -79,22 +83,12 @@ class StreamWriter:
 
     def not_committed(self, error: OSError) -> NoReturn:
         """Raise the error for a commit that failed: page and end are as before it."""
-        if not isinstance(error, EntriesNotWritten):
+        if isinstance(error, EntriesNotWritten):
+            self.end.ended()
+        else:
             self.owned.header_ahead = True
             self.durability.fail(error)
         raise WriteFailed(self.owned.path, refusal(error)) from error
-
-    def too_large_to_repeat(self) -> WriteFailed:
-        """The error for an operation that was written in part before a sync failed."""
-        return WriteFailed(
-            self.owned.path,
-            "a sync failed, and a part of the operation is no longer in memory; roll it back and "
-            "begin it again",
-        )
-
-    def pending(self) -> PendingCommit:
-        """The newest commit, which the caller may wait for. Requires the lock."""
-        return PendingCommit(self.durability, self.end.commits)
 
     def can_commit_at_once(self, size: int) -> bool:
         """Whether an operation of `size` packed bytes fits into the file's present size: a commit
@@ -103,18 +97,6 @@ class StreamWriter:
         following = page_start(page_of(offset) + 1)
         end = offset + size if offset + size <= following else following + size
         return not self.owned.failed and end < self.uncommitted.room.size
-
-    def pages_finished(self) -> None:
-        """Write the checksums of pages that became whole by a commit. Requires the lock."""
-        pages = self.end.sums.finished
-        if pages:
-            self.owned.sums.finished(pages)
-            pages.clear()
-
-    def sums(self) -> PageSums:
-        """A copy of the hashes of the entries up to the end."""
-        with self.owned.lock:
-            return self.end.sums.copy()
 
     # The end.
 
