@@ -15,7 +15,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
-from datastreamer.errors import OperationOpen, StreamClosed
+from datastreamer.errors import OperationOpen, StreamClosed, WriteFailed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
@@ -352,3 +352,38 @@ def test_a_mutant_whose_commits_are_seen_before_they_are_written(tmp_path: Path)
     commit = DataStream.commit_atomic_op
     with mock.patch.object(DataStream, "commit_atomic_op", mutant), pytest.raises(AssertionError):
         test_nobody_sees_a_commit_before_it_is_written(tmp_path, "commit")
+
+
+def test_an_append_that_fails_beside_a_sync_in_the_background(tmp_path: Path) -> None:
+    """A sync acquires its lock before that of commits; so does what an append withdraws."""
+    disk = FaultyDisk()
+    stream = DataStream.create(tmp_path / "s.bin", index="memory", sync="os", disk=disk)
+    add(stream)
+    owned, failed = stream._ensure_writable().owned, threading.Event()
+
+    def sync() -> None:
+        with owned.syncing:
+            failed.set()
+            time.sleep(0.05)  # until the append waits for this lock
+            with owned.lock:
+                disk.faults = {}
+
+    def begin_sync() -> None:
+        threading.Thread(target=sync, daemon=True).start()
+        failed.wait()
+        del disk.before["commit header"]
+
+    def append() -> None:
+        with pytest.raises(WriteFailed, match="rolled back"):
+            stream.append(1, b"refused")
+        done.append(stream.append(1, b"stored"))
+
+    done: list[int] = []
+    disk.faults = dict.fromkeys(["sync", "write", "commit header"], errno.EIO)
+    disk.before["commit header"] = begin_sync
+    appending = threading.Thread(target=append, daemon=True)
+    appending.start()
+    appending.join(20)
+    assert done == [1]
+    assert [entry.data for entry in stream.entries()] == [b"x", b"stored"]
+    stream.close()
