@@ -267,20 +267,22 @@ cdef class Appender:
             syncing = lane.waits
             self._enter(syncing)
             try:
+                lane._ensure_idle()
                 if not self._may_begin(None) or (lane.waits and not syncing):
                     continue
                 self._begin(None)
-                if bookmark is not None:
-                    add_mark(packer, bookmark)
-                if single:
-                    add_event(packer, type, data)
-                else:
-                    packer.add_entries(type, data)
-                return entries_of(self._commit(True, syncing))
-            except BaseException as error:
-                failure = error
-                was_open = packer._open and isinstance(error, Exception)
-                packer._open = False
+                try:
+                    if bookmark is not None:
+                        add_mark(packer, bookmark)
+                    if single:
+                        add_event(packer, type, data)
+                    else:
+                        packer.add_entries(type, data)
+                    return entries_of(self._commit(True, syncing))
+                except BaseException as error:
+                    failure = error
+                    was_open = packer._open and isinstance(error, Exception)
+                    packer._open = False
             finally:
                 self._leave(syncing)
             if was_open:

@@ -299,6 +299,22 @@ def test_threads_that_append(tmp_path: Path, sync: SyncPolicy) -> None:
             assert all(stream.entry(number - 1).type == at for number in found)
 
 
+def test_an_append_within_a_change_of_its_thread(tmp_path: Path) -> None:
+    """As in the handler of a signal: waiting for the change to end would be for ever."""
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        add(stream)
+        owned = stream._ensure_writable().owned
+
+        def work() -> None:
+            for call in (lambda: stream.append(1, b"x"), stream.start_atomic_op):
+                with pytest.raises(OperationOpen):
+                    call()
+
+        with owned.exclusive():
+            owned.end.changing(work)
+        assert stream.append(1, b"x") == 1
+
+
 def test_an_append_beside_an_operation_of_another_thread(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
         other = threading.Thread(target=stream.start_atomic_op)
