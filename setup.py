@@ -41,6 +41,7 @@ MODULES = [
     "datastreamer.storage.read._at_hand",
     "datastreamer.storage.pages._page_sums",
     "datastreamer.storage.read._head",
+    "datastreamer.storage.write._lane",
     "datastreamer.storage.write._stream_end",
     "datastreamer.zkevm._wire",
 ]

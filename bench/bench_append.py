@@ -201,6 +201,45 @@ def test_append(
     )
 
 
+@pytest.mark.parametrize("bookmark", [False, True], ids=["plain", "bookmark"])
+def test_three_calls(
+    versus: Versus, reference: Any, smoke: bool, tmp_path: Path, bookmark: bool
+) -> None:
+    """`start_atomic_op`, `add_entry` and `commit_atomic_op`: what a port of the reference calls."""
+    operations = 50 if smoke else 50_000
+    data = bytes(SIZE)
+
+    def ours() -> Done:
+        with new_stream(tmp_path) as stream:
+            start, mark, add = stream.start_atomic_op, stream.add_bookmark, stream.add_entry
+            commit = stream.commit_atomic_op
+            begin = time.perf_counter()
+            for number in range(operations):
+                start()
+                if bookmark:
+                    mark(number.to_bytes(8, "big"))
+                add(1, data)
+                commit()
+            return Done(operations, time.perf_counter() - begin)
+
+    def theirs() -> Done:
+        _, seconds = reference.append(operations, 1, SIZE, bookmarks=bookmark)
+        return Done(operations, seconds)
+
+    size = 17 + SIZE + (25 if bookmark else 0)
+    versus(
+        f"append, {'four' if bookmark else 'three'} calls an operation of 1"
+        f"{' and a bookmark' if bookmark else ''}, 200 B, not synced",
+        ours,
+        {
+            "reference (Go)": reference and theirs,
+            "two bare pwrites": lambda: bare_commits(tmp_path, operations, size, sync=False),
+        },
+        unit="operations/s",
+        at_least=1.0,
+    )
+
+
 def test_operations_synced(versus: Versus, smoke: bool, tmp_path: Path) -> None:
     operations = 5 if smoke else 2_000
     data = bytes(SIZE)

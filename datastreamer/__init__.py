@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from datastreamer.storage.stream import DataStream as DataStream
     from datastreamer.storage.view import IndexName as IndexName
     from datastreamer.storage.write.atomic_op import AtomicOp as AtomicOp
-    from datastreamer.storage.write.durability import PendingCommit as PendingCommit
     from datastreamer.storage.write.durability import SyncPolicy as SyncPolicy
+    from datastreamer.storage.write.syncer import PendingCommit as PendingCommit
     from datastreamer.transport.tls import ServerTLS as ServerTLS
     from datastreamer.transport.tls import client_tls as client_tls
 

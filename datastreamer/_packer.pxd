@@ -36,8 +36,9 @@ cdef class Packed:
 
 
 # Of an `EntryPacker`, which is given as what it inherits from.
-cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object type,
-                         object items, object bookmark) except -1
+cdef int begin_operation(Packed packed, int64_t offset, uint64_t number) except -1
+cdef object add_event(Packed packed, object type, object data)
+cdef object add_mark(Packed packed, object key)
 
 
 cdef inline Py_ssize_t segment_end(Packed packed, Py_ssize_t i) noexcept:

@@ -217,6 +217,10 @@ cdef class EntryPacker(Packed):
     def spill(self):
         """Called if the arena exceeds `spill_size`; for subclasses. Does nothing here."""
 
+    def refuse_without_operation(self):
+        """Raise the error for an addition while no operation is open."""
+        raise NoOperation("no atomic operation is open; begin one first")
+
     @property
     def is_open(self):
         """Whether an operation is open."""
@@ -269,15 +273,7 @@ cdef class EntryPacker(Packed):
         Raises `BadEntryType` if `type` is not a u32 or is that of bookmarks (0xb0), and
         `EntryTooLarge` if `data` has more than 1,048,559 bytes.
         """
-        cdef uint32_t kind = as_event_type(type)
-        cdef Py_buffer view
-        if PyBytes_CheckExact(data):
-            return self._add(kind, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            return self._add(kind, <const uint8_t*>view.buf, view.len)
-        finally:
-            PyBuffer_Release(&view)
+        return add_event(self, type, data)
 
     def add_bookmark(self, key):
         """Add a bookmark and return its number. Raises `BadBookmark` if its key is not 1 to 16
@@ -443,7 +439,7 @@ cdef class EntryPacker(Packed):
     cdef int _check(self, uint64_t count) except -1:
         """Raise an error unless `count` more entries may be added."""
         if not self._open:
-            raise NoOperation("no atomic operation is open; begin one first")
+            self.refuse_without_operation()
         # No entry has the largest u64 as its number: a u64 could not hold the total after it.
         if count > UINT64_MAX - self._number:
             raise UsageError(f"no numbers are left for {count} entries from {self._number} on")
@@ -630,30 +626,25 @@ cdef class EntryPacker(Packed):
         return 0
 
 
-cdef bint pack_operation(Packed packed, int64_t offset, uint64_t number, object type,
-                         object items, object bookmark) except -1:
-    """Open an operation on a stream that ends there, and add a bookmark (None: without) and an
-    event of this type for each item. False if only the methods of `EntryPacker` can add them, or
-    refuse them: then no operation is open that was not open before."""
-    cdef EntryPacker packer = packed
-    cdef Py_ssize_t total
-    if packer._open or not PyLong_CheckExact(type) or not isinstance(items, (list, tuple)):
-        return False
-    if bookmark is not None and not (PyBytes_CheckExact(bookmark)
-                                     and 1 <= PyBytes_GET_SIZE(bookmark) <= MAX_BOOKMARK_SIZE):
-        return False
-    packer._begin(offset, number)
+cdef int begin_operation(Packed packed, int64_t offset, uint64_t number) except -1:
+    """As `EntryPacker.begin`."""
+    return (<EntryPacker>packed)._begin(offset, number)
+
+
+cdef object add_event(Packed packed, object type, object data):
+    """As `EntryPacker.add_entry`."""
+    cdef EntryPacker packer = <EntryPacker>packed
+    cdef uint32_t kind = as_event_type(type)
+    cdef Py_buffer view
+    if PyBytes_CheckExact(data):
+        return packer._add(kind, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        kind = as_event_type(type)
-        if bookmark is not None:
-            packer._add_mark(bookmark)
-        total = measure(items, False)
-        if 0 < total <= packer._spill_at - packer._used:
-            packer._put_all(kind, NULL, PySequence_Fast_ITEMS(items),
-                            PySequence_Fast_GET_SIZE(items))
-            return True
-    except BaseException:
-        packer._open = False
-        raise
-    packer._open = False
-    return False
+        return packer._add(kind, <const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef object add_mark(Packed packed, object key):
+    """As `EntryPacker.add_bookmark`."""
+    return (<EntryPacker>packed)._add_mark(key)

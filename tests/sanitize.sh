@@ -58,7 +58,7 @@ ctypes.memmove(ctypes.create_string_buffer(4096), id(block) + 64, 4000)
 fi
 
 run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
-    tests/reassembly tests/arrow/test_record_batches.py tests/storage/write/test_stream_end.py \
+    tests/reassembly tests/arrow/test_record_batches.py tests/storage/write/test_lane.py \
     tests/storage/write/test_append.py tests/storage/bookmarks/test_keeper.py \
     tests/storage/bookmarks/test_blocks.py tests/storage/read/test_at_hand.py \
     tests/storage/disk/test_file_ops.py tests/storage/disk/test_placement.py \

@@ -18,7 +18,6 @@ from datastreamer.errors import (
     CommitInDoubt,
     EntriesLost,
     FileMissing,
-    NoOperation,
     OperationOpen,
     StreamReadOnly,
     UnknownEntry,
@@ -32,10 +31,10 @@ from datastreamer.storage.pages.verifier import Verify, check_verify
 from datastreamer.storage.parts import Parts
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.view import IndexName, StreamView
-from datastreamer.storage.write._stream_end import Appending
+from datastreamer.storage.write._lane import Appending
 from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
 from datastreamer.storage.write.changes import ChangeWriter
-from datastreamer.storage.write.durability import PendingCommit, SyncPolicy, check_policy
+from datastreamer.storage.write.durability import SyncPolicy, check_policy
 from datastreamer.storage.write.opening import create_stream, open_to_write
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
 from datastreamer.storage.write.writer import StreamWriter
@@ -185,55 +184,12 @@ class DataStream(StreamView, Appending):
     def commit_guard(self, guard: Callable[[], None] | None) -> None:
         self._appender.commit_guard = guard
 
-    def start_atomic_op(self, *, lease: object = None) -> None:
-        """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
-        holds the lease."""
-        self._op.start(lease=lease)
-
-    def add_entry(self, type: int, data: Buffer) -> int:
-        """Add an event to the open operation; returns its number.
-
-        `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
-        `BadEntryType`, `EntryTooLarge`; the operation continues without the entry.
-        """
-        try:
-            return self._op.add_entry(type, data)
-        except NoOperation:
-            self._ensure_open()
-            raise
-
-    def add_bookmark(self, key: Buffer) -> int:
-        """Add a bookmark of 1 to 16 bytes to the open operation; returns its entry number."""
-        try:
-            return self._op.add_bookmark(key)
-        except NoOperation:
-            self._ensure_open()
-            raise
-
     def add_entries(self, type: int | Sequence[int], data: Iterable[Buffer]) -> range:
         """Add many events in one call; returns their numbers. On an error, none is added.
 
         `type` is one type for all, or one for each of `data`.
         """
-        try:
-            return self._op.add_entries(type, data)
-        except NoOperation:
-            self._ensure_open()
-            raise
-
-    def commit_atomic_op(self, *, wait: bool = True) -> PendingCommit | None:
-        """Make the operation part of the stream.
-
-        Under the sync policy "commit" it is on disk when this returns. With ``wait=False``
-        this returns a `PendingCommit` at once under any policy; under "commit" the operation is
-        not visible until it is on disk. Operations that do not wait share their syncs.
-
-        Raises `NoOperation`; `WriteFailed` if the disk refused, `CommitInDoubt` if a header or a
-        sync failed, and `FileReplaced` if the stream's path does not lead to the open file any
-        more: the operation is still open then; try again, or roll back. Raises `EntriesLost` if
-        a failed sync lost entries before it.
-        """
-        return self._op.commit(wait=wait)
+        return self._op.add_entries(type, data)
 
     def rollback_atomic_op(self) -> None:
         """Roll the open operation back, and return the space that it used in the file. After that
@@ -382,9 +338,11 @@ class DataStream(StreamView, Appending):
         if self._file.closed:
             return
         writer = self._writer
-        if writer is not None and self._appender.committing:
-            writer.owned.interrupt()
-        discarded = self._op.discard()
+        if writer is None:
+            discarded = self._op.discard()
+        else:
+            with writer.owned.lock:  # a commit of another thread ends first
+                discarded = self._op.discard()
         try:
             if writer is not None:
                 if writer.owned.failed:

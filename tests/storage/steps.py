@@ -1,4 +1,5 @@
-"""The commit of a file that is a double: the steps of the real one, one by one.
+"""The steps of a commit: of a file that is a double, one by one, and between the writes and the
+report to the index.
 
 The only place in the tests that has the arguments of `File.commit`.
 """
@@ -6,8 +7,11 @@ The only place in the tests that has the arguments of `File.commit`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import pytest
+
+from datastreamer import DataStream
 from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.disk.file_ops import Buffer
 
@@ -54,3 +58,14 @@ class SteppedCommit:
                 raise kind(error.errno, error.strerror) from None
         for waker in wakers:
             os.write(waker, b"\0\0\0\0\0\0\0\1")
+
+
+def before_the_report(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]
+) -> None:
+    """Until `monkeypatch` is undone, each commit calls `act` when it is visible, and has not
+    reported its bookmarks."""
+    owned = stream._ensure_writable().owned
+    monkeypatch.setattr(owned, "wake_inside", act)
+    monkeypatch.setattr(owned, "inside_wakers", [-1])
+    owned.end.belong_to(owned)

@@ -271,7 +271,7 @@ def test_entries_and_batches(path: Path) -> None:
                 list(stream.entries(start))
 
 
-def test_an_iteration_ends_where_the_stream_ended_when_it_began(path: Path) -> None:
+def test_an_iteration_ends_where_the_laneed_when_it_began(path: Path) -> None:
     with DataStream.create(path, index="memory") as stream:
         add(stream, ONE)
         iteration = stream.entries()

@@ -30,7 +30,7 @@ from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.pages import completer
 from datastreamer.storage.parts import StreamPages
 from datastreamer.storage.write import durability
-from datastreamer.storage.write.durability import PendingCommit
+from datastreamer.storage.write.syncer import PendingCommit
 from tests.storage.lab.model import booted
 from tests.world import cache
 from tests.world.threads import Stepped, from_thread_run, from_thread_run_sync, in_loop, run_stepped

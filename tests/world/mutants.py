@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from datastreamer import DataStream
 from datastreamer.client.link import ServerLink
 from datastreamer.protocol.history import Trail
 from datastreamer.protocol.publish.messages import Receipt, encode_receipt
@@ -164,8 +165,8 @@ class _Together:
 
     @staticmethod
     def start(start: Any) -> Any:
-        def mutant(self: AtomicOp, *, lease: object = None) -> None:
-            start(self, lease=self.appender.lease)
+        def mutant(self: DataStream, *, lease: object = None) -> None:
+            start(self, lease=self._appender.lease)
 
         return mutant
 
@@ -383,7 +384,7 @@ MUTANTS = [
         "a taken-over publisher goes on",
         together(
             replaced(AtomicOp, "lend", _Together.lend),
-            changed(AtomicOp, "start", _Together.start),
+            changed(DataStream, "start_atomic_op", _Together.start),
             replaced(PublishSession, "fence", _Together.fence),
             changed(PublishSession, "_leave", _Together.leave),
         ),

@@ -1,4 +1,4 @@
-"""Pairs of key and entry number, as `_blocks.pyx` packs them and `_stream_end.pyx` reports them."""
+"""Pairs of key and entry number, as `_blocks.pyx` packs them and `_lane.pyx` reports them."""
 
 cimport cython
 from cpython.object cimport PyObject

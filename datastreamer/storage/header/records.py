@@ -112,12 +112,11 @@ BEFORE_SYNC: Final = (HEADER_OFFSET, RECORD_OFFSET + COMMIT.size)
 AFTER_SYNC: Final = (SLOT_OFFSETS[0], MARK_OFFSET + MARK.size)
 WITHOUT_SYNC: Final = (HEADER_OFFSET, MARK_OFFSET + MARK.size)
 
-CommitLayout = tuple[int, int, int, int, int, Span, Span, Span, Span, tuple[int, int, int]]
 # The offsets of the bytes that every commit changes: the header's totals, the record's three heads
 # (pairs of u64) and their sums (pairs of 16 bytes), its own sum, the mark (which ends in a head)
 # and its sum; the spans that are written; the slots, and in a slot its sequence number, the totals,
 # its sum.
-COMMIT_LAYOUT: Final[CommitLayout] = (
+COMMIT_LAYOUT: Final = (
     _TOTALS_OFFSET,
     _ENDS_OFFSET,
     _RECORD_END,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from datastreamer._codec import EntryBatch
 from datastreamer._packer import EntryPacker
@@ -28,9 +28,9 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import PageHash
 from datastreamer.storage.read.reader import Reader
-from datastreamer.storage.write._stream_end import Appender
-from datastreamer.storage.write.durability import PendingCommit
+from datastreamer.storage.write._lane import Appender
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
+from datastreamer.storage.write.syncer import PendingCommit
 from datastreamer.storage.write.writer import StreamWriter
 
 _log = logging.getLogger(__name__)
@@ -55,10 +55,6 @@ class AtomicOp(EntryPacker):
     """
 
     __slots__ = (
-        "_deferred",
-        "_failures",
-        "_placed",
-        "_start",
         "_stream",
         "_writer",
         "appender",
@@ -74,16 +70,10 @@ class AtomicOp(EntryPacker):
         self._stream = stream
         # None for a stream that is open for reading: no operation begins on it.
         self._writer = writer
-        self._deferred = deferred
-        self.appender = Appender(self, writer, None if deferred is None else deferred.keeper)
-        # Where it begins, and how many syncs had failed by then.
-        self._start = Head()
-        self._failures = 0
-        # The hashes up to the end of what was spilled; None if nothing was.
-        self._placed: PageSums | None = None
+        self.appender = Appender(self, writer, deferred)
 
     def __enter__(self) -> AtomicOp:
-        self.start()
+        self.appender.begin()
         return self
 
     def __exit__(
@@ -100,78 +90,27 @@ class AtomicOp(EntryPacker):
             return
         try:
             self.commit()
-        except Exception as error:
-            self._roll_back_after(error)
-            raise
-        except BaseException:
+        except BaseException as error:
+            was_open = self.is_open
             self.close()
+            if was_open and isinstance(error, Exception):
+                self.rolled_back_after(error)
             raise
 
-    def _append_stepwise(
-        self,
-        type: int | Sequence[int],
-        items: tuple[Buffer, ...],
-        bookmark: Buffer | None,
-        single: bool,
-    ) -> int:
-        """What `Appending` does in one call, with all checks, step by step.
-
-        `single`: one event, whose type is a number. Returns the number after it."""
-        self.start()
-        # (`with self` would leave the operation open after a signal right before its end.)
-        try:
-            if bookmark is not None:
-                self.add_bookmark(bookmark)
-            if single:
-                self.add_entry(type, items[0])  # type: ignore[arg-type]
-            else:
-                self.add_entries(type, items)
-            self.commit()
-        except Exception as error:
-            self._roll_back_after(error)
-            raise
-        except BaseException:
-            self.close()
-            raise
-        return self.next_number
-
-    def _roll_back_after(self, error: Exception) -> None:
-        """Roll the operation back because of `error`. Raises what replaces that error."""
-        if not self.is_open:
-            return
+    def rolled_back_after(self, error: Exception) -> None:
+        """Withdraw the operation, which is closed because of `error`. Raises what replaces that
+        error."""
         if isinstance(error, CommitInDoubt) and not isinstance(error, EntriesLost):
-            self.rollback()
+            self._withdraw()
             why = error.what.partition(";")[0]
             raise WriteFailed(
                 self._stream.path,
                 f"{why}; the operation was rolled back, and nothing of it is stored",
             ) from error
         with raised_after(error):
-            self.rollback()
+            self._withdraw()
 
     # From begin to end.
-
-    def start(self, *, lease: object = None) -> None:
-        """As `DataStream.start_atomic_op`."""
-        writer = self._writer
-        if self.appender.lease is not lease:
-            raise self.lent("operation")
-        if writer is None or self.is_open or self.appender.committing or not writer.end.ready:
-            writer = self._ensure_startable()
-        # First: after a sync that fails from now on, the commit checks again.
-        self._failures = writer.owned.failures
-        self._placed = None
-        self._start = start = writer.end.written
-        try:
-            self.begin(start[0], start[1])
-            if self.appender.lease is not lease:
-                # Another thread lent the stream between the two checks; `lend` checks for an
-                # operation.
-                raise self.lent("operation")
-        except BaseException:
-            # Also one of a signal.
-            self.close()
-            raise
 
     def lent(self, what: str) -> LeaseHeld:
         """The error for `what` is not allowed while a publisher holds the lease."""
@@ -184,7 +123,7 @@ class AtomicOp(EntryPacker):
         if self.appender.lease is not None:
             raise self.lent("lease")
         self.appender.lease = lease
-        if self.is_open or self.appender.committing:
+        if self.is_open:
             self.appender.lease = None
             raise OperationOpen("an atomic operation of this process is open")
 
@@ -197,91 +136,49 @@ class AtomicOp(EntryPacker):
             finally:
                 self.appender.lease = None
 
-    def _ensure_startable(self) -> StreamWriter:
+    def ensure_startable(self, lease: object) -> None:
+        """Wait for the commit of another thread, and recover from a failed sync. Raises if no
+        operation may begin."""
         stream = self._stream
         stream._ensure_open()
         writer = stream._ensure_writable()
-        self._ensure_uninterrupted(writer)
+        if self.appender.lease is not lease:
+            raise self.lent("operation")
         if self.is_open:
-            raise OperationOpen("an atomic operation is open already; commit it or roll it back")
+            with writer.owned.lock:
+                if self.is_open:
+                    raise OperationOpen(
+                        "an atomic operation is open already; commit it or roll it back"
+                    )
         if writer.owned.failed:
             stream._repair()
             writer.owned.ensure_writable()
         # The space of an earlier operation, if the system refused to shrink the file then.
         writer.uncommitted.release()
-        return writer
-
-    def _ensure_uninterrupted(self, writer: StreamWriter) -> None:
-        """Raises `CommitInDoubt` if a signal's exception interrupted a commit: whether it was
-        made is unknown."""
-        if self.appender.committing:
-            writer.owned.interrupt()
-            self.appender.committing = False
-            self.close()
-            writer.owned.ensure_writable()
 
     def commit(self, *, wait: bool = True) -> PendingCommit | None:
         """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""
-        stream, writer, deferred = self._stream, self._writer, self._deferred
-        if not self.is_open or writer is None or deferred is None:
-            stream._ensure_open()
-            raise NoOperation("no atomic operation is open")
-        if self.appender.commit_guard is not None:
-            self.appender.commit_guard()
-        if self.appender.committing:
-            self._ensure_uninterrupted(writer)
-        start = self._start.entries
-        if self.next_number == start:
-            self.close()
-            return None if wait else PendingCommit(writer.durability, writer.end.commits)
-        if writer.owned.failures != self._failures:
-            self._ensure_repeatable(writer)
-        self.appender.committing = True
-        if not wait:
-            deferred.add(self.bookmarks, start, Head(self.total_length, self.next_number))
-        try:
-            placed = None if self._placed is None else self._sums_of_placed
-            head = writer.commit(self, placed, wait=wait, begins=self._start)
-        except Exception:
-            # (A signal's exception leaves `committing` set: whether it was made is unknown.)
-            if not wait:
-                deferred.withdraw()
-            if writer.owned.interrupted:
-                self.close()
-            self.appender.committing = False
-            raise
-        self.close()
-        pending = None
-        if wait:
-            deferred.keeper.committed(self.bookmarks, start, head, writer.end.base)
-        else:
-            pending = PendingCommit(writer.durability, writer.end.commits)
-            if head.entries <= writer.owned.head.entries:
-                writer.durability.announce()
-        self.appender.committing = False
-        return pending
+        return self.appender.commit(wait)
 
-    def _ensure_repeatable(self, writer: StreamWriter) -> None:
-        """Recover from a failed sync. Raises if the operation cannot be committed any more."""
+    def refuse_without_operation(self) -> NoReturn:
+        self._stream._ensure_open()
+        raise NoOperation("no atomic operation is open")
+
+    def recover(self) -> None:
+        """Recover from a failed sync."""
         self._stream._repair()
-        written = writer.end.written
-        if self._start != written:
-            self.close()
-            writer.uncommitted.release()
-            raise EntriesLost(self._stream.path, written.entries, self._start.entries)
-        if self._placed is not None:
-            raise self._too_large_to_repeat()
-        self._failures = writer.owned.failures
 
     def discard(self) -> str:
         """Close it because its stream is being closed. Returns what its program has to know, and
         logs that: how many of its entries are discarded. Empty if there are none, or if they are
         those of a publisher, which is not acknowledged and sends them again."""
-        count = self.next_number - self._start.entries
-        if not self.is_open or not count or self.appender.committing or self.appender.lease:
-            self.close()
-            return ""
+        count, writer = 0, self._writer
+        ours = self.is_open and not self.appender.lease
+        if ours and writer is not None and writer.end.state != "interrupted":
+            count = self.next_number - self.appender.start.entries
         self.close()
+        if not count:
+            return ""
         what = (
             f"{self._stream.path}: the stream was closed while an atomic operation was open; its "
             f"{count} entries are discarded (commit an operation, or roll it back)"
@@ -292,15 +189,25 @@ class AtomicOp(EntryPacker):
     def rollback(self) -> None:
         """As `DataStream.rollback_atomic_op`."""
         self._stream._ensure_open()
-        writer = self._stream._ensure_writable()
+        self._stream._ensure_writable()
         if not self.is_open:
-            raise NoOperation("no atomic operation is open")
+            self.refuse_without_operation()
         self.close()
-        try:
-            self._ensure_uninterrupted(writer)
-            writer.durability.withdraw_header()
-        finally:
-            writer.uncommitted.release()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Return the space of the operation, which is closed, and withdraw its header if that was
+        written. Requires no lock. Raises `CommitInDoubt`."""
+        writer = self._stream._ensure_writable()
+        owned = writer.owned
+        with owned.exclusive() if owned.header_ahead else owned.lock:
+            try:
+                if writer.end.state == "interrupted":
+                    owned.ensure_writable()
+                writer.durability.withdraw_header()
+            finally:
+                if not self.is_open:  # another thread may have begun the next one
+                    writer.uncommitted.release()
 
     # A large operation, which is written before its commit.
 
@@ -324,7 +231,7 @@ class AtomicOp(EntryPacker):
         entries = [(offset, memory[at : at + size]) for offset, at, size in layout.entries]
         placed = self._place(memory, layout.segments, layout.total_length, entries)
         # No call between these statements: a signal's exception finds both done, or neither.
-        self._placed = placed
+        self.appender.placed = placed
         self.follow(layout)
         return range(first, layout.next_number)
 
@@ -333,7 +240,9 @@ class AtomicOp(EntryPacker):
 
         A thread writes if it is not busy, while this hashes and the caller packs more.
         """
-        self._placed = self._place(self.arena, self.segments, self.total_length, self.entry_parts())
+        self.appender.placed = self._place(
+            self.arena, self.segments, self.total_length, self.entry_parts()
+        )
         self.drain()
 
     def _place(
@@ -345,9 +254,13 @@ class AtomicOp(EntryPacker):
     ) -> PageSums:
         """Write parts of `arena`; returns the hashes up to their end. `entries` are the entries in
         them, with file offsets."""
-        writer = self._stream._ensure_writable()
-        sums = writer.sums() if self._placed is None else self._placed.copy()
-        writer.uncommitted.place(arena, segments, length)
+        self._stream._ensure_writable().uncommitted.place(arena, segments, length)
+        return self._sums_with(entries)
+
+    def _sums_with(self, entries: list[tuple[int, memoryview]]) -> PageSums:
+        """The hashes up to the end of what was placed, and of these entries after it."""
+        end, placed = self._stream._ensure_writable().end, self.appender.placed
+        sums = (end.sums if placed is None else placed).copy()
         for offset, part in entries:
             sums.add(part, offset)
         return sums
@@ -356,11 +269,7 @@ class AtomicOp(EntryPacker):
 
     def finished_pages(self) -> list[PageHash]:
         """The pages of the file that its commit makes whole."""
-        writer = self._stream._ensure_writable()
-        sums = writer.sums() if self._placed is None else self._placed.copy()
-        for offset, part in self.entry_parts():
-            sums.add(part, offset)
-        return sums.finished
+        return self._sums_with(self.entry_parts()).finished
 
     def preview(self) -> Reader:
         """A reader of the stream as its commit leaves it; valid until the operation ends.
@@ -374,26 +283,6 @@ class AtomicOp(EntryPacker):
         with owned.lock:
             writer.uncommitted.finish_placing(wanted=True)
         return Reader(owned.file, owned.path, Head(self.total_length, self.next_number))
-
-    def _sums_of_placed(self) -> PageSums:
-        """The hashes up to the end of what `spill` has written. Requires the writer's lock.
-
-        Raises `WriteFailed` if a sync has failed since: a later one may succeed without having
-        written what the system marked clean then.
-        """
-        writer = self._stream._ensure_writable()
-        assert self._placed is not None
-        if writer.owned.failures != self._failures:
-            raise self._too_large_to_repeat()
-        return self._placed
-
-    def _too_large_to_repeat(self) -> WriteFailed:
-        """The error for an operation that was written in part before a sync failed."""
-        return WriteFailed(
-            self._stream.path,
-            "a sync failed, and a part of the operation is no longer in memory; roll it back and "
-            "begin it again",
-        )
 
 
 @contextlib.contextmanager

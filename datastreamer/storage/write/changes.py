@@ -17,7 +17,6 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from datastreamer._codec import Entry, scan
 from datastreamer.errors import (
     BadEntryType,
-    CommitInDoubt,
     DamagedEntry,
     EntriesLost,
     FileReplaced,
@@ -91,41 +90,44 @@ class ChangeWriter:
             self._clear_journal()
             page = page_of(offset)
             self._invalidate_sums(lambda: owned.sums.before_update(page, owned.epoch + 1))
-            owned.end.unfinished = True
-            try:
-                journal.put(owned.disk, owned.journal_path, undo, owned.file.access())
-            except OSError as error:
-                if owned.disk.exists(owned.journal_path + journal.SUFFIX):
-                    # The next open would undo an update that did not begin.
-                    owned.failure = f"{refusal(error)}; open the stream again to go on"
-                    raise CommitInDoubt(owned.path, owned.failure) from error
-                owned.end.unfinished = False
-                raise WriteFailed(owned.path, refusal(error)) from error
-            try:
-                # After the journal is made: if another file is at the path, the next open there
-                # must not find the journal of this one.
-                owned.ensure_in_place(always=True)
-            except FileReplaced:
-                with contextlib.suppress(OSError):
-                    self._remove_journal(undo)
-                owned.end.unfinished = False
-                raise
+            owned.end.changing(lambda: self._update(number, offset, undo))
 
-            def write() -> None:
-                owned.file.part(offset, offset + len(new))
-                owned.file.write(new, offset)
-
-            def clean_up() -> None:
-                # A process that finds no journal has to find the mark, after a power cut too.
-                owned.file.sync()
+    def _update(self, number: int, offset: int, undo: Undo) -> None:
+        owned, new, page = self._owned, undo.new, page_of(offset)
+        try:
+            journal.put(owned.disk, owned.journal_path, undo, owned.file.access())
+        except OSError as error:
+            if owned.disk.exists(owned.journal_path + journal.SUFFIX):
+                # The next open would undo an update that did not begin.
+                owned.end.interrupt(f"{refusal(error)}; open the stream again to go on")
+                raise owned.in_doubt() from error
+            owned.end.ended()
+            raise WriteFailed(owned.path, refusal(error)) from error
+        try:
+            # After the journal is made: if another file is at the path, the next open there
+            # must not find the journal of this one.
+            owned.ensure_in_place(always=True)
+        except FileReplaced:
+            with contextlib.suppress(OSError):
                 self._remove_journal(undo)
+            owned.end.ended()
+            raise
 
-            before = owned.end.sums
-            self._change(
-                *(write, owned.head, number, number + 1, before),
-                lambda: self._sums_after(page),
-                clean_up,
-            )
+        def write() -> None:
+            owned.file.part(offset, offset + len(new))
+            owned.file.write(new, offset)
+
+        def clean_up() -> None:
+            # A process that finds no journal has to find the mark, after a power cut too.
+            owned.file.sync()
+            self._remove_journal(undo)
+
+        before = owned.end.sums
+        self._change(
+            *(write, owned.head, number, number + 1, before),
+            lambda: self._sums_after(page),
+            clean_up,
+        )
 
     def _invalidate_sums(self, work: Callable[[], None]) -> None:
         """Durably remove the checksums of what is about to change. Raises `WriteFailed`."""
@@ -324,8 +326,8 @@ class ChangeWriter:
         leaves `head`; call `clean_up` once it is on disk. The hashes up to `head` are `before`
         (with `base`: or these), and `after()` once `write` has written."""
         owned = self._owned
-        with owned.reader.changing():
-            owned.end.unfinished = True
+
+        def work() -> None:
             owned.epoch += rise
             change = Change(owned.epoch, start, stop)
             span = records.put_change(owned.page, change)
@@ -343,19 +345,19 @@ class ChangeWriter:
                 clean_up()
             except OSError as error:
                 # The change may be half done; the next open decides.
-                owned.failure = (
+                owned.end.interrupt(
                     f"{refusal(error)} in the middle of a truncation or update; open the stream "
                     "again"
                 )
-                owned.end.limit = -1
-                owned.end.unfinished = False
-                raise CommitInDoubt(owned.path, owned.failure) from error
+                raise owned.in_doubt() from error
             owned.known_changes.append(change)
             owned.end.written = head
             owned.end.sums = sums
             owned.end.all_on_disk(head)
             owned.reader.head = head
-            owned.end.unfinished = False
+
+        with owned.reader.changing():
+            owned.end.changing(work)
             if owned.verifier is not None:
                 owned.verifier.forget()
         owned.wake_all()

@@ -68,14 +68,12 @@ class Durability:
         # Called, with the lock held, when more is on disk, and perhaps visible, than before.
         self.on_settled: Callable[[], None] | None = None
         self._policy: SyncPolicy = policy
+        self._end.waits = policy == "commit"
         # (A signal's exception cannot separate a lock's acquisition from its `with` block; entering
         # a condition runs Python code.)
         self._reaching = threading.Lock()
         self._reached = threading.Condition(self._reaching)
         self._syncer = Syncer(self.sync_in_background)
-        self._sync_requested = False
-        # A commit that ends after this offset requests another sync.
-        self.sync_at = 0
         # After a failed sync the entries from here on are lost; `_losses` has the numbers of
         # commits that were lost: after the first, up to the last.
         self.lost_from: Head | None = None
@@ -97,10 +95,11 @@ class Durability:
             elif not self._owned.may_lose:
                 self._allow_loss()
             self._policy = policy
-            self._sync_requested = False
-            self._end.limit = -1
+            self._end.waits = policy == "commit"
+            self._end.revoke()
+            self._end.sync_at = -1
             if self._end.base != self._end.written:
-                self._request_sync()
+                self.request_sync()
 
     def _allow_loss(self) -> None:
         """Write, durably, that a power cut may take what readers have seen. Raises `WriteFailed`,
@@ -130,14 +129,15 @@ class Durability:
             self._owned.ensure_writable()
             if self._end.base == self._end.written:
                 return
-            self._end.unfinished = True
-            try:
-                self.timed_sync()
-            except OSError as error:
-                self.fail(error)
-            else:
-                self._settle(self._end.written, self._end.commits)
-                self._end.unfinished = False
+            self._end.changing(self._sync_all)
+
+    def _sync_all(self) -> None:
+        try:
+            self.timed_sync()
+        except OSError as error:
+            self.fail(error)
+        else:
+            self._settle(self._end.written, self._end.commits)
 
     def timed_sync(self) -> None:
         """Sync the file, and count the time or the failure. Raises `OSError`."""
@@ -149,17 +149,13 @@ class Durability:
             raise
         self._end.synced_in(time.monotonic_ns() - began)
 
-    def committed(self, head: Head) -> None:
-        """A commit without a sync ended at `head`: request a sync unless one is due in time."""
-        if not self._sync_requested or head.length > self.sync_at:
-            self._request_sync()
-
-    def _request_sync(self) -> None:
-        policy, written = self._policy, self._end.written
-        self._sync_requested = True
-        self.sync_at = self._end.base.length + _OS_SYNC_BYTES
-        if policy == "commit" or written.length > self.sync_at:
-            self.sync_at = written.length + _OS_SYNC_BYTES
+    def request_sync(self) -> None:
+        """Request a sync for the commits so far, within the time that the policy allows; a commit
+        that ends far after them requests another. Requires the lock."""
+        policy, end = self._policy, self._end
+        end.sync_at = end.base.length + _OS_SYNC_BYTES
+        if policy == "commit" or end.written.length > end.sync_at:
+            end.sync_at = end.written.length + _OS_SYNC_BYTES
             self._syncer.request()
         elif policy == "os":
             self._syncer.request(_OS_SYNC_SECONDS)
@@ -173,13 +169,12 @@ class Durability:
         owned, end = self._owned, self._end
         with owned.syncing:
             with owned.lock:
-                self._sync_requested = False
-                end.limit = -1
+                end.sync_at = -1
                 if owned.failed:
                     self.notify_waiting()
-                if owned.failure or owned.closed or end.base == end.written:
+                if owned.failed or owned.closed or end.base == end.written:
                     return 0
-                head, commits, failures = end.written, end.commits, owned.failures
+                head, commits, failures = end.written, end.commits, end.failures
                 end.mid, end.mid_sum = head, end.sums.sum()
             try:
                 self.timed_sync()
@@ -188,7 +183,7 @@ class Durability:
             else:
                 with owned.lock:
                     # After a failure in between, its repair has settled more than this, or will.
-                    if not owned.failure and failures == owned.failures:
+                    if not owned.failed and failures == end.failures:
                         before = end.durable
                         try:
                             self._settle(head, commits)
@@ -222,19 +217,17 @@ class Durability:
         moved = seen != owned.reader.head
         if moved:
             owned.reader.head = seen
-        if self.on_settled is not None:
-            self.on_settled()
+        self.announce()
         if moved:
             owned.wake_all()
-        if head != end.written and not self._sync_requested:
-            self._request_sync()
-        self.notify_waiting()
+        if head != end.written and end.sync_at < 0:
+            self.request_sync()
 
     def announce(self) -> None:
-        """Call `on_settled` now."""
-        with self._owned.lock:
-            if self.on_settled is not None:
-                self.on_settled()
+        """More commits are on disk than before. Requires the lock."""
+        if self.on_settled is not None:
+            self.on_settled()
+        self.notify_waiting()
 
     # Threads that wait for a commit.
 
@@ -252,7 +245,7 @@ class Durability:
         if number <= self._end.durable:
             self._owned.ensure_in_place()
             return True
-        if self._owned.failure is not None:
+        if self._owned.failed:
             raise self._owned.in_doubt()
         if self._owned.closed:
             raise StreamClosed(f"{self._owned.path}: the stream was closed before the sync")
@@ -277,11 +270,8 @@ class Durability:
         not trusted to be there. Returns if the commits before are on disk after all; the
         caller's own writes are not. Raises `CommitInDoubt` otherwise."""
         owned = self._owned
-        owned.failures += 1
-        owned.failure = refusal(error)
-        owned.repairable = True
-        self._end.limit = -1
-        self._end.unfinished = False
+        self._end.failures += 1
+        self._end.doubt(refusal(error))
         try:
             self._repair()
         except OSError as again:
@@ -298,10 +288,10 @@ class Durability:
         them up. Raises `CommitInDoubt` while the disk refuses.
         """
         owned = self._owned
-        if not owned.repairable:
+        if self._end.state != "in doubt":
             return None
         with owned.exclusive():
-            if owned.repairable and self.lost_from is None:
+            if self._end.state == "in doubt" and self.lost_from is None:
                 try:
                     self._repair()
                 except OSError as error:
@@ -359,7 +349,7 @@ class Durability:
                 base.entries,
                 written.entries - 1,
             )
-        owned.failure, owned.repairable = None, False
+        end.repaired()
         self._settle(written, end.commits)
         with contextlib.suppress(OSError):
             owned.clear_doubt()
@@ -368,7 +358,8 @@ class Durability:
         """Have the commits that are not on disk raise `loss`, and end the failure. Requires the
         lock; the caller truncates the entries."""
         self._losses.append((self._end.durable, self._end.commits, loss))
-        self._owned.failure, self._owned.repairable, self.lost_from = None, False, None
+        self._end.repaired()
+        self.lost_from = None
         self._end.durable = self._end.commits
 
     # The end.
@@ -376,27 +367,6 @@ class Durability:
     def stop(self) -> None:
         """Return when no background sync runs; none begins any more."""
         self._syncer.close()
-
-
-class PendingCommit:
-    """An operation that was committed without waiting for the disk."""
-
-    __slots__ = ("_durability", "_number")
-
-    def __init__(self, durability: Durability, number: int) -> None:
-        self._durability = durability
-        self._number = number
-
-    def done(self) -> bool:
-        """Whether it is on disk. Raises `CommitInDoubt` if it may never be."""
-        return self._durability.reached(self._number)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Return True when it is on disk, or False after `timeout` seconds.
-
-        Requests a sync, which all that wait share. Raises `CommitInDoubt`, `EntriesLost`.
-        """
-        return self._durability.wait_for(self._number, timeout)
 
 
 def write_again(file: File, start: Head, stop: Head) -> None:

@@ -24,12 +24,8 @@ from datastreamer.storage.pages.hashes import EndSum
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.verifier import RecordSource, Verify
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.write._stream_end import StreamEnd
+from datastreamer.storage.write._lane import CommitLane
 
-_INTERRUPTED = (
-    "a commit or change was interrupted (by Ctrl-C, for example), and may be in the file; open "
-    "the stream again to go on"
-)
 _UNTIL_IT_WORKS = "nothing more is written until the disk accepts writes again"
 
 
@@ -54,9 +50,7 @@ class OwnedFile(StreamFile):
         # The journal of an update is beside this path.
         self.journal_path = journal.path_of(path)
         self.boot = boot_id()
-        # A commit that has checked everything sets `end.limit`; whatever changes what that commit
-        # checked (the policy, a failure, a requested sync) sets it to -1.
-        self.end = StreamEnd(file, self.page, judged.head, sums, records.COMMIT_LAYOUT)
+        self.end = CommitLane(file, self.page, judged.head, sums)
         self.sums = SumsKeeper(disk, self.journal_path, file, self.stream_id)
         # A thread that syncs acquires this before `lock`: of two simultaneous syncs, the system
         # reports a failure to one only.
@@ -68,11 +62,6 @@ class OwnedFile(StreamFile):
         # Eventfds of other processes: a commit after a pause writes to them when it begins.
         self.early_wakers: list[int] = []
         self.end.belong_to(self)
-        # Why nothing more is written, and whether that can be repaired while the file is open.
-        self.failure: str | None = None
-        self.repairable = False
-        # The number of headers and syncs that failed.
-        self.failures = 0
         # Whether the system has received a header beyond `written`, which another open may find.
         self.header_ahead = False
         # Whether readers may see what is not on disk; the file says so, durably.
@@ -128,23 +117,14 @@ class OwnedFile(StreamFile):
     @property
     def failed(self) -> bool:
         """Whether a header or sync failed, or was interrupted: nothing more is written."""
-        if self.failure is None and not self.end.unfinished:
-            return False  # without the lock: a commit may fail right after any answer
-        with self.lock:
-            if self.end.unfinished and self.failure is None:
-                self.failure = _INTERRUPTED
-            return self.failure is not None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether only another open can find out what was written."""
-        return self.failed and not self.repairable
+        return self.end.state in ("in doubt", "interrupted")
 
     def in_doubt(self, remedy: str = _UNTIL_IT_WORKS) -> CommitInDoubt:
         """The error while the file has `failed`: which entries may not be on disk, or may be."""
-        if not self.repairable:
-            return CommitInDoubt(self.path, self.failure or "")
-        parts = [self.failure or ""]
+        failure = self.end.failure or ""
+        if self.end.state != "in doubt":
+            return CommitInDoubt(self.path, failure)
+        parts = [failure]
         base, written = self.end.base.entries, self.written.entries
         if written > base:
             parts.append(f"entries {base} to {written - 1} may not be on disk")
@@ -152,39 +132,24 @@ class OwnedFile(StreamFile):
             parts.append(f"whether the operation from entry {written} on is on disk is not known")
         return CommitInDoubt(self.path, "; ".join([*parts, remedy]))
 
-    def interrupt(self) -> None:
-        """Write nothing more until another open: a signal interrupted a commit, and whether its
-        caller knows of the commit is unknown."""
-        with self.lock:
-            self.end.unfinished = True
-            self.end.limit = -1
-
     def ensure_in_place(self, *, always: bool = False) -> None:
         """Raises `FileReplaced` if the path does not lead to the open file any more, or did not
         at the close. Checks the path if the last check is nearly a second old or failed, or
         `always`."""
         if self._closed_elsewhere is not None:
             raise self._closed_elsewhere
-        if not (always or self.end.look_due):
+        if not (always or self.end.path_check_due):
             return
-        why = self.look()
+        began = self.end.path_check_begun()
+        why = self.opened_by.difference()
         if why:
+            self.end.path_check_needed()
             raise FileReplaced(
                 self.path,
                 f"{why}; nothing more is committed until this path leads to the open file again; "
                 f"to save what is committed, {self.opened_by.way_to_save} before this process ends",
             )
-
-    def look(self) -> str:
-        """Check where the path leads: why that is not the open file, or "". The next check is due
-        in `LOOK_SECONDS`, or at once after a difference."""
-        began = self.end.looking()
-        why = self.opened_by.difference()
-        if why:
-            self.end.look_again()
-        else:
-            self.end.looked(began, LOOK_SECONDS)
-        return why
+        self.end.path_check_passed(began, LOOK_SECONDS)
 
     def replaced_at_close(self) -> FileReplaced | None:
         """The error if the path does not lead to the file that is about to be closed."""
@@ -199,7 +164,7 @@ class OwnedFile(StreamFile):
         return self._closed_elsewhere
 
     def close(self) -> None:
-        self.end.limit = -1
+        self.end.close()
         self.sums.close()
         super().close()
 
@@ -280,8 +245,7 @@ class OwnedFile(StreamFile):
     def note_truncated(self, length: int) -> None:
         """The next write after the end has to `abandon_truncated`, up to offset `length`."""
         self._truncated_to = max(self._truncated_to, length)
-        # A commit has to check.
-        self.end.limit = -1
+        self.end.revoke()
 
     def abandon_truncated(self) -> None:
         """Detach the memory of truncated entries from the file: a connection to which the kernel

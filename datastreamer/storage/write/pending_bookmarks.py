@@ -25,17 +25,13 @@ class PendingBookmarks:
         self._kept = 0
 
     def add(self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head) -> None:
-        """Add an operation that is about to be committed."""
+        """Add an operation that was committed, and is not visible. Requires the writer's lock."""
         if bookmarks is not None:
             if self._kept + len(bookmarks) > KEPT_BOOKMARKS:
                 bookmarks = None
             else:
                 self._kept += len(bookmarks)
         self._waiting.append((bookmarks, start, head))
-
-    def withdraw(self) -> None:
-        """Remove the operation that was added last: its commit failed."""
-        self._kept -= len(self._waiting.pop()[0] or ())
 
     def settled(self) -> None:
         """More is on disk than before: pass what is visible to the index. Called with the writer's

@@ -1,6 +1,6 @@
-"""A thread that syncs after commits that did not wait.
+"""Commits that did not wait: the thread that syncs after them, and their handle.
 
-Owns when a sync begins; `durability.py` syncs.
+Owns when a sync begins; `durability.py` syncs, and knows which commits are on disk.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import _thread
 import queue
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 # A pause follows a sync that `_MANY` commits share: `_TIMES` as long as the sync, but no more than
 # `_MOST_PAUSE` seconds. The committing threads need the processor too, and more commits share the
@@ -71,3 +72,31 @@ class Syncer:
         if self._started:
             self._ended.get()
             self._ended.put(None)
+
+
+class Waiting(Protocol):
+    """What knows which commits are on disk: `Durability`."""
+
+    def reached(self, number: int) -> bool: ...
+    def wait_for(self, number: int, timeout: float | None) -> bool: ...
+
+
+class PendingCommit:
+    """An operation that was committed without waiting for the disk."""
+
+    __slots__ = ("_durability", "_number")
+
+    def __init__(self, durability: Waiting, number: int) -> None:
+        self._durability = durability
+        self._number = number
+
+    def done(self) -> bool:
+        """Whether it is on disk. Raises `CommitInDoubt` if it may never be."""
+        return self._durability.reached(self._number)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return True when it is on disk, or False after `timeout` seconds.
+
+        Requests a sync, which all that wait share. Raises `CommitInDoubt`, `EntriesLost`.
+        """
+        return self._durability.wait_for(self._number, timeout)

@@ -46,15 +46,11 @@ class UncommittedSpace:
 
         Raises `WriteFailed`; nothing visible has changed then, and the call can be repeated.
         """
-        if self.syncs_to_grow(length):
-            with self._owned.syncing:
-                self._place(arena, segments, length)
-        else:
-            self._place(arena, segments, length)
-
-    def _place(self, arena: Buffer, segments: Segments, length: int) -> None:
         owned = self._owned
-        with owned.lock:
+        # Under the other policies no caller waits for the sync after commits. (If the policy
+        # becomes "commit" before the lock is acquired, two syncs run at once.)
+        syncs = length >= self.room.size and self._durability.policy == "commit"
+        with owned.exclusive() if syncs else owned.lock:
             while self._placing and self._placing[0].ended:
                 self._finish_first()
             owned.ensure_writable()
@@ -64,7 +60,7 @@ class UncommittedSpace:
             try:
                 if len(self._placing) < _MOST_PLACING:
                     # The commit has to wait for the thread.
-                    owned.end.limit = -1
+                    owned.end.revoke()
                     self._placing.append(owned.file.place(arena, segments))
                     return
                 view = memoryview(arena)
@@ -103,8 +99,7 @@ class UncommittedSpace:
         except OSError as error:
             raise self._write_failed(error) from error
         self._size_before = self.room.size
-        # A commit has to check.
-        owned.end.limit = -1
+        owned.end.revoke()
 
     def committed(self) -> None:
         """The operation is committed: its space is the stream's."""
@@ -122,7 +117,7 @@ class UncommittedSpace:
             self.finish_placing(wanted=False)
             if self._size_before is None or owned.closed or owned.failed:
                 return
-            owned.end.limit = -1
+            owned.end.revoke()
             try:
                 self.room.shrink(owned.written.length, self._size_before)
             except OSError as error:
@@ -145,14 +140,6 @@ class UncommittedSpace:
         if claim is not None and claim.epoch == record.epoch and claim.length >= owned.head.length:
             self.room.shrink(owned.head.length, claim.size)
 
-    def syncs_to_grow(self, length: int) -> bool:
-        """Whether the file grows for an operation that ends at `length`, with a sync of its own.
-
-        Under the other policies than "commit" no caller waits for the sync after commits. (The
-        policy may become "commit" before the lock is acquired: then two syncs run at once.)
-        """
-        return length >= self.room.size and self._durability.policy == "commit"
-
     def grow(self, length: int) -> None:
         """Ensure at least one unused byte after `length`. Requires the lock."""
         try:
@@ -161,12 +148,15 @@ class UncommittedSpace:
             raise self._write_failed(error) from error
         if grown and self._durability.policy == "commit":
             # A header must not claim more than the size on disk can hold.
-            try:
-                self._owned.file.sync()
-            except OSError as error:
-                self.room.undo_growth()
-                self._durability.fail(error)
-                raise self._write_failed(error) from error
+            self._owned.end.changing(self._sync_size)
+
+    def _sync_size(self) -> None:
+        try:
+            self._owned.file.sync()
+        except OSError as error:
+            self.room.undo_growth()
+            self._durability.fail(error)
+            raise self._write_failed(error) from error
 
     def _write_failed(self, error: OSError) -> WriteFailed:
         """The error for a write other than a commit's own; counted as those are."""

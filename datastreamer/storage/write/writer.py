@@ -8,16 +8,14 @@ of the state of operations; `atomic_op.py` does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import NoReturn
 
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
 from datastreamer.format import page_of, page_start
 from datastreamer.storage.disk._commit import EntriesNotWritten
-from datastreamer.storage.header.records import Head
-from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.completer import SumsCompleter
+from datastreamer.storage.write._lane import Appender
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.durability import Durability, SyncPolicy
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
@@ -45,94 +43,48 @@ class StreamWriter:
         self.notes = SourceRecords(owned, self.durability)
         self.sums_completer = SumsCompleter(owned)
 
-    def commit(
-        self,
-        packer: EntryPacker,
-        placed: Callable[[], PageSums] | None = None,
-        *,
-        wait: bool = True,
-        begins: Head | None = None,
-    ) -> Head:
-        """Make the packer's entries part of the stream; returns its new end.
+    def prepare(self, packer: EntryPacker, operation: Appender, syncing: bool) -> bool:
+        """Answer what a commit has to know first, and admit it: the one slow branch of a commit,
+        which has changed nothing if this raises. Requires the lock.
 
-        `placed()` returns the hashes up to the end of what was placed before (None: nothing was).
-        `begins` is where the entries begin; raises `EntriesLost` if the stream was truncated to
-        before that in between. Returns as the sync policy says: under "commit" when all is on
-        disk, unless `wait` is false; then the entries are visible once they are on disk.
-
-        Raises `WriteFailed` or `FileReplaced` if nothing happened and the call can be repeated,
-        `CommitInDoubt` if it is not known what is on disk; the stream is read-only until
-        `Durability.repair` succeeds.
+        False if the file has to grow, with a sync, and the caller does not hold `syncing`. Raises
+        `EntriesLost` if the stream was truncated to before the operation in between, `WriteFailed`
+        or `FileReplaced` if the call can be repeated, and `CommitInDoubt` if it is not known what
+        is on disk; the stream is read-only until `Durability.repair` succeeds.
         """
-        if placed is None:
-            head = self.end.commit_on(packer, self, wait)
-            if head is not None:
-                return head
-        policy = self.durability.policy
-        sync = wait and policy == "commit"
-        if sync or self.uncommitted.syncs_to_grow(packer.total_length):
-            with self.owned.syncing:
-                return self._commit(packer, placed, policy, sync, begins)
-        return self._commit(packer, placed, policy, sync, begins)
-
-    def _commit(
-        self,
-        packer: EntryPacker,
-        placed: Callable[[], PageSums] | None,
-        policy: SyncPolicy,
-        sync: bool,
-        begins: Head | None,
-    ) -> Head:
-        owned, end, durability, space = self.owned, self.end, self.durability, self.uncommitted
-        with owned.lock:
-            space.finish_placing(wanted=placed is not None)
-            owned.ensure_writable()
-            owned.ensure_in_place()
-            if begins is not None and begins != end.written:
-                raise EntriesLost(owned.path, end.written.entries, begins.entries)
-            owned.abandon_truncated()
-            if packer.total_length >= space.room.size:
-                space.claim()
-                space.grow(packer.total_length)
-            placed_sums = None if placed is None else placed()
-            if placed_sums is not None and placed_sums.chained_from != end.sums.chained_from:
-                # Checksums of all pages became known in between.
-                placed_sums.rechain(end.sums.chain, end.sums.chained_from)
-            visible = sync or policy != "commit"
-            durable = end.durable
-            try:
-                head = end.commit(
-                    packer,
-                    placed_sums,
-                    None if visible else owned.reader.head,
-                    sync,
-                    owned.wakers if visible else (),
+        owned, end, space, placed = self.owned, self.end, self.uncommitted, operation.placed
+        space.finish_placing(wanted=placed is not None)
+        owned.ensure_writable()
+        owned.ensure_in_place()
+        if operation.start != end.written:
+            packer.close()
+            space.release()
+            raise EntriesLost(owned.path, end.written.entries, operation.start.entries)
+        if placed is not None:
+            if operation.failures != end.failures:
+                # A later sync may succeed without having written what the system marked clean
+                # then.
+                raise WriteFailed(
+                    owned.path,
+                    "a sync failed, and a part of the operation is no longer in memory; roll it "
+                    "back and begin it again",
                 )
-            except OSError as error:
-                self.not_committed(error)
-            self.pages_finished()  # first: a reader looks for the records
-            if visible:
-                owned.reader.head = head
-            end.unfinished = False
-            space.committed()
-            if not sync:
-                durability.committed(head)
-            elif durable + 1 < end.commits and durability.on_settled is not None:
-                durability.on_settled()
-            # (Another policy may have been set before the lock was acquired.)
-            if policy == durability.policy:
-                end.synced, end.hidden = sync, not visible
-                end.limit = space.room.size - 1
-                if not sync:
-                    end.limit = min(end.limit, durability.sync_at)
-            if visible and owned.inside_wakers:
-                owned.wake_inside()
-            return head
+            if placed.chained_from != end.sums.chained_from:
+                # Checksums of all pages became known in between.
+                placed.rechain(end.sums.chain, end.sums.chained_from)
+        owned.abandon_truncated()
+        if packer.total_length >= space.room.size:
+            if not syncing and end.waits:
+                return False
+            space.claim()
+            space.grow(packer.total_length)
+        end.admit(space.room.size - 1)
+        return True
 
     def not_committed(self, error: OSError) -> NoReturn:
         """Raise the error for a commit that failed: page and end are as before it."""
         if isinstance(error, EntriesNotWritten):
-            self.end.unfinished = False
+            self.end.ended()
         else:
             self.owned.header_ahead = True
             self.durability.fail(error)
@@ -145,18 +97,6 @@ class StreamWriter:
         following = page_start(page_of(offset) + 1)
         end = offset + size if offset + size <= following else following + size
         return not self.owned.failed and end < self.uncommitted.room.size
-
-    def pages_finished(self) -> None:
-        """Write the checksums of pages that became whole by a commit. Requires the lock."""
-        pages = self.end.sums.finished
-        if pages:
-            self.owned.sums.finished(pages)
-            pages.clear()
-
-    def sums(self) -> PageSums:
-        """A copy of the hashes of the entries up to the end."""
-        with self.owned.lock:
-            return self.end.sums.copy()
 
     # The end.
 
@@ -201,7 +141,7 @@ class StreamWriter:
             if durability.repair() is None:
                 durability.sync_open_file()
         except CommitInDoubt as doubt:
-            if not owned.repairable:
+            if end.state != "in doubt":
                 # Interrupted by a signal, as a rule. What was acknowledged before is to survive.
                 try:
                     owned.file.sync()

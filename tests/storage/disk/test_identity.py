@@ -313,18 +313,18 @@ def test_every_second_a_look(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         commit(stream, b"first")
         assert len(looks) == 1
         writer = stream._ensure_writable()
-        # The look is part of the short way: the step-by-step commit takes longer than all of it.
-        monkeypatch.setattr(writer, "_commit", None)
         end = writer.end
-        began = end.looking()
-        end.looked(began, 3600.0)
-        for _ in range(100):
-            commit(stream, b"more")
+        began = end.path_check_begun()
+        end.path_check_passed(began, 3600.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "prepare", None)
+            for _ in range(100):
+                commit(stream, b"more")
         assert len(looks) == 1
-        end.looked(began, 0.0)  # the time has come
+        end.path_check_passed(began, 0.0)  # the time has come
         commit(stream, b"then")
         assert len(looks) == 2
-        assert not end.look_due
+        assert not end.path_check_due
         stream.sync()
         assert len(looks) == 3
 

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt
 from datastreamer.format import Header
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
@@ -101,16 +102,14 @@ def no_sync_of_a_source(keep: Any) -> Any:
     return mutant
 
 
-def base_stays(write: Any) -> Any:
-    def mutant(
-        self: StreamWriter, packer: Any, placed: Any = None, *, wait: bool = True, **rest: Any
-    ) -> Head:
-        end = self.end
+def base_stays(commit: Any) -> Any:
+    def mutant(self: DataStream, *words: Any, wait: bool = True, **named: Any) -> Any:
+        end = self._ensure_writable().end
         before = end.base, end.mid, end.base_sum, end.mid_sum
-        head: Head = write(self, packer, placed, wait=wait, **rest)
-        if wait and self.durability.policy == "commit":
+        result = commit(self, *words, **({} if wait else {"wait": False}), **named)
+        if wait and end.waits:
             end.base, end.mid, end.base_sum, end.mid_sum = before
-        return head
+        return result
 
     return mutant
 
@@ -197,12 +196,24 @@ def no_sync_when_set(policy: Any) -> Any:
     return policy.setter(mutant)
 
 
+def ready_after_a_failure(_: Any) -> Any:
+    def mutant(self: Durability, error: OSError) -> None:
+        self._end.failures += 1
+        self._end.doubt(str(error))
+        self._end.repaired()
+        self.notify_waiting()
+
+    return mutant
+
+
 def seen_at_once(commit: Any) -> Any:
-    def mutant(
-        self: StreamWriter, packer: Any, hasher: Any, policy: Any, sync: bool, begins: Any
-    ) -> Head:
-        head: Head = commit(self, packer, hasher, policy if sync else "os", sync, begins)
-        return head
+    def mutant(self: DataStream, *, wait: bool = True) -> Any:
+        end = self._ensure_writable().end
+        waits, end.waits = end.waits, end.waits and wait
+        try:
+            return commit(self, wait=wait)
+        finally:
+            end.waits = waits
 
     return mutant
 
@@ -293,7 +304,10 @@ MUTANTS: dict[str, Mutant] = {
     "the record's hash is not checked": replaced(
         recovery, "longest_whole", lambda _: lambda file, record: record.after
     ),
-    "the record's base is not moved on": replaced(StreamWriter, "commit", base_stays),
+    "the record's base is not moved on": both(
+        replaced(DataStream, "commit_atomic_op", base_stays),
+        replaced(DataStream, "append_many", base_stays),
+    ),
     "what is spilled is not hashed": replaced(AtomicOp, "spill", spilled_bytes_are_not_hashed),
     "a commit does not wait for what is placed": replaced(
         UncommittedSpace, "finish_placing", not_waited_for(True)
@@ -338,7 +352,7 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
     "a change to the policy commit without a sync": replaced(
         Durability, "policy", no_sync_when_set
     ),
-    "what does not wait is seen at once": replaced(StreamWriter, "_commit", seen_at_once),
+    "what does not wait is seen at once": replaced(DataStream, "commit_atomic_op", seen_at_once),
     "a sync speaks for what was written during it": replaced(
         Durability, "_settle", all_that_is_written
     ),
@@ -355,6 +369,7 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
 
 # Of what is rolled back, and closed, while the disk refuses.
 MUTANTS_IN_DOUBT: dict[str, Mutant] = {
+    "commits begin after a sync that failed": replaced(Durability, "fail", ready_after_a_failure),
     "a rollback leaves the header of a commit that failed": replaced(
         Durability, "withdraw_header", header_is_not_withdrawn
     ),

@@ -113,19 +113,19 @@ def test_a_sync_fails_right_before_the_commit(process: Process) -> None:
         stream = DataStream.create(PATH, index="memory", disk=process)
     EntryPacker.__init__(stream._op, SPILL)
     writer = stream._ensure_writable()
-    commit = writer.commit
+    prepare = writer.prepare
 
-    def late(*arguments: Any, **named: Any) -> object:
+    def late(*arguments: Any) -> bool:
         process.interruption = Interruption(0, errno.EIO, only="sync")
         writer.durability.sync_in_background()  # in a thread of its own
-        assert writer.owned.failures == 1
-        return commit(*arguments, **named)
+        assert writer.end.failures == 1
+        return prepare(*arguments)
 
     begin(stream, [(7, b"before")])
     stream.commit_atomic_op(wait=False)
     begin(stream, huge(1))
     with (
-        mock.patch.object(writer, "commit", late),
+        mock.patch.object(writer, "prepare", late),
         pytest.raises(WriteFailed, match="no longer in memory; roll it back"),
     ):
         stream.commit_atomic_op()

@@ -15,6 +15,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt, NoOperation, UnknownBookmark
+from tests.storage.steps import before_the_report
 
 
 def commit(stream: DataStream, key: bytes, data: bytes) -> None:
@@ -109,10 +110,10 @@ def test_ctrl_c_is_not_masked_by_a_doubt(
 def test_an_interrupt_before_the_index_is_notified(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch, commit: Commit
 ) -> None:
-    def interrupted(*words: Any) -> None:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream.bookmarks, "committed", interrupted)
+    before_the_report(stream, monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
         commit(stream, b"a", b"first")
     monkeypatch.undo()
@@ -159,22 +160,25 @@ def test_a_sync_of_another_thread_before_the_index_is_notified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = DataStream.create(tmp_path / "stream.bin", sync="os")
-    keeper = stream.bookmarks
-    real = keeper.committed
+    found: list[int] = []
 
-    def late(*words: Any) -> None:
-        def elsewhere() -> None:
-            stream.sync()
-            keeper.wait()
+    def sync() -> None:
+        stream.sync()  # waits until the commit has reported
+        stream.bookmarks.wait()
 
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        real(*words)
+    syncing = threading.Thread(target=sync)
 
-    monkeypatch.setattr(keeper, "committed", late)
+    def elsewhere() -> None:
+        syncing.start()
+        looking = threading.Thread(target=lambda: found.append(stream.bookmark(b"a")))
+        looking.start()
+        looking.join()
+
+    before_the_report(stream, monkeypatch, elsewhere)
     commit(stream, b"a", b"first")
+    syncing.join()
     monkeypatch.undo()
+    assert found == [0]
     assert stream.bookmark(b"a") == 0
     stream.close()
     with DataStream.open(stream.path) as again:

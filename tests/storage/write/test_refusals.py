@@ -16,6 +16,7 @@ from datastreamer import DataStream
 from datastreamer.errors import (
     CommitInDoubt,
     EntriesLost,
+    NoOperation,
     StreamFileError,
     WriteFailed,
 )
@@ -261,9 +262,11 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
         add(stream, TWO)
         stream.start_atomic_op()
         stream.add_entry(7, b"behind")
-        commit = stream._ensure_writable().commit
+        writer = stream._ensure_writable()
+        prepare = writer.prepare
+        writer.end.path_check_needed()
 
-        def given_up_first(*args: Any, **options: Any) -> Any:
+        def given_up_first(*args: Any) -> bool:
             def drop() -> None:
                 del disk.before["sync"]
                 with open(path, "r+b") as file:
@@ -275,15 +278,15 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
             for reported in (CommitInDoubt, EntriesLost):  # the sync fails; then it is mended
                 with pytest.raises(reported):
                     stream.sync()
-            return commit(*args, **options)
+            return prepare(*args)
 
         with (
-            mock.patch.object(stream._ensure_writable(), "commit", given_up_first),
-            pytest.raises(EntriesLost),
+            mock.patch.object(writer, "prepare", given_up_first),
+            pytest.raises(EntriesLost, match="entries 2 to 3 are lost"),
         ):
             stream.commit_atomic_op()
         assert items(stream) == ONE
-        with pytest.raises(EntriesLost, match="entries 2 to 3 are lost"):
+        with pytest.raises(NoOperation):
             stream.commit_atomic_op()
         add(stream, TWO)
         assert items(stream) == ONE + TWO

@@ -20,6 +20,7 @@ from datastreamer.storage.bookmarks import recent
 from datastreamer.storage.header import records
 from datastreamer.storage.maintain.repair import repair
 from tests.storage.made import FIRST, PAGE, FaultyDisk, items, size_of
+from tests.storage.steps import before_the_report
 
 SMALL = FIRST + PAGE
 HUGE = 12
@@ -295,20 +296,24 @@ def test_a_look_up_takes_no_huge_operation_into_memory(
     monkeypatch.setattr(recent, "_MAX_UNREPORTED_BYTES", 1000)
     path = tmp_path / "s.bin"
     with DataStream.create(path, index="memory") as stream:
-        if not how:
-            # As if another thread asked between a commit and what follows it.
-            monkeypatch.setattr(stream.bookmarks, "committed", lambda *_: None)
         asked = DataStream.open(path, index="memory", **how) if how else stream
         with stream.atomic_op() as op:
             op.add_bookmark(b"one")
         asked.refresh()
         assert asked.bookmark(b"one") == 0
+
+        def look_up() -> None:
+            asked.refresh()
+            assert asked.bookmark(key(150)) == 151
+            assert asked.bookmark(b"one") == 0
+
+        if not how:
+            # As another thread may, before the commit has reported its bookmarks.
+            before_the_report(stream, monkeypatch, look_up)
         with stream.atomic_op() as op:
             for number in range(200):
                 op.add_bookmark(key(number))
-        asked.refresh()
-        assert asked.bookmark(key(150)) == 151
-        assert asked.bookmark(b"one") == 0
+        look_up()
         assert len(asked.bookmarks.trusted.recent.newest) == 0
         if asked is not stream:
             asked.close()
