@@ -7,7 +7,6 @@ trio.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from datastreamer._codec import Entry, EntryBatch
@@ -38,12 +37,7 @@ class _AsyncIterator(IterationBase):
         await self._driver.run(self._iteration.begin())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         await self._driver.run(self._iteration.leave(kind is not None))
 
     def __aiter__(self) -> Self:
@@ -169,12 +163,7 @@ class Client(ClientBase[Batches, Entries]):
         await self._driver.run(self._engine.open())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _batches(self, iteration: Iteration[EntryBatch]) -> Batches:

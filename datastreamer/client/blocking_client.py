@@ -7,7 +7,6 @@ This is what a Spark executor or a notebook loads. Must not import trio.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from datastreamer._codec import Entry, EntryBatch
@@ -38,12 +37,7 @@ class _BlockingIterator(IterationBase):
         self._driver.run(self._iteration.begin())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._driver.run(self._iteration.leave(kind is not None))
 
     def __iter__(self) -> Self:
@@ -129,12 +123,7 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _batches(self, iteration: Iteration[EntryBatch]) -> BlockingBatches:

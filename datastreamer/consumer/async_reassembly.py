@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from datastreamer.client.effects import DriverTo
@@ -112,12 +111,7 @@ class Reassembly(ReassemblyBase):
         await self._reading.enter_async_context(self._driver.background(*readers))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
                 await self.save()

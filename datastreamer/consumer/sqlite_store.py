@@ -10,7 +10,6 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Final
 
 from datastreamer.errors import CursorFailed, UntrustedFile
@@ -73,12 +72,7 @@ class SqliteStore:
     def __enter__(self) -> SqliteStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def load(self) -> ReassemblyProgress | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from datastreamer.errors import UsageError
 from datastreamer.server.publish.policy import read_tokens
-from datastreamer.transport.listeners import Hosts, open_listeners
+from datastreamer.transport.listeners import Hosts
 
 MAX_CLIENTS: Final = 1000
 LOOPBACK: Final = "127.0.0.1"
@@ -83,10 +82,3 @@ class HttpOptions:
         host = self.host
         listed = host if host is None or isinstance(host, str) else list(host)
         return {**dataclasses.asdict(self), "host": listed, "cors": list(self.cors)}
-
-
-def http_listeners(options: HttpOptions) -> list[socket.socket]:
-    """The listening sockets of `options`. Raises `ListenFailed`, and `UsageError` if its token file
-    has no tokens."""
-    options.check()
-    return open_listeners(options.host, options.port)

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -27,6 +28,7 @@ from datastreamer.http.options import HttpOptions
 from datastreamer.http.port.access import HttpAccess
 from datastreamer.http.port.endpoint import HttpEndpoint, shown
 from datastreamer.http.port.routes import Handler, Routes
+from datastreamer.http.ports import Ports
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.metrics.exposition import load_exporter
 from datastreamer.metrics.writer_numbers import WriterNumbers
@@ -102,26 +104,6 @@ class HttpPort:
         await self._endpoint.finish(grace)
 
 
-async def serve_http(
-    server: Server,
-    listeners: Iterable[socket.socket],
-    options: HttpOptions,
-    source: HttpSource | None = None,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run the HTTP port of a server until it is cancelled or the server has finished. `source`: the
-    server alone if None."""
-    port = HttpPort(
-        source or source_of(server),
-        listeners,
-        options,
-        tls=server.tls,
-        write_timeout=server.limits.write_timeout,
-    )
-    port.attach(server)
-    await port.run(task_status)
-
-
 OPEN_PATHS: Final = frozenset({"/", "/console/{file}", "/healthz"})
 """Paths without anything of the stream."""
 
@@ -161,16 +143,28 @@ def monitoring_handlers(monitoring: Monitoring) -> dict[str, Handler]:
     }
 
 
-async def serve_metrics_of(
+async def start_ports(
+    nursery: trio.Nursery,
     server: Server,
-    listeners: Iterable[socket.socket],
+    ports: Ports,
     numbers: WriterNumbers | None = None,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    gather: Gather | None = None,
 ) -> None:
-    """`serve_metrics` for one server and, if it is in this process, its stream's writer."""
-    await serve_metrics(
-        listeners, partial(collect, server, numbers), lambda: server.unready, task_status
-    )
+    """Answer on the metrics port and the HTTP port of a server, if it has them, with the numbers
+    of its stream's writer. `gather`: the metrics of all processes that serve, for HTTP."""
+    source = source_of(server, numbers)
+    if ports.metrics:
+        await nursery.start(serve_metrics, ports.metrics, source.gather, source.unready)
+    if ports.http is not None:
+        port = HttpPort(
+            source if gather is None else replace(source, gather=gather),
+            ports.web,
+            ports.http,
+            tls=server.tls,
+            write_timeout=server.limits.write_timeout,
+        )
+        port.attach(server)
+        await nursery.start(port.run)
 
 
 async def serve_metrics(

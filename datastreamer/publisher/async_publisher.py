@@ -7,7 +7,6 @@ trio.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from datastreamer.client.effects import AsyncDriver, DriverTo
@@ -60,12 +59,7 @@ class PublishedOp(OperationBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None and self._engine.is_open(self):
                 await self.commit()
@@ -147,12 +141,7 @@ class Publisher(PublisherBase):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
                 await self.flush()

@@ -8,7 +8,6 @@ something else. Must not import trio.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from datastreamer.client.asyncio_driver import LoopDriver
@@ -61,12 +60,7 @@ class BlockingOp(OperationBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None and self._engine.is_open(self):
                 self.commit()
@@ -127,12 +121,7 @@ class BlockingPublisher(PublisherBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
                 self.flush()

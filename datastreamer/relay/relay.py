@@ -18,7 +18,8 @@ from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
 from datastreamer.http.answers.reading import HttpSource
-from datastreamer.http.options import HttpOptions, http_listeners
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.ports import Listening, Ports
 from datastreamer.http.serving import HttpPort, serve_metrics
 from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.metrics.writer_numbers import WriterNumbers
@@ -34,7 +35,7 @@ from datastreamer.storage.disk.file_ops import Disk
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.durability import SyncPolicy
-from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.transport.listeners import Hosts, open_listeners
 from datastreamer.transport.tls import ServerTLS
 
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ DEFAULT_PORT: Final = 7900
 """Default port of a relay."""
 
 
-class Relay:
+class Relay(Listening):
     """Downloads a stream, stores it in the file at `path`, and serves it.
 
     Run it with ``await nursery.start(relay.run)``; shut it down with ``await relay.finish()``.
@@ -130,9 +131,7 @@ class Relay:
         self.tls = tls
         self._addresses: list[tuple[str, int]] = []
         self._metrics = None if metrics_port is None else (metrics_host, metrics_port)
-        self._metrics_port: int | None = None
         self._http = http
-        self._http_port: int | None = None
         self._numbers: WriterNumbers | None = None
         self._ready_lag = ready_lag
         self._limits = limits
@@ -141,26 +140,6 @@ class Relay:
         # Of the file: another one in tests.
         self._disk: Disk | None = None
         self._stream_type = stream_type
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """The addresses it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
-        return self._addresses
-
-    @property
-    def port(self) -> int:
-        """The TCP port it listens on; 0 if it listens only on a Unix socket."""
-        return max(port for _, port in self._addresses)
-
-    @property
-    def metrics_port(self) -> int | None:
-        """The port of its metrics endpoint; None without one."""
-        return self._metrics_port
-
-    @property
-    def http_port(self) -> int | None:
-        """The port that answers HTTP; None without one. `run` opens it."""
-        return self._http_port
 
     @property
     def total_entries(self) -> int:
@@ -206,42 +185,36 @@ class Relay:
         if `finish` was called during `run` before clients were served. Later failures of upstreams
         or of the disk are reported in the log and by `failure`.
         """
-        listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
-        self.download.own = listeners
-        asked: list[socket.socket] = []
-        web: list[socket.socket] = []
+        sockets = list(open_listeners(*self.listen) if listeners is None else listeners)
+        self.download.own = sockets
+        ports = Ports(self._http, sockets, [], [])
         try:
             self._ensure_not_finished()
-            if self._metrics is not None:
-                asked = metrics_listeners(*self._metrics)
-                self._metrics_port = name_of(asked[0])[1]
-            if self._http is not None:
-                web = http_listeners(self._http)
-                self._http_port = name_of(web[0])[1]
+            ports = Ports.open(lambda: sockets, self._metrics, self._http)
+            self._name_ports(ports)
             failure: DatastreamerError | None = None
             async with trio.open_nursery() as nursery:
-                if asked:
-                    await nursery.start(serve_metrics, asked, self._snapshot, self._unready)
+                if ports.metrics:
+                    await nursery.start(serve_metrics, ports.metrics, self._snapshot, self._unready)
                 port = None
                 if self._http is not None:
                     port = HttpPort(
                         HttpSource(lambda: self.server, self._snapshot, self._unready),
-                        web,
+                        ports.web,
                         self._http,
                         tls=self.tls,
                         write_timeout=None if self._limits is None else self._limits.write_timeout,
                     )
                     await nursery.start(port.run)
                 try:
-                    await self._run(listeners, port, task_status)
+                    await self._run(sockets, port, task_status)
                 except DatastreamerError as error:
                     failure = error
                 nursery.cancel_scope.cancel()
             if failure is not None:
                 raise failure
         finally:
-            for listener in (*listeners, *asked, *web):
-                listener.close()
+            ports.close()
 
     async def _run(
         self,

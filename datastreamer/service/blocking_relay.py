@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 import trio
 
 from datastreamer.errors import DatastreamerError, ServerFailed
+from datastreamer.http.ports import Listening
 from datastreamer.relay.relay import Relay
 from datastreamer.transport.listeners import address_of
 from datastreamer.transport.trio_thread import TrioThread
@@ -29,7 +30,7 @@ def _accepts(
     return decorate
 
 
-class BlockingRelay:
+class BlockingRelay(Listening):
     """Downloads a stream, stores it in the file at `path`, and serves it, from a thread:
     ``with BlockingRelay([("sequencer", 6900)], path) as relay: ...``
 
@@ -51,31 +52,13 @@ class BlockingRelay:
         self._thread = TrioThread(f"relay of {self._relay.path}", main)
         if self._thread.failure is not None:
             raise self._thread.failure
+        self._addresses = self._relay.addresses
+        self._metrics_port, self._http_port = self._relay.metrics_port, self._relay.http_port
 
     def __repr__(self) -> str:
         served = ", ".join(map(address_of, self.addresses))
         state = "closed" if self._closed else f"on {served}"
         return f"<{type(self).__name__} in {os.fspath(self._relay.path)!r}: {state}>"
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """The addresses it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
-        return self._relay.addresses
-
-    @property
-    def port(self) -> int:
-        """The TCP port it listens on; 0 if it listens only on a Unix socket."""
-        return self._relay.port
-
-    @property
-    def metrics_port(self) -> int | None:
-        """The port of its metrics endpoint; None without one."""
-        return self._relay.metrics_port
-
-    @property
-    def http_port(self) -> int | None:
-        """The port that answers HTTP; None without one."""
-        return self._relay.http_port
 
     @property
     def total_entries(self) -> int:

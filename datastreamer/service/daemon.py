@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -18,8 +17,9 @@ import trio
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ServerFailed, UsageError
-from datastreamer.http.options import HttpOptions, http_listeners
-from datastreamer.http.serving import serve_http, serve_metrics_of, source_of
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.ports import Ports
+from datastreamer.http.serving import start_ports
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import Publishing
@@ -27,9 +27,9 @@ from datastreamer.server.server import Server
 from datastreamer.server.ticks import next_tick
 from datastreamer.service import systemd
 from datastreamer.service.worker_pool import Workers
-from datastreamer.service.worker_process import HttpShare, StartAbandoned
+from datastreamer.service.worker_process import StartAbandoned
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.transport.listeners import Hosts, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
 
@@ -89,21 +89,17 @@ def serve_until_signal(
             tls=tls,
             publishing=publishing,
             heal_from=peers,
-            other_connections=0 if http is None else http.max_clients,
+            other_connections=ports.http_clients,
         )
         async with shutdown.event_loop() as nursery:
             if shutdown.begun.is_set():
                 return
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
-            addresses = await nursery.start(server.run, listeners)
-            if metrics_sockets:
-                await nursery.start(
-                    serve_metrics_of, server, metrics_sockets, stream.parts.counters.share()
-                )
-            if http is not None:
-                source = source_of(server, stream.parts.counters.share())
-                await nursery.start(serve_http, server, web, http, source)
+            addresses = await nursery.start(server.run, ports.clients)
+            counted = ports.metrics or ports.web
+            numbers = stream.parts.counters.share() if counted else None
+            await start_ports(nursery, server, ports, numbers)
             listening(stream, addresses)
             systemd.notify(systemd.READY)
             await shutdown.begun.wait()
@@ -118,14 +114,14 @@ def serve_until_signal(
             if tls is not None:
                 await nursery.start(_reload_all_on_hangup, tls, many)
             if not shutdown.begun.is_set():
-                listening(stream, [name_of(listener) for listener in listeners])
+                listening(stream, [name_of(listener) for listener in ports.clients])
                 systemd.notify(systemd.READY)
             while not shutdown.begun.is_set() and many.serving:
                 with trio.move_on_at(next_tick(_LOOK_SECONDS)):
                     await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
             # The system refuses new connections from now on, instead of queueing them.
-            for listener in (*listeners, *web):
+            for listener in (*ports.clients, *ports.web):
                 listener.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(many.close)
@@ -133,15 +129,9 @@ def serve_until_signal(
     limits.share(0, workers)  # raises if they do not fit
     if publishing is not None and workers != 1:
         raise UsageError("publishing needs a single worker: the process that writes has to serve")
-    metrics_sockets = [] if metrics is None else metrics_listeners(*metrics)
-    web: list[socket.socket] = []
-    try:
-        web = [] if http is None else http_listeners(http)
-        listeners = systemd.take_listeners() or open_listeners(host, port, unix)
-    except BaseException:
-        for listener in (*metrics_sockets, *web):
-            listener.close()
-        raise
+    ports = Ports.open(
+        lambda: systemd.take_listeners() or open_listeners(host, port, unix), metrics, http
+    )
     try:
         with shutdown.handling_signals(), open_stream() as stream:
             if workers == 1:
@@ -149,14 +139,7 @@ def serve_until_signal(
             else:
                 with contextlib.suppress(StartAbandoned):
                     many = Workers(
-                        stream,
-                        listeners,
-                        limits,
-                        tls,
-                        workers,
-                        metrics_sockets,
-                        lambda: bool(shutdown.caught),
-                        None if http is None else HttpShare(http, web),
+                        stream, ports, limits, tls, workers, lambda: bool(shutdown.caught)
                     )
                     try:
                         trio.run(supervise, many, stream)
@@ -165,8 +148,7 @@ def serve_until_signal(
                     finally:
                         many.close()
     finally:
-        for listener in (*listeners, *metrics_sockets, *web):
-            listener.close()
+        ports.close()
     return shutdown.name
 
 

@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import weakref
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from datastreamer.errors import ServerFailed, StreamClosed, UsageError
-from datastreamer.http.options import HttpOptions, http_listeners
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.ports import Listening, Ports
 from datastreamer.protocol.retry import check_seconds
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import Publishing, check_client_tokens
 from datastreamer.service.worker_pool import Workers
-from datastreamer.service.worker_process import HttpShare
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.atomic_op import raised_after
 from datastreamer.storage.write.durability import SyncPolicy
-from datastreamer.transport.listeners import (
-    Hosts,
-    address_of,
-    metrics_listeners,
-    name_of,
-    open_listeners,
-)
+from datastreamer.transport.listeners import Hosts, address_of, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
 
 _log = logging.getLogger(__name__)
@@ -39,7 +32,7 @@ _log = logging.getLogger(__name__)
 _open_servers: weakref.WeakSet[StreamServer] = weakref.WeakSet()
 
 
-class StreamServer:
+class StreamServer(Listening):
     """A stream that is open for writing, and its server.
 
     ``with StreamServer(path, port=6900) as server:
@@ -98,19 +91,15 @@ class StreamServer:
             )
         limits = limits or Limits()
         check_client_tokens(limits.client_token_file)
-        listeners = open_listeners(host, port, unix)
-        self._addresses = [name_of(listener) for listener in listeners]
-        metrics: list[socket.socket] = []
-        web: list[socket.socket] = []
+        ports = self._ports = Ports.open(
+            lambda: open_listeners(host, port, unix),
+            None if metrics_port is None else (metrics_host, metrics_port),
+            http,
+        )
+        self._addresses = [name_of(listener) for listener in ports.clients]
+        self._name_ports(ports)
         self._tls = tls
         try:
-            if metrics_port is not None:
-                metrics = metrics_listeners(metrics_host, metrics_port)
-            if http is not None:
-                web = http_listeners(http)
-            self._metrics_port = name_of(metrics[0])[1] if metrics else None
-            self._http_port = name_of(web[0])[1] if web else None
-            share = None if http is None else HttpShare(http, web)
             if create:
                 self.stream = DataStream.open_or_create(
                     path,
@@ -124,45 +113,23 @@ class StreamServer:
                 self.stream = DataStream.open(path, stream_type=stream_type, sync=sync, index=index)
             try:
                 self._serving: _ServerThread | Workers = (
-                    _ServerThread(self.stream, listeners, limits, tls, metrics, publishing, share)
+                    _ServerThread(self.stream, ports, limits, tls, publishing)
                     if in_process
-                    else Workers(self.stream, listeners, limits, tls, workers, metrics, http=share)
+                    else Workers(self.stream, ports, limits, tls, workers)
                 )
             except BaseException:
                 self.stream.close()
                 raise
         except BaseException:
-            for listener in (*listeners, *metrics, *web):
-                listener.close()
+            ports.close()
             raise
         self.stream.commit_guard = self._serving.check
-        self._listeners = [*listeners, *metrics, *web]
         _open_servers.add(self)
 
     def __repr__(self) -> str:
         served = ", ".join(map(address_of, self._addresses))
         state = "closed" if self._closed else f"on {served}"
         return f"<{type(self).__name__} of {os.fspath(self.stream.path)!r}: {state}>"
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """The addresses it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
-        return self._addresses
-
-    @property
-    def port(self) -> int:
-        """The TCP port it listens on; 0 if it listens only on a Unix socket."""
-        return max(port for _, port in self._addresses)
-
-    @property
-    def metrics_port(self) -> int | None:
-        """The port of its metrics endpoint; None without one."""
-        return self._metrics_port
-
-    @property
-    def http_port(self) -> int | None:
-        """The port that answers HTTP; None without one."""
-        return self._http_port
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until every streaming client was sent all committed entries.
@@ -197,8 +164,7 @@ class StreamServer:
         if not self._closed:
             self._closed = True
             self._serving.abandon()
-            for listener in self._listeners:
-                listener.close()
+            self._ports.close()
 
     def __enter__(self) -> StreamServer:
         return self
@@ -216,8 +182,7 @@ class StreamServer:
             try:
                 self._serving.close()
             finally:
-                for listener in self._listeners:
-                    listener.close()
+                self._ports.close()
                 self.stream.__exit__(kind, error, trace)
 
 
@@ -227,16 +192,14 @@ class _ServerThread:
     def __init__(
         self,
         stream: DataStream,
-        listeners: list[socket.socket],
+        ports: Ports,
         limits: Limits,
         tls: ServerTLS | None,
-        metrics: list[socket.socket],
         publishing: Publishing | None,
-        http: HttpShare | None,
     ) -> None:
         import trio
 
-        from datastreamer.http.serving import serve_http, serve_metrics_of, source_of
+        from datastreamer.http.serving import start_ports
         from datastreamer.server.server import Server
         from datastreamer.transport.trio_thread import TrioThread
 
@@ -246,24 +209,18 @@ class _ServerThread:
             limits=limits,
             tls=tls,
             publishing=publishing,
-            other_connections=0 if http is None else http.options.max_clients,
+            other_connections=ports.http_clients,
         )
         # The event loop closes its listeners: it gets copies.
-        served = [listener.dup() for listener in listeners]
-        exposed = [listener.dup() for listener in metrics]
-        web = [] if http is None else [listener.dup() for listener in http.listeners]
-        self._copies = [*served, *exposed, *web]
+        copies = self._copies = ports.copies()
 
         async def main(started: Callable[[], None]) -> None:
             try:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(server.run, served)
-                    numbers = stream.parts.counters.share() if exposed or web else None
-                    if exposed:
-                        await nursery.start(serve_metrics_of, server, exposed, numbers)
-                    if http is not None:
-                        source = source_of(server, numbers)
-                        await nursery.start(serve_http, server, web, http.options, source)
+                    await nursery.start(server.run, copies.clients)
+                    counted = copies.metrics or copies.web
+                    numbers = stream.parts.counters.share() if counted else None
+                    await start_ports(nursery, server, copies, numbers)
                     started()
             except Exception:
                 _log.exception("the server has failed")
@@ -298,8 +255,7 @@ class _ServerThread:
         self._thread.close()
 
     def abandon(self) -> None:
-        for listener in self._copies:
-            listener.close()
+        self._copies.close()
 
 
 def _abandon_all() -> None:

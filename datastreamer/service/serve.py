@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 import trio
 
-from datastreamer.http.options import HttpOptions, http_listeners
-from datastreamer.http.serving import serve_http, source_of
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.ports import Ports
+from datastreamer.http.serving import start_ports
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import Publishing, check_client_tokens
 from datastreamer.server.server import Server
@@ -56,28 +57,23 @@ async def serve(
     Raises `ListenFailed`, and `UsageError` if the limits' client token file has no tokens.
     """
     check_client_tokens(None if limits is None else limits.client_token_file)
-    also = [] if http is None else http_listeners(http)
-    try:
-        sockets = open_listeners(host, port, unix) if listeners is None else listeners
-    except BaseException:
-        for listener in also:
-            listener.close()
-        raise
+    ports = Ports.open(
+        lambda: open_listeners(host, port, unix) if listeners is None else listeners, http=http
+    )
     server = Server(
         stream,
         limits=limits,
         waker=waker,
         tls=tls,
         publishing=publishing,
-        other_connections=0 if http is None else http.max_clients,
+        other_connections=ports.http_clients,
     )
     async with trio.open_nursery() as nursery:
-        if http is not None:
-            numbers = stream.parts.counters.share()
-            await nursery.start(serve_http, server, also, http, source_of(server, numbers))
+        numbers = stream.parts.counters.share() if ports.web else None
+        await start_ports(nursery, server, ports, numbers)
         if stop is not None:
             nursery.start_soon(_finish_after, stop, server)
-        await server.run(sockets, task_status=task_status)
+        await server.run(ports.clients, task_status=task_status)
         nursery.cancel_scope.cancel()
 
 

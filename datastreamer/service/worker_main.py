@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import replace
 from typing import Any
 
 import trio
@@ -20,7 +19,8 @@ import trio
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
 from datastreamer.http.options import HttpOptions
-from datastreamer.http.serving import serve_http, serve_metrics_of, source_of
+from datastreamer.http.ports import Ports
+from datastreamer.http.serving import start_ports
 from datastreamer.metrics.exposition import load_exporter
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.server.admission.accept_balance import AcceptBalance
@@ -34,6 +34,10 @@ from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
+
+# In the order: lists of descriptors, and single ones.
+_LISTENERS = ("clients", "metrics", "web")
+_DESCRIPTORS = ("file", "control", "waker", "early_waker", "turns", "numbers", "asking")
 
 
 async def _serve_parent(
@@ -87,12 +91,8 @@ async def _end_with(parent: int, scope: trio.CancelScope) -> None:
 
 
 async def _serve(order: dict[str, Any]) -> None:
-    listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
-    metrics = [socket.socket(fileno=fd) for fd in order["metrics"]]
-    http, web = None, []
-    if order["http"] is not None:
-        http = HttpOptions(**order["http"]["options"])
-        web = [socket.socket(fileno=fd) for fd in order["http"]["listeners"]]
+    sockets = ([socket.socket(fileno=fd) for fd in order[name]] for name in _LISTENERS)
+    ports = Ports(None if order["http"] is None else HttpOptions(**order["http"]), *sockets)
     numbers = None if order["numbers"] is None else WriterNumbers(order["numbers"], write=False)
     if order["gathered"]:
         with contextlib.suppress(ImportError):
@@ -125,19 +125,15 @@ async def _serve(order: dict[str, Any]) -> None:
             balance=balance,
             changes_streams=order["changes_streams"],
             logs_file=order["at"] == 0,
-            other_connections=0 if http is None else http.max_clients,
+            other_connections=ports.http_clients,
         )
         async with trio.SocketStream(ours) as control_link, trio.open_nursery() as nursery:
-            await nursery.start(server.run, listeners)
-            if metrics:
-                await nursery.start(serve_metrics_of, server, metrics, numbers)
-            if http is not None:
-                source = source_of(server, numbers)
-                if order["http"]["metrics"] is not None:
-                    link = socket.socket(fileno=order["http"]["metrics"])
-                    parent = trio.SocketStream(trio.socket.from_stdlib_socket(link))
-                    source = replace(source, gather=ParentMetrics(parent).gather)
-                await nursery.start(serve_http, server, web, http, source)
+            await nursery.start(server.run, ports.clients)
+            gather = None
+            if order["asking"] is not None:
+                link = trio.socket.from_stdlib_socket(socket.socket(fileno=order["asking"]))
+                gather = ParentMetrics(trio.SocketStream(link)).gather
+            await start_ports(nursery, server, ports, numbers, gather)
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
             if order["parent"] >= 0:
@@ -154,13 +150,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, control.OF_PARENT)
     order = json.loads(sys.argv[1])
     log_to_stderr(order["log_style"], order["log_level"])
-    given = [order["file"], order["control"], *order["listeners"]]
-    optional = ("waker", "early_waker", "turns", "numbers")
-    given += [order[name] for name in optional if order[name] is not None]
-    if order["http"] is not None:
-        given += order["http"]["listeners"]
-        given += [fd for fd in (order["http"]["metrics"],) if fd is not None]
-    for fd in (*given, *order["metrics"]):
+    given = [order[name] for name in _DESCRIPTORS if order[name] is not None]
+    for fd in (*given, *(fd for name in _LISTENERS for fd in order[name])):
         os.set_inheritable(fd, False)
     try:
         trio.run(_serve, order)

@@ -11,19 +11,20 @@ import contextlib
 import json
 import logging
 import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.format import U64_MAX
+from datastreamer.http.ports import Ports
 from datastreamer.metrics.exposition import MetricsSnapshot, merge
 from datastreamer.server.admission.accept_balance import shared_block
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
-from datastreamer.service.worker_process import HttpShare, ServingProcess, never
+from datastreamer.service.worker_process import ServingProcess, never
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
@@ -47,8 +48,8 @@ _MOST_EARLY = 2
 class Workers:
     """`count` processes that serve `stream`; all of them serve when the constructor returns.
 
-    The metrics endpoint on the listeners `metrics` is in the worker if there is only one, else in
-    this process. All answer on the HTTP port `http`.
+    The metrics endpoint is in the worker if there is only one, else in this process. All answer on
+    the HTTP port.
 
     Raises `ServerFailed` if a process does not start, `UsageError`, and `StartAbandoned` if
     `abandoned()` becomes true before all serve; then no process is left.
@@ -57,13 +58,11 @@ class Workers:
     def __init__(
         self,
         stream: DataStream,
-        listeners: list[socket.socket],
+        ports: Ports,
         limits: Limits,
         tls: ServerTLS | None,
         count: int = 1,
-        metrics: Sequence[socket.socket] = (),
         abandoned: Callable[[], bool] = never,
-        http: HttpShare | None = None,
     ) -> None:
         if count < 1:
             raise UsageError(f"workers must be a whole number from 1, not {count!r}")
@@ -78,12 +77,12 @@ class Workers:
         # From the begin to the end of a change: the guards of all processes, and those that know.
         self._held = contextlib.ExitStack()
         self._notified: list[ServingProcess] = []
-        several = bool(metrics or http) and count > 1
-        if http is not None:
-            snapshot = self.snapshot if count > 1 else None
-            http = http._replace(options=http.options.share(count), snapshot=snapshot)
+        several = bool(ports.metrics or ports.web) and count > 1
         self._numbers = stream.parts.counters.share() if several else None
-        own = () if count > 1 else metrics
+        own = ports
+        if count > 1:
+            http = None if ports.http is None else ports.http.share(count)
+            own = replace(ports, metrics=[], http=http)
         try:
             # As many start at a time as there are processors: all at once would all be slow.
             processors = _processors()
@@ -93,13 +92,11 @@ class Workers:
                     self.processes[at - together].wait_until_ready(abandoned)
                 self.processes.append(
                     ServingProcess(
-                        *(stream, listeners, share, tls),
+                        *(stream, own, share, tls),
                         shared=self._shared,
                         at=at,
                         wakes_early=count <= _MOST_EARLY and count < processors,
-                        metrics=own,
-                        gathered=several,
-                        http=http,
+                        gathered=self.snapshot if several else None,
                     )
                 )
             for process in self.processes[-together:]:
@@ -110,10 +107,10 @@ class Workers:
             self._release()
             raise
         self._stop_reporting = stream.parts.feed.subscribe(self._changing)
-        if metrics and count > 1:
+        if ports.metrics and count > 1:
             from datastreamer.service.aggregate_metrics import GatheredMetrics
 
-            self._metrics = GatheredMetrics(metrics, self.snapshot, self._unready)
+            self._metrics = GatheredMetrics(ports.metrics, self.snapshot, self._unready)
 
     @property
     def serving(self) -> bool:

@@ -16,11 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from datastreamer.errors import ServerFailed
-from datastreamer.http.options import HttpOptions
+from datastreamer.http.ports import Ports
 from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
@@ -40,15 +39,6 @@ _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
 
 
-class HttpShare(NamedTuple):
-    """The HTTP port of a process: its options and listeners. `snapshot` has the metrics of all
-    processes that answer there; None: there is only one."""
-
-    options: HttpOptions
-    listeners: Sequence[socket.socket]
-    snapshot: Snapshot | None = None
-
-
 class StartAbandoned(Exception):
     """A signal ended the program before all processes were started."""
 
@@ -64,34 +54,30 @@ class ServingProcess:
     The constructor starts it; it serves when `wait_until_ready` has returned. `shared` is the
     memory that it shares with the other processes on the same listeners
     (`accept_balance.py`), `at` its number among them. With `wakes_early`, a commit after a pause
-    wakes it when it begins, too. That needs a CPU for the process and one for the writer. It
-    exposes metrics on the listeners `metrics`, or, with `gathered`, on request of its parent.
-    `http`: its HTTP port.
+    wakes it when it begins, too. That needs a CPU for the process and one for the writer.
+    `gathered` has the metrics of all processes on these ports, which each sends on request of its
+    parent; None: there is only one.
     """
 
     def __init__(
         self,
         stream: DataStream,
-        listeners: list[socket.socket],
+        ports: Ports,
         limits: Limits,
         tls: ServerTLS | None,
         *,
         shared: int | None = None,
         at: int = 0,
         wakes_early: bool = False,
-        metrics: Sequence[socket.socket] = (),
-        gathered: bool = False,
-        http: HttpShare | None = None,
+        gathered: Snapshot | None = None,
     ) -> None:
         self._stream = stream
-        self._metrics = metrics
+        self._ports = ports
         self._gathered = gathered
-        self._http = http
-        alone = http is not None and http.snapshot is None
-        self._numbers = stream.parts.counters.share() if metrics or alone else None
+        counted = gathered is None and (ports.metrics or ports.web)
+        self._numbers = stream.parts.counters.share() if counted else None
         # The absolute path, by which a child that is started later finds the index.
         self._name = os.path.abspath(stream.path)
-        self._listeners = listeners
         self._limits = limits
         self._tls = tls
         self._at = at
@@ -139,7 +125,7 @@ class ServingProcess:
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start a child; it reports on the socket when it serves."""
         ours, theirs = socket.socketpair()
-        http, asking = self._http, None
+        ports, asking = self._ports, None
         passed: list[int] = []
 
         def hand_down(fd: int) -> int:
@@ -158,18 +144,15 @@ class ServingProcess:
         linux = sys.platform == "linux"
         file = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
         try:
-            if http is not None and http.snapshot is not None:
+            if ports.web and self._gathered is not None:
                 answering, asking = socket.socketpair()
-                answer_in_thread(answering, http.snapshot)
+                answer_in_thread(answering, self._gathered)
             order = {
-                "http": None
-                if http is None
-                else {
-                    "options": http.options.as_json(),
-                    "listeners": [hand_down(listener.fileno()) for listener in http.listeners],
-                    "metrics": None if asking is None else hand_down(asking.fileno()),
-                },
-                "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
+                "http": None if ports.http is None else ports.http.as_json(),
+                "clients": [hand_down(listener.fileno()) for listener in ports.clients],
+                "metrics": [hand_down(listener.fileno()) for listener in ports.metrics],
+                "web": [hand_down(listener.fileno()) for listener in ports.web],
+                "asking": None if asking is None else hand_down(asking.fileno()),
                 "file": hand_over(os.open(file, os.O_RDONLY | os.O_CLOEXEC)),
                 "waker": None if self._waking is None else hand_down(self._waking),
                 "early_waker": None if self._early_waker is None else hand_down(self._early_waker),
@@ -182,8 +165,7 @@ class ServingProcess:
                 "at": self._at,
                 # A stream that this process writes is not replaced.
                 "changes_streams": self._stream.follows,
-                "metrics": [hand_down(listener.fileno()) for listener in self._metrics],
-                "gathered": self._gathered,
+                "gathered": self._gathered is not None,
                 "numbers": None if self._numbers is None else hand_down(self._numbers.fd),
                 "name": self._name,
                 "index": self._stream.index_name,

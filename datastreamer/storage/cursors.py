@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from types import TracebackType
 from typing import Any
 
 import lmdb
@@ -131,12 +130,7 @@ class LmdbCursor:
     def __enter__(self) -> LmdbCursor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

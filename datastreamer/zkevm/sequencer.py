@@ -7,7 +7,6 @@ calls write streams of all versions. Of a stream it knows only its atomic operat
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, Final, Literal, Protocol
 
 from datastreamer.errors import BadEvent, UsageError
@@ -198,12 +197,7 @@ class BatchWriter:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         sequencer = self.sequencer
         self._open = sequencer._busy = False
         atomic = sequencer.atomic == "batch"
@@ -322,12 +316,7 @@ class BlockWriter:
         batch._block = self
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         batch, block = self._batch, self._block
         batch._block = None
         if kind is not None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import trio
 
-from datastreamer.http.options import HttpOptions, http_listeners
-from datastreamer.http.serving import serve_http
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.ports import Ports
+from datastreamer.http.serving import start_ports
 from datastreamer.server.limits import Limits
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
@@ -35,13 +36,13 @@ async def serving(
 ) -> AsyncIterator[Web]:
     """The server and its HTTP port, until the block ends."""
     made = HttpOptions(port=0, **options)
-    listeners = http_listeners(made)
+    ports = Ports.open(lambda: open_listeners("127.0.0.1", 0), http=made)
     server = Server(stream, limits=Limits(write_timeout=write_timeout), tls=tls)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))
-            port = listeners[0].getsockname()[1]
-            await nursery.start(serve_http, server, listeners, made)
+            [address] = await nursery.start(server.run, ports.clients)
+            port = ports.web[0].getsockname()[1]
+            await start_ports(nursery, server, ports)
             yield Web(server, port, address)
             nursery.cancel_scope.cancel()
     assert not server.other_readers

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from datastreamer.http.options import HttpOptions, http_listeners
-from datastreamer.http.serving import serve_http
+from datastreamer.http.options import HttpOptions
+from datastreamer.http.ports import Ports
+from datastreamer.http.serving import start_ports
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import Web
@@ -37,10 +38,9 @@ pytestmark = pytest.mark.usefixtures("only_the_thread")
 async def beside(writer: DataStream, follower: DataStream, waker: int) -> AsyncIterator[Web]:
     """An HTTP port of a server whose thread serves a live client."""
     async with streaming(writer, follower, waker, 1) as (rig, _), trio.open_nursery() as nursery:
-        options = HttpOptions(port=0)
-        listeners = http_listeners(options)
-        port = listeners[0].getsockname()[1]
-        await nursery.start(serve_http, rig.server, listeners, options)
+        ports = Ports.open(list, http=HttpOptions(port=0))
+        port = ports.web[0].getsockname()[1]
+        await start_ports(nursery, rig.server, ports)
         await armed(rig, writer)
         web = Web(rig.server, port, rig.address)
         assert is_armed(rig)

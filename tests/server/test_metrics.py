@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from datastreamer.errors import ExtraMissing, WriteFailed
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
-from datastreamer.http.serving import serve_metrics_of
+from datastreamer.http.serving import serve_metrics, source_of
 from datastreamer.metrics import exposition, writer_numbers
 from datastreamer.metrics.exposition import Tally, exposition_parts, merge
 from datastreamer.metrics.names import METRICS
@@ -59,9 +59,8 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 def scraping(server: Server) -> Any:
-    return answering(
-        partial(serve_metrics_of, server, numbers=server.stream.parts.counters.share())
-    )
+    source = source_of(server, server.stream.parts.counters.share())
+    return answering(partial(serve_metrics, gather=source.gather, unready=source.unready))
 
 
 def histogram_of(name: str, values: Iterable[float]) -> Any:

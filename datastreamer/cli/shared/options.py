@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +20,9 @@ from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 
 if TYPE_CHECKING:
     import ssl
+
+    from datastreamer.client.upstream import Upstream
+    from datastreamer.transport.address import Address
 
 
 Format = Literal["table", "jsonl", "hex", "raw"]
@@ -203,6 +206,20 @@ class TLSOptions:
         if self.tls_key is not None and self.tls_cert is None:
             raise typer.BadParameter("--tls-key requires --tls-cert")
         return client_tls(self.tls_ca, self.tls_cert, self.tls_key)
+
+    def upstreams(self, addresses: Sequence[Address], source: str) -> list[Upstream]:
+        """The servers at `addresses`, with TLS where they have it. Raises `typer.BadParameter` if
+        an option is given and none has: `source` names them."""
+        from datastreamer.client.upstream import Upstream
+
+        secured = any(address.tls for address in addresses)
+        context = self.context() if secured else False
+        if not secured:
+            self.check_unused(source)
+        return [
+            Upstream(host, port, context, self.tls_server_name) if tls else Upstream(host, port)
+            for host, port, tls in addresses
+        ]
 
     def check_unused(self, source: str) -> None:
         """Raises `typer.BadParameter` if an option is given: `source` does not use TLS."""

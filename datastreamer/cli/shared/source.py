@@ -15,12 +15,7 @@ from datastreamer.cli.shared.addresses import both_readings, server_addresses
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions, check_start
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.client.upstream import Upstream
-from datastreamer.errors import (
-    BadFromBookmark,
-    UnknownBookmark,
-    UnknownEntry,
-)
+from datastreamer.errors import BadFromBookmark, UnknownBookmark, UnknownEntry
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.transport.address import Address
 
@@ -97,17 +92,7 @@ class ServerSource:
         batch_reads: bool = False,
     ) -> None:
         stream_type = options.stream_type
-        context = None
-        if any(address.tls for address in addresses):
-            context = options.context()
-        else:
-            options.check_unused(",".join(map(str, addresses)))
-        servers = [
-            Upstream(host, port, context, options.tls_server_name)
-            if tls and context is not None
-            else Upstream(host, port)
-            for host, port, tls in addresses
-        ]
+        servers = options.upstreams(addresses, ",".join(map(str, addresses)))
         self._several = len(servers) > 1
         self.client = BlockingClient(
             servers,

@@ -242,26 +242,14 @@ def _start(start: str | None, bookmark: str | None) -> Start:
 
 
 def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream | Path]:
-    addresses = {text: server_address(text) for text in sources}
-    secured = any(address.tls for address in addresses.values() if address is not None)
-    context = options.context() if secured else False
-    if not secured:
-        options.check_unused(sources[0])
+    addresses = [server_address(text) for text in sources]
+    servers = [address for address in addresses if address is not None]
+    upstreams = iter(options.upstreams(servers, sources[0]))
     found: dict[str, Upstream | Path] = {}
-    for text in sources:
-        place: Upstream | Path
-        address = addresses[text]
-        if address is None:
-            if not os.path.lexists(text):
-                raise Failure(f"{text}: no such file")
-            place = Path(text)
-        else:
-            place = Upstream(
-                address.host,
-                address.port,
-                tls=address.tls and context,
-                tls_server_name=options.tls_server_name if address.tls else None,
-            )
+    for text, address in zip(sources, addresses, strict=True):
+        place: Upstream | Path = Path(text) if address is None else next(upstreams)
+        if address is None and not os.path.lexists(text):
+            raise Failure(f"{text}: no such file")
         name = text if isinstance(place, Path) else place.name
         if name in found:
             raise typer.BadParameter(f"{text!r} is named twice")

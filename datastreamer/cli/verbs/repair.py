@@ -97,29 +97,13 @@ def _servers(
     named: list[str], options: SourceOptions, file: str, *, trust_peer: bool
 ) -> Iterator[Sources]:
     from datastreamer.client.server_peer import ServerPeer
-    from datastreamer.client.upstream import Upstream
 
-    addresses = addresses_of("--from", named)
-    if not any(address.tls for address in addresses):
-        options.check_unused(" and ".join(named) or file)
+    upstreams = options.upstreams(addresses_of("--from", named), " and ".join(named) or file)
     if options.stream_type is not None and not named:
         raise typer.BadParameter("--stream-type requires --from")
     kind = STREAM_TYPE_SEQUENCER if options.stream_type is None else options.stream_type
     with contextlib.ExitStack() as stack:
-        peers = [
-            stack.enter_context(
-                ServerPeer(
-                    Upstream(
-                        address.host,
-                        address.port,
-                        tls=options.context() if address.tls else False,
-                        tls_server_name=options.tls_server_name if address.tls else None,
-                    ),
-                    stream_type=kind,
-                )
-            )
-            for address in addresses
-        ]
+        peers = [stack.enter_context(ServerPeer(each, stream_type=kind)) for each in upstreams]
         yield Sources(peers, trust_peer)
 
 

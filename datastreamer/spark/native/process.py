@@ -15,13 +15,13 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, Final
 
 import pyarrow as pa
 
 from datastreamer.errors import DatastreamerError, UsageError
-from datastreamer.spark.native.answers import Answers
+from datastreamer.spark.native import following, plans
 
 PROTOCOL: Final = "1"
 """The version of requests and answers, as the jar of this package speaks it."""
@@ -29,9 +29,18 @@ PROTOCOL: Final = "1"
 _LENGTH: Final = struct.Struct(">I")
 
 
+_PLANS: Final[dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | Iterator[Any]]]] = {
+    "schema": plans.schema_of,
+    "scan": plans.scan,
+    "count": plans.count,
+    "read": plans.read,
+}
+
+
 def serve(requests: IO[bytes], answers: IO[bytes], protocol: str = PROTOCOL) -> None:
     """Answer requests until there are no more: all of another protocol with an error."""
-    known = Answers()
+    # The stream that a streaming query follows.
+    followed: following.Following | None = None
     while len(length := requests.read(_LENGTH.size)) == _LENGTH.size:
         request = json.loads(requests.read(*_LENGTH.unpack(length)))
         try:
@@ -41,7 +50,15 @@ def serve(requests: IO[bytes], answers: IO[bytes], protocol: str = PROTOCOL) -> 
                     f"{sys.executable}: give Spark the jar that datastreamer.spark.native_jar() "
                     "names there, and the same version of the package on all machines"
                 )
-            found = known.answer(request)
+            what = request["do"]
+            if what == "follow":
+                followed = following.Following(request)
+                found: dict[str, Any] | Iterator[Any] = followed.begun()
+            elif what in _PLANS:
+                found = _PLANS[what](request)
+            else:
+                assert followed is not None
+                found = following.ANSWERS[what](followed, request)
             if isinstance(found, Iterator):
                 for batch in found:
                     _put(answers, b"A", _as_stream(batch))

@@ -252,25 +252,13 @@ class RefusedReader(DataSourceStreamReader):
     def __init__(self, error: DatastreamerError) -> None:
         self._error = error
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The first call for a query without a checkpoint. Raises the error."""
+    def _raise(self, *_: Any) -> Any:
         raise self._error
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The first call for a query with a checkpoint. Raises the error."""
-        raise self._error
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Raises the error."""
-        raise self._error
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Raises the error."""
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Raises the error."""
-        raise self._error
+    _refuse: Any = _raise
+    # The first call for a query without a checkpoint, and with one; and all others.
+    initialOffset = getDefaultReadLimit = _refuse  # noqa: N815
+    latestOffset = partitions = read = _refuse  # noqa: N815
 
 
 def lag(progress: Any) -> int | None:
