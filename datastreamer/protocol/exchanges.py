@@ -270,7 +270,7 @@ class Streaming:
     def commit_ahead(self) -> int | None:
         """Where the operations of the returned entries end; None if the server does not report
         it."""
-        return self._connection.commit_ahead
+        return self._connection.streamed.commit_ahead
 
     def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
@@ -317,7 +317,7 @@ class Streaming:
                 return None
             if isinstance(event, ChangeReceived):
                 self.changes.append(event)
-                return scan(b"", self._connection.next_number)
+                return scan(b"", self._connection.streamed.next_number)
             if not isinstance(event, EntriesReceived):
                 raise unexpected(self._connection, event)
             batch = event.batch

@@ -73,7 +73,7 @@ def test_the_end_of_a_commit_is_known_with_its_first_entry(
 ) -> None:
     """However the bytes are cut; no batch goes past an end."""
     connection = streaming(CommitStart(start))
-    assert connection.commit_ahead == start
+    assert connection.streamed.commit_ahead == start
     data, ends, total = b"", [], start
     for size in sizes:
         data += encode_commit(total + size) + packed(*range(total, total + size))
@@ -87,8 +87,8 @@ def test_the_end_of_a_commit_is_known_with_its_first_entry(
             assert isinstance(event, EntriesReceived)
             assert event.batch.first_number == reached
             reached = event.batch.next_number
-            assert connection.commit_ahead == min(end for end in ends if end >= reached)
-            seen += [reached] if reached == connection.commit_ahead else []
+            assert connection.streamed.commit_ahead == min(end for end in ends if end >= reached)
+            seen += [reached] if reached == connection.streamed.commit_ahead else []
     assert seen == ends
     assert connection.total_entries == total
 
@@ -114,9 +114,9 @@ def test_what_is_no_such_streaming(data: bytes) -> None:
 
 def test_only_clients_that_request_them_receive_reports() -> None:
     connection = streaming(Start(5))
-    assert connection.commit_ahead is None
+    assert connection.streamed.commit_ahead is None
     connection.feed(encode_commit(7))
-    with pytest.raises(ProtocolViolation, match="that was not requested"):
+    with pytest.raises(ProtocolViolation, match="that was not asked for"):
         connection.next_event()
 
 
@@ -131,7 +131,7 @@ def test_another_start_on_the_same_connection() -> None:
     connection.feed(OK + packed(0, 1))
     assert isinstance(connection.next_event(), ResultReceived)
     assert isinstance(connection.next_event(), EntriesReceived)
-    assert connection.commit_ahead is None
+    assert connection.streamed.commit_ahead is None
 
 
 @pytest.mark.parametrize("promised", [5, 6, (1 << 64) - 1])

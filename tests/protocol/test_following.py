@@ -173,7 +173,7 @@ def test_changes_come_in_order_between_entries(places: list[int]) -> None:
                 found.append(event)
     six = ChangeReceived(6, 6, Entry(6, 7, b"data"))
     assert found == [UPDATE, 5, 6, six, 7, ChangeReceived(9, 8, None)]
-    assert connection.commit_ahead == 9
+    assert connection.streamed.commit_ahead == 9
 
 
 @pytest.mark.parametrize("connect", [follows, begun])

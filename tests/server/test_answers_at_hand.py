@@ -10,6 +10,7 @@ import pytest
 from datastreamer.protocol.messages import HeaderQuery
 from datastreamer.server.answers import _at_hand as at_hand_module
 from datastreamer.server.answers.queries import QueryAnswers
+from datastreamer.storage.read._head import HeadCell
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import append, over_loopback
@@ -83,17 +84,17 @@ async def test_nothing_of_a_stream_that_was_changed_meanwhile(
 async def test_committed_entries_only(stream: DataStream) -> None:
     """Whatever the tables of the pages know."""
     async with answering(stream) as answers:
-        reads, tables, total = answers._stream.reader.at_hand()  # type: ignore[misc]
-        assert total == 11
+        reader = answers._stream.reader
+        assert reader.at_hand is not None
+        assert reader.head.entries == 11
         for asked, entries, expected in ((4, 5, 1), (4, 4, 0), (b"key", 2, 1), (b"key", 1, 0)):
             found: list[bytes] = []
+            head = reader.head._replace(entries=entries)
             at_hand_module.answers_at_hand(
                 [asked],
-                reads,
-                tables,
-                entries,
+                reader.at_hand,
+                HeadCell(head, reader.state.pages).now,
                 answers._broadcast.cold.warm,
-                answers._stream.reader.state,
                 answers._bookmarks,
                 bytes,
                 found,

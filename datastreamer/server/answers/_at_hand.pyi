@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Container
 
-from datastreamer._pages import PageTable
 from datastreamer.protocol._queries import Asked
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.storage.read._at_hand import ReadsAtHand
+from datastreamer.storage.read._head import SeenState
 
 def answers_at_hand(
     queries: list[Asked],
     reads: ReadsAtHand,
-    tables: list[PageTable],
-    total: int,
+    state: SeenState,
     pages: Container[int],
-    state: object,
     bookmarks: BookmarkQueries,
     header: Callable[[], bytes],
     answers: list[bytes],

@@ -18,16 +18,17 @@ cdef bytes NO_BOOKMARK = OK + NOT_FOUND
 cdef unsigned char PACKET = PACKET_ANSWER
 
 
-def answers_at_hand(list queries not None, ReadsAtHand reads not None, list tables not None,
-                    uint64_t total, pages not None, state, bookmarks, header, list answers not None,
-                    Py_ssize_t most_bytes):
+def answers_at_hand(list queries not None, ReadsAtHand reads not None, state, pages not None,
+                    bookmarks, header, list answers not None, Py_ssize_t most_bytes):
     """Append the answers to `queries` to `answers`, until they have `most_bytes` or one is not at
     hand. Returns the numbers of entries and of bookmarks among them, and their bytes.
 
-    `queries` are as `ServerConnection.queries` returns them. `tables`, `total` and `pages` are those
-    of `ReadsAtHand.packed`. `bookmarks` (a `BookmarkQueries`) looks keys up at the reader's `state`.
+    `queries` are as `ServerConnection.queries` returns them. `state` is the reader's. `pages` are
+    those of `ReadsAtHand.packed`. `bookmarks` (a `BookmarkQueries`) looks keys up at `state`.
     `header()` returns the answer to a query of the header.
     """
+    cdef list tables = state.pages.directory[1]
+    cdef uint64_t total = state.head.entries
     cdef Py_ssize_t size = 0
     cdef Py_ssize_t entries = 0, keys = 0
     cdef bytes answer, header_answer = None

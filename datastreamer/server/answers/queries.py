@@ -138,23 +138,20 @@ class QueryAnswers:
     ) -> tuple[int, int, int]:
         """As `answers_at_hand`, at the reader's state of now."""
         reader, before = self._stream.reader, len(answers)
-        state, changes, reads = reader.state, reader.turn, reader.at_hand()
-        if reads is None:
+        state, reads = reader.state, reader.at_hand
+        if reads is None or state.turn & 1:
             return 0, 0, 0
-        at_hand, tables, total = reads
         added = answers_at_hand(
             queries,
-            at_hand,
-            tables,
-            total,
-            self._broadcast.cold.warm,
+            reads,
             state,
+            self._broadcast.cold.warm,
             self._bookmarks,
             self._header,
             answers,
             most,
         )
-        if reader.turn != changes:
+        if reader.turn != state.turn:
             del answers[before:]
             return 0, 0, 0
         if self._shows is None and len(answers) - before > added[0]:

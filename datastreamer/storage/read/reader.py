@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, scan
-from datastreamer._pages import PageTable, entry_at
+from datastreamer._pages import entry_at
 from datastreamer.errors import CorruptEntries, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
@@ -63,7 +63,9 @@ class Reader:
         does, and no entry is at hand."""
         self._probe = file
         self._file = data = file if data is None else data
-        self._at_hand = at_hand
+        self.at_hand = at_hand
+        """Reads at once, by a `state` in whose turn no change runs; None: nothing is ever at hand.
+        If `turn` is another afterwards, what it read is no state of the stream."""
         self._path = path
         self.cell = HeadCell(head, Pages(file, path, data))
         # Held while entries are changed.
@@ -175,15 +177,6 @@ class Reader:
                     return found
         near, start, size = self._find(number)
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
-
-    def at_hand(self) -> tuple[ReadsAtHand, list[PageTable], int] | None:
-        """For reads at once: what reads, the tables of the known pages, the number of entries. If
-        `turn` is another after the reads, what they read is no state of the stream. None while
-        the stream is being changed, or if nothing is ever at hand."""
-        state = self.cell.now
-        if self._at_hand is None or state.turn & 1:
-            return None
-        return self._at_hand, state.pages.directory[1], state.head.entries
 
     def page_with(self, number: int) -> tuple[int, int] | None:
         """File offset and size of the part of a page with entries that holds entry `number`; None

@@ -84,7 +84,7 @@ async def test_no_entry_follows_an_end_that_was_not_reported(
                 for entry in event.batch:
                     assert entry == stream.entry(reached)
                     reached += 1
-                if reached == connection.commit_ahead:
+                if reached == connection.streamed.commit_ahead:
                     reported.append(reached)
             most = 40_000 - stream.total_entries
             if most and (reached == stream.total_entries or chance.random() < 0.3):
