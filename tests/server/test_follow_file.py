@@ -479,13 +479,14 @@ async def test_damage_that_live_clients_come_to(
         for peer in peers:
             await peer.ask(wire.start(0), OK + modelled(path).packed())
         await wait_all_tasks_blocked()
-        # Written before the header says that it is there.
+        # The thread of the live clients looks at the file no more: the event loop does.
+        rig.server.broadcast.disarm()
         writer.start_atomic_op()
         for _ in range(5):
             writer.add_entry(1, b"part of it")
         place = writer.header.total_length
         writer.commit_atomic_op()
-        with path.open("r+b") as file:  # no follower can look in between: this is its thread
+        with path.open("r+b") as file:  # nobody looks in between: this is the event loop's thread
             file.seek(place + 27)
             file.write(b"\x99")
         for peer in peers:
