@@ -22,7 +22,7 @@ PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
 .PHONY: help core setup jar test test-fast test-oldest demo spark-demo lint format types proto build docs wheels \
-	bench soak sanitize clean distclean
+	bench soak mutants sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make jar        the reader in Java for Spark; needs a JDK 17 and Maven"
 	@echo "make bench      measure, one table       make soak      the long tests"
+	@echo "make mutants    plant faults in the package: the tests have to find each"
 	@echo "make sanitize   the tests of the C code with bounds checks, AddressSanitizer, ThreadSanitizer"
 	@echo "make test-fast  the tests for an edit loop: the lower layers"
 	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
@@ -105,6 +106,9 @@ bench: setup jar
 
 soak: setup
 	$(PY) -m pytest -m soak -o faulthandler_timeout=0 $(ARGS)
+
+mutants: setup
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m "mutants and not soak" $(ARGS)
 
 sanitize: setup
 	PYTHON=$(abspath $(PY)) tests/sanitize.sh $(SIDE_BY_SIDE)

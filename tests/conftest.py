@@ -67,7 +67,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the files, and leave out the soak tests unless `-m soak` asks for them."""
+    """Order the files, and leave out the tests of `make soak` and `make mutants` unless `-m` names
+    one of their markers."""
     here = Path(__file__).parent
 
     @functools.cache
@@ -77,13 +78,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next(ranks, len(LONGEST))
 
     items.sort(key=lambda item: rank(item.path))
-    if "soak" in config.option.markexpr:
-        return
-    kept, soak = [], []
+    kept, left_out = [], []
     for item in items:
-        (soak if item.get_closest_marker("soak") else kept).append(item)
-    if soak:
-        config.hook.pytest_deselected(items=soak)
+        markers = [name for name in ("soak", "mutants") if item.get_closest_marker(name)]
+        asked = not markers or any(name in config.option.markexpr for name in markers)
+        (kept if asked else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
         items[:] = kept
 
 

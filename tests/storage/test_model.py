@@ -6,6 +6,7 @@ the stream says is compared with it, through the writer, a follower and fresh op
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -64,10 +65,15 @@ class StreamModel(RuleBasedStateMachine):
         self.stream = DataStream.create(self.path, **self.options)
         self.follower = DataStream.open(self.path, follow=True, index=index)
 
+    def _close(self) -> None:
+        discards = pytest.warns(ResourceWarning) if self.open else contextlib.nullcontext()
+        with discards:
+            self.stream.close()
+
     def teardown(self) -> None:
         if hasattr(self, "stream"):
             self.follower.close()
-            self.stream.close()
+            self._close()
             scanned = scan_file(self.path)
             assert [(e.type, e.data) for e in scanned] == self.committed
         shutil.rmtree(self.folder)
@@ -174,7 +180,7 @@ class StreamModel(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.stream.close()
+        self._close()
         self.open = None
         self.stream = DataStream.open(self.path, **self.options)
         assert self.stream.epoch == self.epoch

@@ -13,6 +13,8 @@ from tests.world.mutants import MUTANTS
 from tests.world.planting import Mutant
 from tests.world.world import run
 
+pytestmark = pytest.mark.mutants
+
 _TRIES = 10
 _PLANS = 40
 _SHARE = 0.1

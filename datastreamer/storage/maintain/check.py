@@ -507,6 +507,7 @@ class _Examiner:
         done.first_damaged = first
         done.proven_before = first is not None and sums.proves(first - 1)
         if sums.refuted is not None:
+            self.unmatched = True
             done.problem(page_start(sums.refuted.first), sums.refuted.refuted(), Help.CHAIN)
         if done.page.lost_record:
             sums.notes.append(

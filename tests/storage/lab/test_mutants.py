@@ -633,6 +633,7 @@ LATE = {
 }
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.soak) if name in LATE else name for name in MACHINES],

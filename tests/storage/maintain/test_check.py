@@ -161,6 +161,22 @@ def test_while_a_writer_is_busy(tmp_path: Path) -> None:
     assert [report for report in reports if report.entries < 400] == []
 
 
+def test_pages_that_are_updated_in_each_pass(tmp_path: Path) -> None:
+    """The commit record has the chain from before the update of a page that is read later."""
+    path, left = tmp_path / "busy.bin", 2
+    with DataStream.create(path, index="memory", sync="os") as stream:
+        add(stream, *[[(1, b"x" * 500_000)]] * 7)
+
+        def change(done: int, size: int) -> None:
+            nonlocal left
+            if left and done < 2 << 20:
+                left -= 1
+                stream.update_entry(5, 1, bytes([left]) * 500_000)
+
+        assert verify(path, progress=change).problems == []
+    assert left == 0
+
+
 def test_a_file_that_is_truncated_all_the_time(tmp_path: Path) -> None:
     """The entries that no truncation removed are checked, and the report names their end."""
     path, looks = tmp_path / "busy.bin", []

@@ -19,6 +19,8 @@ from datastreamer.storage.write import page_damage
 from tests.storage.pages.test_attack import State, attack_in, states
 from tests.storage.pages.test_proof import test_a_restoration_beside_a_truncation as beside_it
 
+pytestmark = pytest.mark.mutants
+
 __all__ = ["states"]  # a fixture
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
