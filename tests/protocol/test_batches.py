@@ -188,7 +188,7 @@ def expected(entries: list[Entry], wanted: Read, most: int, size: int) -> list[E
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     number=st.integers(0, 130),
     count=st.integers(0, 140),
@@ -232,7 +232,7 @@ def test_single_reads_can_be_forced() -> None:
 # Many batches.
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     start=st.integers(0, 120),
     length=st.none() | st.integers(0, 120),

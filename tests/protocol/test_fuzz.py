@@ -51,7 +51,7 @@ def played(pieces: list[bytes]) -> tuple[list[Event], ServerConnection]:
     return events, connection
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(data=mutilated() | st.binary(max_size=200), places=st.lists(st.integers(0, 400), max_size=8))
 @example(data=b"".join(RECORDED)[:4096], places=[])
 def test_any_bytes(data: bytes, places: list[int]) -> None:

@@ -15,7 +15,7 @@ from datastreamer.reassembly import Event, Malformed, PayloadComplete, Reassembl
 from tests.reassembly.generated import Message, deliveries, name, records, subscriptions
 from tests.reassembly.twin import Twin
 
-many = settings(max_examples=400, deadline=None)
+many = settings(max_examples=150, deadline=None)
 
 
 def reported(events: Any) -> list[Event]:

@@ -13,7 +13,7 @@ from datastreamer.errors import BadPosition
 from datastreamer.reassembly import Checkpoint, PayloadComplete, Reassembler
 from tests.reassembly.generated import Made, Message, name, records, worlds
 
-many = settings(max_examples=300, deadline=None)
+many = settings(max_examples=120, deadline=None)
 
 
 class Consumer:

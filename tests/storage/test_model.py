@@ -274,4 +274,4 @@ class StreamModel(RuleBasedStateMachine):
 
 
 TestStreamModel = StreamModel.TestCase
-TestStreamModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestStreamModel.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

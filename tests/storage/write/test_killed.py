@@ -151,7 +151,7 @@ def run(path: Path, seeds: range) -> None:
 
 
 def test_writers_that_are_killed(tmp_path: Path) -> None:
-    run(tmp_path / "s.bin", range(20))
+    run(tmp_path / "s.bin", range(10))
 
 
 @pytest.mark.soak
