@@ -1,6 +1,6 @@
 """All writes of a commit in one call that releases the GIL once, and the descriptor they go to.
 
-Decides nothing; `storage/write/_lane.pyx` has the bytes of the header page.
+Decides nothing; `storage/write/_stream_end.pyx` has the bytes of the header page.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer

@@ -1,4 +1,4 @@
-"""The running hashes of a stream's end, as `storage/write/_lane.pyx` advances them in C."""
+"""The running hashes of a stream's end, as `storage/write/_stream_end.pyx` advances them in C."""
 
 cimport cython
 from libc.stdint cimport int64_t
