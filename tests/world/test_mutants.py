@@ -13,15 +13,14 @@ from tests.world.mutants import MUTANTS
 from tests.world.planting import Mutant
 from tests.world.world import run
 
-pytestmark = pytest.mark.mutants
-
 _TRIES = 10
 _PLANS = 40
 _SHARE = 0.1
 
 mutants = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.name)
-# A run that fails leaves connections open.
 pytestmark = [
+    pytest.mark.mutants,
+    # A run that fails leaves connections open.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
