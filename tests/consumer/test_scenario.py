@@ -27,7 +27,8 @@ BESIDES_KIB = 200 << 10
     ("payloads", "most", "budget"),
     [
         # While one producer is away, all that it alone has is waited for.
-        pytest.param(10_000, 0, 64 << 20, id="small"),
+        pytest.param(4_000, 0, 64 << 20, id="small"),
+        pytest.param(10_000, 0, 64 << 20, id="long", marks=pytest.mark.soak),
         pytest.param(10_000, 500, 256 << 20, id="full", marks=pytest.mark.soak),
     ],
 )
