@@ -20,15 +20,15 @@ async def noted(broadcast: Broadcast, error: DamagedFile) -> DamagedFile:
     """`error`, or the damage of the page that is its cause. Other clients are sent what they were
     sent before of a page that was verified: its entries up to the damage."""
     if isinstance(error, DamagedPage):
-        broadcast.cold.damaged(error)
+        broadcast.pages.found(error)
         return error
-    checks = broadcast.cold.checks
+    pages = broadcast.pages
     found: DamagedPage | None = None
     if isinstance(error, DamagedEntry):
-        found = await broadcast.cold.run(checks.examine, page_of(error.offset))
+        found = await broadcast.cold.run(pages.examine, page_of(error.offset))
     if found is None:
         return error
-    checks.found(found)
+    pages.found(found)
     return found
 
 

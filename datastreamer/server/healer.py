@@ -1,7 +1,7 @@
 """Restores pages that the server found damaged, from servers of the same stream.
 
 Owns when servers are asked: at once for a page that was just found, and again after a while for one
-that none of them could restore. `streaming/page_checks.py` knows which pages are damaged, and
+that none of them could restore. `storage/pages/register.py` knows which pages are damaged, and
 `storage/pages/restore_open.py` restores one. The stream has to be open for writing here.
 """
 
@@ -44,13 +44,13 @@ class Healer:
         in its thread."""
         if not self.peers:
             return
-        checks = broadcast.cold.checks
+        pages = broadcast.pages
         while True:
             await self._found.wait()
             self._found = trio.Event()
-            for error in checks.damaged:
+            for error in pages.damaged:
                 await self._heal(broadcast, error)
-            left = {error.page for error in checks.damaged}
+            left = {error.page for error in pages.damaged}
             self._refused = {page: why for page, why in self._refused.items() if page in left}
             if left:
                 with trio.move_on_after(_AGAIN_SECONDS):
@@ -75,7 +75,7 @@ class Healer:
         if healed is not None:
             self._counts.healed_pages += healed.end_page - healed.page
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(broadcast.cold.checks.look_again, page)
+            await trio.to_thread.run_sync(broadcast.pages.recompare, page)
 
     def _say(self, error: DamagedPage, why: str) -> None:
         if self._refused.get(error.page) != why:

@@ -118,7 +118,7 @@ async def collect(
         "datastreamer_range_hash_seconds_total": [([], counts.hash_seconds)],
         **_publishing(server),
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],
-        "datastreamer_damaged_pages": [([], len(server.broadcast.cold.checks.damaged))],
+        "datastreamer_damaged_pages": [([], len(server.broadcast.pages.damaged))],
         "datastreamer_healed_pages_total": [([], counts.healed_pages)],
         **_scrub(server),
         "datastreamer_clients_lag_entries": [([], entries.histogram())],

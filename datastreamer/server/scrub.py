@@ -3,7 +3,7 @@ them with their checksums.
 
 Owns the order of the pages, the rate, and when the server counts as idle. Pages are read past the
 page cache, so that the disk is examined and the cache keeps what clients need; what is resident is
-compared too. `streaming/page_checks.py` compares, and knows which pages are damaged.
+compared too. `storage/pages/register.py` compares, and knows which pages are damaged.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class Scrub:
         if self.rate is None or self._stopped:
             return
         self._began, self._passed = trio.current_time(), 0.0
-        cold, file = broadcast.cold, broadcast.stream.parts.pages.file
-        disk = UncachedFile(file.file, cold.resident)
+        disk = UncachedFile(broadcast.stream.parts.pages.file, broadcast.pages.resident)
         try:
             with trio.CancelScope() as self._scope:
                 while True:
@@ -95,8 +94,7 @@ class Scrub:
         assert self.rate is not None
         page, due = 0, trio.current_time()
         idle = _Idleness(broadcast)
-        checks = broadcast.cold.checks
-        while page < checks.whole:
+        while page < broadcast.pages.whole_pages:
             await idle.wait()
             turn = await self._in_thread(partial(_examine, broadcast, disk), page)
             page += turn.unverified + turn.examined
@@ -135,7 +133,7 @@ class Scrub:
     def _count(self, broadcast: Broadcast, error: DamagedPage | None) -> None:
         """A page was examined: it matches its checksum, or `error` says why not."""
         self._counts.scrubbed[MATCHES if error is None else DAMAGED] += 1
-        if error is not None and not broadcast.cold.damaged(error):
+        if error is not None and not broadcast.pages.found(error):
             _log.error("%s; it is still damaged", error)
 
 
@@ -164,19 +162,19 @@ class _Idleness:
 
 
 def _verify_last_page(broadcast: Broadcast) -> bool:
-    return broadcast.cold.checks.verify_last_page()
+    return broadcast.pages.verify_last_page()
 
 
 def _examine(broadcast: Broadcast, disk: UncachedFile, page: int) -> _Turn:
     """In a thread: examine the next page from `page` on that has a checksum, on the disk and, if it
     is resident, in memory."""
-    cold, checks = broadcast.cold, broadcast.cold.checks
-    first, stop = page, min(page + _PASSED_OVER, checks.whole)
+    pages = broadcast.pages
+    first, stop = page, min(page + _PASSED_OVER, pages.whole_pages)
     for page in range(first, stop):
         try:
-            known = checks.verify(page, past_cache=disk)
-            if known and cold.resident(page_start(page), PAGE_SIZE):
-                checks.verify(page)
+            known = pages.verify(page, past_cache=disk)
+            if known and pages.resident(page_start(page), PAGE_SIZE):
+                pages.verify(page)
         except DamagedPage as error:
             return _Turn(page - first, True, error)
         except OSError as error:

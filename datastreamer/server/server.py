@@ -189,7 +189,7 @@ class Server:
     def _broadcast_of(self, stream: DataStream) -> Broadcast:
         made = Broadcast(stream, self.counts, self._early_waker)
         made.features = self._features
-        made.cold.checks.on_damage = self._healer.wake
+        made.pages.on_damage = self._healer.wake
         return made
 
     def _close_opened(self) -> None:

@@ -17,8 +17,10 @@ from datastreamer.errors import DamagedPage
 from datastreamer.format import page_of
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.disk.file_ops import File, read_ahead
 from datastreamer.storage.header.records import Agreement, Head, PublisherRecord
 from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.register import PageRegister, Verify
 from datastreamer.storage.pages.restore import HealedPages, Peer
 from datastreamer.storage.pages.restore_open import heal_page
 from datastreamer.storage.read.file import StreamFile
@@ -118,9 +120,22 @@ class StreamPages:
         self._stream = stream
 
     @property
-    def file(self) -> StreamFile:
-        """The open file, to compare its pages with their checksums (`new_verifier`, `end_sum`)."""
-        return self._stream._file
+    def file(self) -> File:
+        """The open file, for reads past the page cache."""
+        return self._stream._file.file
+
+    @property
+    def verify(self) -> Verify:
+        """When the stream's own reader compares a page."""
+        return self._stream._file.verify
+
+    def for_server(self) -> PageRegister:
+        """What is known of the file's pages. Where they can be compared, the system reads nothing
+        of the file ahead by itself from now on."""
+        pages = self._stream._file.pages
+        if pages.usable:
+            read_ahead(self.file, False)
+        return pages
 
     def sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
         """As `range_sums.sums_from`."""

@@ -24,9 +24,6 @@ def recovered_files(folder: Path) -> list[tuple[Path, list[Item]]]:
     seen: set[bytes] = set()
 
     class Sampling(Laboratory):
-        def visible(self, epoch: int, entries: list[Item]) -> None:
-            """This makes files; the laboratory's own tests check what readers see."""
-
         def recovered(self, disk: SimDisk) -> None:
             image = disk.image(self.path)
             content = image.content()

@@ -94,7 +94,7 @@ async def test_committed_entries_only(stream: DataStream) -> None:
                 [asked],
                 reader.at_hand,
                 HeadCell(head, reader.state.pages).now,
-                answers._broadcast.cold.warm,
+                answers._broadcast.pages.ready,
                 answers._bookmarks,
                 bytes,
                 found,

@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from datastreamer.errors import DamagedEntry
 from datastreamer.server.answers import bookmark_queries as look_ups
 from datastreamer.server.answers import queries as answers_module
-from datastreamer.server.streaming import page_cache as cold_module
+from datastreamer.server.streaming import cold_reads as cold_module
 from datastreamer.server.streaming.turns import Turns
 from datastreamer.storage.bookmarks import keeper as keeper_module
 from datastreamer.storage.bookmarks._at_hand import LookUpsAtHand

@@ -103,7 +103,7 @@ async def test_a_page_that_a_client_meets(
             async with rig.client() as again:
                 await again.ask(wire.start(0), OK + content.packed())
                 assert (await again.read(22))[-5:] == b"after"
-            assert rig.server.broadcast.cold.checks.damaged == []
+            assert rig.server.broadcast.pages.damaged == []
             samples = (await collect(rig.server))["samples"]
             assert samples["datastreamer_healed_pages_total"] == [([], 1)]
             assert samples["datastreamer_damaged_pages"] == [([], 0)]
@@ -204,7 +204,7 @@ async def test_a_page_that_is_whole_again(path: Path, peer: ServerPeer, attempts
             await attempts.until(lambda: attempts.over >= 1)
             peer.header = answers  # type: ignore[method-assign]
             rig.server._healer.wake()
-            await attempts.until(lambda: not rig.server.broadcast.cold.checks.damaged)
+            await attempts.until(lambda: not rig.server.broadcast.pages.damaged)
             assert rig.server.counts.healed_pages == 0
     assert not list(path.parent.glob("stream.bin.*.repair"))
 

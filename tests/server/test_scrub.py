@@ -113,7 +113,7 @@ async def test_a_flip_anywhere_is_found(
         flip(path, page, at)
         scrub, broadcast, counts = scrub_of(RATE, stream)
         await passes(scrub, broadcast, 50)
-        [error] = broadcast.cold.checks.damaged
+        [error] = broadcast.pages.damaged
         end = (page + 1) * A_PAGE if page != LAST else stream.total_entries
         assert (error.page, error.first, error.end) == (page, page * A_PAGE, end)
         assert counts.scrubbed == Counter({DAMAGED: 1, MATCHES: PAGES})
@@ -129,7 +129,7 @@ async def test_a_flip_in_the_page_cache_and_in_the_padding(
         file.seek(FIRST + 3 * PAGE + at)
         file.write(b"\x55")  # neither evicted nor synced
         await passes(scrub, broadcast, 50)
-    assert [each.page for each in broadcast.cold.checks.damaged] == damaged
+    assert [each.page for each in broadcast.pages.damaged] == damaged
 
 
 async def test_only_the_disk_is_damaged(
@@ -148,7 +148,7 @@ async def test_only_the_disk_is_damaged(
         await trio.sleep(30)
         async with rig.client() as peer:
             await peer.ask(wire.entry(3 * A_PAGE), OK + b"\xfe" + expected[1:])
-        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [3]
+        assert [each.page for each in rig.server.broadcast.pages.damaged] == [3]
         monkeypatch.undo()
         assert rig.server.counts.scrubbed[DAMAGED] == 1
 
@@ -163,8 +163,8 @@ async def test_the_log_the_metrics_and_the_next_pass(
         reported: list[list[int]] = []
         async with in_memory(stream, patience=1e4, scrub_rate=RATE) as rig:
             server, began = rig.server, trio.current_time()
-            checks = server.broadcast.cold.checks
-            checks.on_damage = lambda: reported.append([each.page for each in checks.damaged])
+            pages = server.broadcast.pages
+            pages.on_damage = lambda: reported.append([each.page for each in pages.damaged])
             for turn in range(1, 4):
                 await trio.sleep_until(began + 60 * turn - 5)
                 lines = bad_lines(caplog)
@@ -254,9 +254,9 @@ async def test_what_was_cold_stays_cold(
         scrub, broadcast, counts = scrub_of(RATE, stream)
         await passes(scrub, broadcast, 50)
         assert counts.scrubbed[MATCHES] == PAGES + 1
-        cold = broadcast.cold
+        pages = broadcast.pages
         # (The system may keep pages that another processor holds at the moment.)
-        assert sum(cold.resident(FIRST + page * PAGE, PAGE) for page in range(PAGES)) <= 2
+        assert sum(pages.resident(FIRST + page * PAGE, PAGE) for page in range(PAGES)) <= 2
 
 
 async def test_a_disk_that_cannot_read(
@@ -273,7 +273,7 @@ async def test_a_disk_that_cannot_read(
     with DataStream.open(path, follow=True, verify="never") as stream:
         scrub, broadcast, counts = scrub_of(RATE, stream)
         await passes(scrub, broadcast, 50)
-        [error] = broadcast.cold.checks.damaged
+        [error] = broadcast.pages.damaged
         assert isinstance(error, DamagedPage)
         assert "page 2 (entries 104 to 155): the disk cannot read it" in str(error)
         assert counts.scrubbed == Counter({DAMAGED: 1, MATCHES: PAGES})

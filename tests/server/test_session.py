@@ -378,7 +378,7 @@ async def test_a_page_whose_damage_a_client_meets(
         assert [r.levelname for r in errors] == ["ERROR"]
         assert "page 0 (entries 0 to 8): the entries do not match" in errors[0].getMessage()
         assert "\n" not in errors[0].getMessage()
-        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [0]
+        assert [each.page for each in rig.server.broadcast.pages.damaged] == [0]
         talk = Conversation(model)
         talk.streaming, talk.sent = True, 24
         await behind.expect(commit(long_stream, talk, (1, b"unconcerned")))

@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 from weakref import WeakValueDictionary
 
-from datastreamer.server.streaming import page_cache, page_checks
-from datastreamer.storage.disk import uncached
+from datastreamer.server.streaming import cold_reads
+from datastreamer.storage.disk import residency, uncached
 from datastreamer.storage.disk.file_ops import Buffer
-from datastreamer.storage.pages import verifier
+from datastreamer.storage.pages import register
 from tests.storage.lab.disk import Process, SimFile
 from tests.storage.lab.image import BLOCK, Inode
 
@@ -95,7 +95,7 @@ class CacheOs:
 def simulated() -> Iterator[None]:
     """The package asks these files what is in memory."""
     with contextlib.ExitStack() as patches:
-        for module in (page_cache, page_checks, uncached, verifier):
+        for module in (cold_reads, register, residency, uncached):
             patches.enter_context(mock.patch.object(module, "os", CacheOs()))
             if hasattr(module, "_NOWAIT"):
                 patches.enter_context(mock.patch.object(module, "_NOWAIT", 8))

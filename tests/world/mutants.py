@@ -25,11 +25,10 @@ from datastreamer.server.publish.session import PublishSession
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.feed import Feed
-from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.pages.verifier import VerifiedFile
+from datastreamer.storage.pages.register import PageRegister, VerifiedFile
 from datastreamer.storage.parts import RelayPart, WriterPart
 from datastreamer.storage.write.atomic_op import AtomicOp
 from tests.world.faults import (
@@ -198,14 +197,14 @@ def _no_updates_reported(reports: Any) -> Any:
     return mutant
 
 
-def _takes_for_whole(self: PageChecks, pages: Iterable[int]) -> None:
+def _takes_for_whole(self: PageRegister, pages: Iterable[int]) -> None:
     for page in pages:
         self._matches(page, True, self._changes)
 
 
-def _doubts_no_verified_page(doubt: Any) -> Any:
-    def mutant(self: PageChecks, pages: Iterable[int]) -> None:
-        doubt(self, [page for page in pages if not self.verified(page)])
+def _spares_whole_pages(suspect: Any) -> Any:
+    def mutant(self: PageRegister, pages: Iterable[int]) -> None:
+        suspect(self, [page for page in pages if not self.is_whole(page)])
 
     return mutant
 
@@ -421,7 +420,7 @@ MUTANTS = [
     Mutant(
         "no page is compared before it is sent",
         together(
-            replaced(PageChecks, "compare", _takes_for_whole),
+            replaced(PageRegister, "compare", _takes_for_whole),
             replaced(VerifiedFile, "_look_at", nothing),
         ),
         (ROT, KILL, LOSE),
@@ -431,7 +430,7 @@ MUTANTS = [
     ),
     Mutant(
         "a page that was verified once is not compared again",
-        changed(PageChecks, "doubt", _doubts_no_verified_page),
+        changed(PageRegister, "suspect", _spares_whole_pages),
         (ROT_SERVED, LOSE, LOSE),
         largest=60_000,
         clients=2,

@@ -235,7 +235,7 @@ class World(Happenings):
         restore theirs.)"""
         await trio.lowlevel.checkpoint()
         server = self.origin.server
-        damaged = () if server is None else server.broadcast.cold.checks.damaged
+        damaged = () if server is None else server.broadcast.pages.damaged
         if flip in self.rot.flips and flip.page in [each.page for each in damaged]:
             names = [machine.name for machine in self._servers()]
             try:

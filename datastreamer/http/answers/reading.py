@@ -27,9 +27,9 @@ from datastreamer.http.port.messages import HttpProblem, number
 from datastreamer.server import damage
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server
-from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.header.records import Change
+from datastreamer.storage.pages.register import pages_between
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.bookmark_keys import key_of, parse_key

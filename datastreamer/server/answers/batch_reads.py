@@ -91,7 +91,7 @@ class BatchAnswers:
                 before = error.first - number
                 if not 0 < before < most or self._broadcast.turns.look():
                     raise
-                self._broadcast.cold.damaged(error)
+                self._broadcast.pages.found(error)
                 most = before
         stop = Cursor(portion.offset, portion.number)
         self._place, self._changes = stop, changes

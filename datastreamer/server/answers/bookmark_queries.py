@@ -100,7 +100,7 @@ class BookmarkQueries(trio.abc.Instrument):
 
     def _scan(self, key: bytes) -> int:
         """A look-up that reads entries which are not indexed yet."""
-        self._broadcast.cold.checks.compare(self._broadcast.doubt_unindexed())
+        self._broadcast.pages.compare(self._broadcast.doubt_unindexed())
         return self._stream.bookmark(key)
 
     def _look_up(self, key: bytes) -> int:

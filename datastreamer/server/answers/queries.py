@@ -145,7 +145,7 @@ class QueryAnswers:
             queries,
             reads,
             state,
-            self._broadcast.cold.warm,
+            self._broadcast.pages.ready,
             self._bookmarks,
             self._header,
             answers,
@@ -227,7 +227,7 @@ class QueryAnswers:
     async def _damage_at(self, number: int, command: AnyStart) -> Refuse | None:
         """The refusal if the entry is in a page that is known to be damaged, and still is: better
         than a disconnection when the entry is due."""
-        if any(each.first <= number < each.end for each in self._broadcast.cold.checks.damaged):
+        if any(each.first <= number < each.end for each in self._broadcast.pages.damaged):
             try:
                 await self._read(self._stream.reader.cursor, number)
             except NotFound:

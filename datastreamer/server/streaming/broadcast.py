@@ -20,14 +20,14 @@ from datastreamer.errors import DamagedFile, StreamFileError
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
+from datastreamer.server.streaming.cold_reads import ColdReads
 from datastreamer.server.streaming.feed import Feed, FeedForm, Member
 from datastreamer.server.streaming.live_clients import LiveClients, LiveSender, socket_of
-from datastreamer.server.streaming.page_cache import ColdReads, pages_between
-from datastreamer.server.streaming.page_checks import PageChecks
 from datastreamer.server.streaming.turns import Turns
 from datastreamer.server.ticks import TICK_SECONDS, until_tick
 from datastreamer.server.wakes import Wakes, until_readable
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.pages.register import pages_between
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 
@@ -70,7 +70,9 @@ class Broadcast:
         """Live clients that are sent entries in other forms, or over TLS."""
         self.view = stream.new_reader()
         self.counts = counts
-        self.cold = ColdReads(stream.fileno(), PageChecks(stream.parts.pages.file))
+        self.pages = stream.parts.pages.for_server()
+        """What is known of the file's pages."""
+        self.cold = ColdReads(stream.fileno(), self.pages)
         self.backlog_turns = 0
         """How often a client was sent entries far from the head."""
         self.hashing = trio.CapacityLimiter(1)
@@ -100,7 +102,7 @@ class Broadcast:
         length = self.stream.reader.head.length
         unread = self.stream.bookmarks.unread()
         pages = pages_between(max(length - unread, page_start(0)), length) if unread else range(0)
-        self.cold.doubt(pages)
+        self.pages.before_read(pages)
         return pages
 
     async def run(self, wakes: Wakes, start_over: Callable[[], None]) -> None:
@@ -185,7 +187,7 @@ class Broadcast:
                 self._report_if_awaited()
                 self.feed.wake()
                 # After the pass, because clients wait for it.
-                self.cold.look_again(trio.current_time())
+                self.pages.forget_residency(trio.current_time())
         finally:
             self._looking = False
 
@@ -332,7 +334,7 @@ class Broadcast:
     def is_resident(self, number: int) -> bool:
         """Whether entry `number` is known to be resident."""
         page = self.stream.reader.page_with(number)
-        return page is not None and self.cold.is_warm(*page)
+        return page is not None and self.pages.is_ready(*page)
 
     async def read(
         self, call: Callable[[int], T], number: int, last: Callable[[T], int] | None = None
@@ -349,7 +351,7 @@ class Broadcast:
         def read(number: int) -> T:
             # Now: after the read it is resident.
             start = page_start(self.stream.reader.page_holding(number))
-            self.cold.is_warm_range(start, PAGE_SIZE, self.stream.reader.head.length)
+            self.pages.are_ready(start, PAGE_SIZE, self.stream.reader.head.length)
             return call(number)
 
         def pages(found: T) -> range:
@@ -361,13 +363,13 @@ class Broadcast:
         """`call(what)`, which reads the file from `start` to the result's `offset`, probably
         `count` bytes; in a thread if they may not be resident. Raises `DamagedPage`, and what
         `call` raises."""
-        cold, length = self.cold, self.stream.reader.head.length
-        if cold.is_warm_range(start, count, length):
+        pages, length = self.pages, self.stream.reader.head.length
+        if pages.are_ready(start, count, length):
             found = call(what)
-            if cold.is_warm_range(start, found.offset - start, length):
+            if pages.are_ready(start, found.offset - start, length):
                 return found
         self.counts.cold_reads += 1
-        return await cold.run_verified(call, what, lambda it: pages_between(start, it.offset))
+        return await self.cold.run_verified(call, what, lambda it: pages_between(start, it.offset))
 
     def pages_of(self, first: int, last: int) -> range:
         """The pages of these entries, and those between them."""
@@ -393,7 +395,6 @@ class Broadcast:
         """Forget what was read before the changes up to `epoch`; sessions that these changes
         affect have been notified."""
         self.view.forget()
-        self.cold.checks.forget()
         self.found.clear()
         self.turns.settle(epoch)
         # A report of the change may be due.

@@ -27,7 +27,6 @@ from datastreamer.protocol.following import (
     encode_update,
 )
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.server.streaming.page_cache import pages_between
 from datastreamer.server.streaming.turns import Changed
 from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.range_hash import hash_range
@@ -122,12 +121,12 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
     stream: DataStream = broadcast.stream
 
     def hashed(first: int, end: int, most: int) -> tuple[int, bytes]:
-        reader, cold = stream.reader, broadcast.cold
+        reader, pages = stream.reader, broadcast.pages
         start = reader.cursor(first).offset
         # Before they are read: no other client is sent what comes from the disk.
-        cold.is_warm_range(start, most + PAGE_SIZE, reader.head.length)
+        pages.are_ready(start, most + PAGE_SIZE, reader.head.length)
         upto, digest = hash_range(reader, first, end, most)
-        cold.checks.verify_all(pages_between(start, reader.cursor(upto).offset))
+        pages.verify_all(broadcast.pages_of(first, upto - 1))
         return upto, digest
 
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)

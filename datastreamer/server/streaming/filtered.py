@@ -108,7 +108,7 @@ async def _look_up_to_damage(
         except DamagedPage as error:
             if not begin.number < error.first < stop:
                 raise
-            broadcast.cold.damaged(error)
+            broadcast.pages.found(error)
             stop = error.first
 
 

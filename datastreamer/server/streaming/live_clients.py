@@ -67,8 +67,8 @@ class LiveClients:
         self._wants = False
         # The thread has stopped by itself, and the pass has not run for a commit since.
         self._stopped = False
-        file = stream.parts.pages.file
-        self._able = stream.follows and hasattr(os, "eventfd") and file.verify != "always"
+        always = stream.parts.pages.verify == "always"
+        self._able = stream.follows and hasattr(os, "eventfd") and not always
 
     def __len__(self) -> int:
         return len(self._slots)

@@ -254,10 +254,10 @@ class Sender:
 
     def _place_of(self, number: int) -> Cursor:
         """The place of an entry. Its page may be resident afterwards because it was read here."""
-        view, cold = self._broadcast.view, self._broadcast.cold
+        view, pages = self._broadcast.view, self._broadcast.pages
         if number < view.head.entries:
             start = page_start(view.page_holding(number))
-            cold.is_warm(start, min(PAGE_SIZE, view.head.length - start))
+            pages.is_ready(start, min(PAGE_SIZE, view.head.length - start))
         return view.cursor(number)
 
     def _move(self, cursor: Cursor) -> None:
@@ -326,7 +326,7 @@ class Sender:
         far = self.cursor.offset < view.head.length - COPIED_TAIL
         by_file = far and self.transport.socket_fd is not None
         broadcast.backlog_turns += far
-        if broadcast.cold.checks.can_differ(page_of(self.cursor.offset)) and await self._warmed():
+        if broadcast.pages.can_differ(page_of(self.cursor.offset)) and await self._warmed():
             return
         if self._bounds.announces_at(self.cursor.number):
             if not turns.is_at(turn):
@@ -443,35 +443,35 @@ class Sender:
     async def _warmed(self) -> bool:
         """Read the next bytes from the disk if they are not resident, or if their page is to be
         compared; True if it used this turn. Raises `DamagedPage`."""
-        span, broadcast, cold = self.span, self._broadcast, self._broadcast.cold
+        span, broadcast, pages = self.span, self._broadcast, self._broadcast.pages
         start = self.cursor.offset if span is None else self.at
         number = page_of(start)
         page = page_start(number)
-        if span is None and cold.checks.can_differ(number + 1):
+        if span is None and pages.can_differ(number + 1):
             # `_enters` asks, after bytes of that page were read.
-            cold.is_warm(page_start(number + 1), PAGE_SIZE)
-        if page in cold.warm:
+            pages.is_ready(page_start(number + 1), PAGE_SIZE)
+        if page in pages.ready:
             return False
         if span is None:
             # To the end of the page, which is scanned as a whole, and the next one's head.
             count = page_start(number + 1) - start + ENTRY_HEAD_SIZE
         else:
             count = min(span.end - start, _SENDFILE_BYTES)
-        doubted = cold.checks.doubted(number)
+        due = pages.is_due(number)
         # If memory is so short that the pages were evicted again, they are sent anyway.
-        if start == self._warm and not doubted:
+        if start == self._warm and not due:
             self._warm = -1  # not after a wait for a client that reads nothing
             return False
-        resident = cold.resident(start, count)
-        if resident and not doubted:
+        resident = pages.resident(start, count)
+        if resident and not due:
             if start <= page + ENTRY_HEAD_SIZE and span is None:
-                cold.warm.add(page)
+                pages.ready.add(page)
             return False
         self._warm = start
         broadcast.counts.cold_reads += not resident
         turn = broadcast.turns.now
         try:
-            await cold.read(start, count)
+            await broadcast.cold.read(start, count)
         except DamagedPage:
             if broadcast.turns.is_at(turn):
                 raise
@@ -480,14 +480,14 @@ class Sender:
     def _enters(self, start: int) -> bool:
         """Whether the next entry, at `start`, is in a page after the cursor's that has to be
         examined before it is sent; then the cursor is there, after the padding."""
-        number, cold = page_of(start), self._broadcast.cold
-        if number == page_of(self.cursor.offset) or page_start(number) in cold.warm:
+        number, pages = page_of(start), self._broadcast.pages
+        if number == page_of(self.cursor.offset) or page_start(number) in pages.ready:
             return False
         if self.at > self.cursor.offset:
             return False  # it was examined before the entry was begun
-        if not cold.checks.can_differ(number):
+        if not pages.can_differ(number):
             return False
-        cold.doubt([number])
+        pages.before_read([number])
         self.cursor = Cursor(start, self.cursor.number)
         self.at = start
         return True

@@ -24,7 +24,7 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import NO_ID, Head
 from datastreamer.storage.header.recovery import judge
 from datastreamer.storage.pages.hashes import EndSum
-from datastreamer.storage.pages.verifier import PageVerifier, VerifiedFile
+from datastreamer.storage.pages.register import PageRegister, VerifiedFile
 from datastreamer.storage.read.file import StreamFile, open_file
 from datastreamer.storage.read.page_scan import Chain, Damage, read_page
 from datastreamer.storage.read.reader import Reader
@@ -128,9 +128,9 @@ def open_reader(snapshot: FileSnapshot, *, verify: bool) -> Iterator[Reader]:
         if verify and snapshot.recorded:
             records = open_records(snapshot.location, file, snapshot.sums_state)
             opened.callback(records.close)
-            verifier = PageVerifier(file, path, records, lambda: head)
-            verifier.verify_last_page(head, snapshot.end_sum)
-            data = VerifiedFile(file, verifier)
+            pages = PageRegister(file, path, records, lambda: head)
+            pages.judge_end(head, snapshot.end_sum)
+            data = VerifiedFile(file, pages)
         try:
             yield Reader(file, path, head, data=data)
         except DamagedEntry:

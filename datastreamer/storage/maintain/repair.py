@@ -63,8 +63,8 @@ from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords
+from datastreamer.storage.pages.register import PageRegister, VerifiedFile
 from datastreamer.storage.pages.restore import FileHealer, HealedPages, SourcePeer
-from datastreamer.storage.pages.verifier import PageVerifier, VerifiedFile
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
 from datastreamer.storage.write.changes import keep_journal, undo_update
@@ -258,10 +258,9 @@ def _lost(file: File, path: str, found: Examination, disk: Disk) -> list[tuple[i
         reader = Reader(file, path, end)
         known = sum_at(found, end)
         if known is not None or not found.page.foreign:
-            verifier = PageVerifier(file, path, records, lambda: end)
-            verifier.verify_last_page(end, known)
-            data = VerifiedFile(file, verifier)
-            reader = Reader(file, path, end, data=data)
+            pages = PageRegister(file, path, records, lambda: end)
+            pages.judge_end(end, known)
+            reader = Reader(file, path, end, data=VerifiedFile(file, pages))
         return list(lost_entries(reader))
     finally:
         records.close()

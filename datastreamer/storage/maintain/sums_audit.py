@@ -19,7 +19,7 @@ from datastreamer.storage.pages.compare import differs, hash_page, pages_in_word
 from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords
-from datastreamer.storage.pages.verifier import compare
+from datastreamer.storage.pages.register import compare
 
 # An update may be changing the last page: this often it is compared again.
 _TRIES = 3

@@ -70,6 +70,7 @@ class SumsKeeper:
         """The chains in the records from this page on may be others; None: they are right."""
         # Called if the completion has work.
         self.on_doubt: Callable[[], None] = lambda: None
+        self.on_proven: Callable[[], None] = lambda: None
         self._unsynced = 0
         self.begun = 0
         """How often the sidecar was begun anew because it was removed."""
@@ -339,6 +340,7 @@ class SumsKeeper:
             assert self._file is not None
             link = Link(self.proven)
             if link.extend(self._file, self._stream_id, [known], self._content, most=0):
+                self.on_proven()
                 return True
             _log.warning(
                 "%s: the commit record of the stream contradicts these checksums, which are those "
@@ -357,6 +359,7 @@ class SumsKeeper:
             _log.error("%s: %s; its pages are not verified", self._path, known.refuted())
             return False
         self.proven.put(first, packed)
+        self.on_proven()
         return True
 
     def accepts(self, page: int, digest: bytes) -> bool:
@@ -373,6 +376,7 @@ class SumsKeeper:
                 *(self._path, page, page_start(page), record.next_number - 1),
             )
         self.proven.put(page, digest)
+        self.on_proven()
         return True
 
     def complete(self, page: int, found: PageHash | None) -> bool:

@@ -7,7 +7,7 @@ checksums that lead to the same chain, which proves them, even if the server is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -18,8 +18,8 @@ from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.pages.compare import hash_page
 from datastreamer.storage.pages.hashes import NO_CHAIN, PageHash
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain
+from datastreamer.storage.pages.register import RecordSource
 from datastreamer.storage.pages.sidecar import PageSum
-from datastreamer.storage.pages.verifier import RecordSource
 from datastreamer.storage.read.range_sums import Sum
 
 
@@ -46,6 +46,7 @@ class PeerSums:
         self, file: Readable, chain: KnownChain, sums: list[Sum], own: RecordSource | None
     ) -> None:
         """`own` are the file's records: they are used where they have the same checksums."""
+        self.on_proven: Callable[[], None] = lambda: None
         self._file = file
         self._chain = chain
         self._sums = sums

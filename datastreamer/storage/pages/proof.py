@@ -128,9 +128,9 @@ class Link:
         self._reached: KnownChain | None = None
 
     @property
-    def reached(self) -> bool:
-        """Whether anything is proven."""
-        return self._reached is not None
+    def reached(self) -> KnownChain | None:
+        """What was linked; None if nothing is proven."""
+        return self._reached
 
     def extend(
         self,

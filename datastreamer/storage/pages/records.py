@@ -46,6 +46,7 @@ class RecordReader(ABC):
         again_seconds: float = _AGAIN_SECONDS,
     ) -> None:
         """`file` is the stream's; `chains()` are those of its commit record."""
+        self.on_proven: Callable[[], None] = lambda: None
         self._stream: Readable = file
         self._chains = chains
         self._most_computed = most_computed
@@ -119,12 +120,16 @@ class RecordReader(ABC):
 
     def _extend(self, stored: StoredSums, stream_id: bytes) -> None:
         chains, now = self._chains(), time.monotonic()
-        known = chains == self._refused or not self._link.reached
+        known = chains == self._refused or self._link.reached is None
         if not chains or (known and now < self._link_at):
             return
         again = chains == self._refused
         most = self._most_computed
-        if self._link.extend(stored, stream_id, chains, self._content, most=most):
+        before = self._link.reached
+        linked = self._link.extend(stored, stream_id, chains, self._content, most=most)
+        if self._link.reached != before:
+            self.on_proven()
+        if linked:
             return
         # The last records may be on their way.
         self._refused, self._link_at = chains, now + self._again_seconds

@@ -28,8 +28,8 @@ from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.peer_sums import SumsPeer, proven_sums
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords
+from datastreamer.storage.pages.register import RecordSource
 from datastreamer.storage.pages.survey import LostPages, Survey, find_lost_pages
-from datastreamer.storage.pages.verifier import RecordSource
 
 _log = logging.getLogger(__name__)
 

@@ -137,6 +137,5 @@ def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
     file.sync()
     owned.sums.healed(lost.page)
     owned.reader.look_again()
-    if owned.verifier is not None:
-        owned.verifier.forget()
+    owned.pages.suspect([lost.page])
     return kept

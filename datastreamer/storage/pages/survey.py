@@ -20,8 +20,8 @@ from datastreamer.storage.pages.compare import hash_page
 from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, PageHash, last_page
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain
 from datastreamer.storage.pages.records import RecordReader
+from datastreamer.storage.pages.register import RecordSource
 from datastreamer.storage.pages.sidecar import PageSum
-from datastreamer.storage.pages.verifier import RecordSource
 
 
 class LostPages(NamedTuple):

@@ -8,7 +8,7 @@ from datastreamer.storage.disk._commit cimport Descriptor
 
 cdef class ReadsAtHand:
     cdef Descriptor _file
-    cdef object _verifier
+    cdef object _pages
 
     cdef bytes read_packed(self, list tables, uint64_t total, pages, uint64_t wanted, bytes prefix,
                            uint8_t packet, bytes key)

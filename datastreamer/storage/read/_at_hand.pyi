@@ -6,14 +6,14 @@ from typing import Protocol, final
 from datastreamer._pages import PageTable
 from datastreamer.storage.disk._commit import Descriptor
 
-class Verifier(Protocol):
+class Pages(Protocol):
     @property
-    def seen(self) -> bytearray: ...
+    def states(self) -> bytearray: ...
     def needs(self, page: int) -> bool: ...
 
 @final
 class ReadsAtHand:
-    def __new__(cls, file: Descriptor, verifier: Verifier | None) -> ReadsAtHand: ...
+    def __new__(cls, file: Descriptor, pages: Pages | None) -> ReadsAtHand: ...
     def packed(
         self,
         tables: list[PageTable],

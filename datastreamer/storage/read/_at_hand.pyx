@@ -39,19 +39,20 @@ cdef extern from *:
 
 cdef enum:
     NEAR = 16 << 10  # bytes that are read to the stack
+    WHOLE = 2  # as in `register.py`
 
 
 @cython.final
 cdef class ReadsAtHand:
-    """ReadsAtHand(file, verifier): reads a file of the operating system.
+    """ReadsAtHand(file, pages): reads a file of the operating system.
 
-    `verifier` knows which pages are to be compared with their checksums before entries in them are
+    `pages` is the file's register, which knows which pages are to be compared with their checksums before entries in them are
     used (None: no page is).
     """
 
-    def __cinit__(self, Descriptor file not None, verifier):
+    def __cinit__(self, Descriptor file not None, pages):
         self._file = file
-        self._verifier = verifier
+        self._pages = pages
 
     def packed(self, list tables not None, uint64_t total, pages not None, number,
                bytes prefix not None, packet_type, bytes key=None):
@@ -95,14 +96,14 @@ cdef class ReadsAtHand:
 
     cdef bint _unverified(self, PageTable table) except -1:
         cdef int64_t page
-        cdef bytearray seen
-        if self._verifier is None:
+        cdef bytearray states
+        if self._pages is None:
             return False
         page = (table.page_file_offset - HEADER_PAGE_SIZE) // PAGE_SIZE
-        seen = self._verifier.seen
-        if page < len(seen) and seen[page]:
+        states = self._pages.states
+        if page < len(states) and states[page] >= WHOLE:
             return False
-        return self._verifier.needs(page)
+        return self._pages.needs(page)
 
     cdef Py_ssize_t _read(self, uint8_t* to, Py_ssize_t size, int64_t offset) except? -2:
         """Fewer than `size` bytes at the end of the file or of what is cached; -1 for none."""

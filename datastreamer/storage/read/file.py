@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 import time
 from collections import deque
@@ -48,7 +49,7 @@ from datastreamer.storage.header.recovery import (
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.proof import known_chains
 from datastreamer.storage.pages.records import SidecarRecords
-from datastreamer.storage.pages.verifier import PageVerifier, RecordSource, VerifiedFile, Verify
+from datastreamer.storage.pages.register import PageRegister, RecordSource, VerifiedFile, Verify
 from datastreamer.storage.read._at_hand import ReadsAtHand
 from datastreamer.storage.read.reader import Reader
 
@@ -56,6 +57,8 @@ _TORN_READS = 20
 _PAUSE_SECONDS = 0.001
 _KNOWN_RISES = 64
 _KNOWN_CHANGES = 4096
+# JSON programs read whole numbers up to twice this exactly.
+_OWN_EPOCHS = 1 << 52
 # The part of the header page that commits and changes write.
 _SEEN_BYTES = records.WITHOUT_SYNC[1]
 
@@ -82,14 +85,13 @@ class StreamFile:
         self.opened_by: OpenPath | None = None
         self._header = judged.header
         self.stream_id = judged.stream_id
-        # As reported; and as the file has it. The first is higher for a reader that saw entries
+        # As reported; and as the file has it. The first is this reader's own if it saw entries
         # vanish without a new epoch (by another program, or by a failed sync).
         self.epoch = self._written_epoch = judged.epoch
         # Through which entries are read.
         self._data: Readable = file
         self.verify: Verify = "never"
-        self.verifier: PageVerifier | None = None
-        """Both are set by `verify_reads`."""
+        self._pages: PageRegister | None = None
         self.reader = self._reader_from(judged.head)
         self.page = bytearray(page)
         # The part of it that a reader beside a writer read last.
@@ -203,27 +205,42 @@ class StreamFile:
             read_ahead(self.file, True)
         if verify == "never" or records is None:
             return
-        self.verifier = verifier = self._new_verifier(records)
         cold = self.file.fileno() if verify == "cold" else None
-        self._data = VerifiedFile(self.file, verifier, cold=cold)
+        self._data = VerifiedFile(self.file, self.pages, cold=cold)
         self.reader = self.new_reader()
 
-    def new_verifier(self) -> PageVerifier | None:
-        """Compares pages when its owner asks for it, without the lock; None if only a descriptor is
-        known. The owner calls its `forget`."""
-        records = self.records()
-        return None if records is None else self._new_verifier(records)
+    @property
+    def pages(self) -> PageRegister:
+        """What is known of the file's pages, for its readers and its server."""
+        with self.lock:
+            if self._pages is None:
+                self._pages = self._new_register()
+            return self._pages
 
-    def _new_verifier(self, records: RecordSource) -> PageVerifier:
-        verifier = PageVerifier(self.file, self.path, records, lambda: self.reader.head)
+    def _new_register(self) -> PageRegister:
+        records = self.records()
+        pages = PageRegister(
+            self.file,
+            self.path,
+            records,
+            lambda: self.reader.head,
+            self.end_sum,
+            fd=self.file.fileno(),
+        )
         known, head = self._end_sum
         if (
-            not self._unsettled
+            records is not None
+            and not self._unsettled
             and head == self.reader.head
             and self._updated_page() != last_page(head.length)
         ):
-            verifier.verify_last_page(head, known)
-        return verifier
+            pages.judge_end(head, known)
+        return pages
+
+    def pages_changed(self) -> None:
+        """Entries were changed: what is known of pages is forgotten."""
+        if self._pages is not None:
+            self._pages.forget()
 
     def _is_current(self) -> bool:
         """Whether the file is in the state of the last `refresh`, apart from commits."""
@@ -232,9 +249,9 @@ class StreamFile:
 
     def ensure_undamaged(self, number: int) -> None:
         """Compare the page that an entry was just looked up in. Raises `DamagedPage`."""
-        place, verifier = self.reader.page_with(number), self.new_verifier()
-        if place is not None and verifier is not None:
-            verifier.verify(page_of(place[0]))
+        place = self.reader.page_with(number)
+        if place is not None:
+            self.pages.verify(page_of(place[0]))
 
     def end_sum(self) -> tuple[Head, EndSum | None]:
         """The head, and what the header page knows of the entries up to it (None: nothing, or
@@ -269,7 +286,7 @@ class StreamFile:
     def _reader_from(self, head: Head) -> Reader:
         at_hand = None
         if type(self.file) is OsFile:
-            at_hand = ReadsAtHand(self.file, self.verifier)
+            at_hand = ReadsAtHand(self.file, self._pages if self._data is not self.file else None)
         return Reader(self.file, self.path, head, data=self._data, at_hand=at_hand)
 
     # State.
@@ -440,14 +457,13 @@ class StreamFile:
             self._header = header
             if _is_another_history(before[0], head) or epoch != before[1]:
                 changes = page.changes_between(before[1], epoch)
-                old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
+                old, self.epoch = self.epoch, _epoch_after(self.epoch, epoch)
                 self._rises.append(_Rise(old, self.epoch, changes))
                 if changes is None:
                     self.known_changes.clear()
                 else:
                     self.known_changes.extend(changes)
-                if self.verifier is not None:
-                    self.verifier.forget()
+                self.pages_changed()
                 self.reader.forget(head)
             else:
                 self.reader.head = head
@@ -473,6 +489,14 @@ class StreamFile:
         if self._records is not None:
             self._records.close()
         self.file.close()
+
+
+def _epoch_after(reported: int, recorded: int) -> int:
+    """The epoch that a reader reports after a change. If the file has no new one, it is one that no
+    other reader reports and no file will have: both may come to other entries."""
+    if recorded > reported:
+        return recorded
+    return reported + 1 if reported >= _OWN_EPOCHS else _OWN_EPOCHS + secrets.randbits(51)
 
 
 def _is_whole(judged: Judgement) -> bool:

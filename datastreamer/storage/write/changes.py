@@ -358,8 +358,7 @@ class ChangeWriter:
 
         with owned.reader.changing():
             owned.end.changing(work)
-            if owned.verifier is not None:
-                owned.verifier.forget()
+            owned.pages_changed()
         owned.wake_all()
 
 

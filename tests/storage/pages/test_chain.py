@@ -144,7 +144,7 @@ def test_lost_checksums_do_not_hide_a_flipped_bit(
     grow(path, 7)
     with DataStream.open(path, index="memory") as stream:
         eventually(lambda: "pages 0 to 6 together do not match" in caplog.text)
-        assert stream.parts.pages.file.records().get(0) is None
+        assert stream._file.records().get(0) is None
     assert "pages 0 to 6 together do not match" in verify(path).problems[0].what
     read(path)  # nothing shows which page it is
     # A server has the checksums that prove which page it is.
@@ -238,7 +238,7 @@ def test_killed_while_chains_are_made_again(tmp_path: Path) -> None:
     """After an update the chains that follow are written later: a kill in between is no damage."""
     path = made(tmp_path / "s.bin", 6)
     with DataStream.open(path, index="memory") as stream:
-        keeper = stream.parts.pages.file.sums
+        keeper = stream._file.sums
         keeper.on_doubt = lambda: None
         keeper._next_doubtful = lambda: None
         stream.update_entry(1, 1, b"new " * 75_000)

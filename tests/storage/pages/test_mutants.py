@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from datastreamer.storage.pages import restore_open, verifier
+from datastreamer.storage.pages import register, restore_open
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.records import RecordReader
 from datastreamer.storage.pages.sidecar import PageSum
@@ -35,7 +35,7 @@ def compares(differs: Callable[[bytes, PageSum], str]) -> Mutant:
     @contextlib.contextmanager
     def patched() -> Iterator[None]:
         with (
-            mock.patch.object(verifier, "differs", differs),
+            mock.patch.object(register, "differs", differs),
             mock.patch.object(page_damage, "differs", differs),
         ):
             yield

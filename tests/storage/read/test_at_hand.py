@@ -33,7 +33,7 @@ for _at, _key in enumerate(KEYS):
 class Rig:
     """A file whose page at START holds `content`, and the table of `of` (None: of `content`)."""
 
-    def __init__(self, content: bytes, of: bytes | None = None, verifier: object = None) -> None:
+    def __init__(self, content: bytes, of: bytes | None = None, register: object = None) -> None:
         with tempfile.TemporaryFile() as file:
             self.file = OsFile(os.dup(file.fileno()))
         self.file.write(content, START)
@@ -41,7 +41,7 @@ class Rig:
         self.table.extend(content if of is None else of, START)
         self.pages = {START}
         self.total = 2**64 - 1
-        self.reads = ReadsAtHand(self.file, verifier)  # type: ignore[arg-type]
+        self.reads = ReadsAtHand(self.file, register)  # type: ignore[arg-type]
 
     def packed(self, number: int, key: bytes | None = None) -> bytes | None:
         try:
@@ -53,11 +53,11 @@ class Rig:
         self.file.close()
 
 
-class Verifier:
+class Register:
     """Knows two kinds of pages that need no comparison."""
 
-    def __init__(self, seen: bytes, needed: bool) -> None:
-        self.seen = bytearray(seen)
+    def __init__(self, states: bytes, needed: bool) -> None:
+        self.states = bytearray(states)
         self.needed = needed
         self.asked: list[int] = []
 
@@ -107,20 +107,20 @@ def test_a_page_that_is_not_known_to_be_resident(entries: tuple[Rig, list[bytes]
 
 
 @pytest.mark.parametrize(
-    ("seen", "needed", "asked", "found"),
+    ("states", "needed", "asked", "found"),
     [
-        (b"\1\1\1\1", True, [], True),
-        (b"\1\1\1\0", True, [3], False),
-        (b"\1\1\1\0\1", False, [3], True),
+        (b"\2\3\2\2", True, [], True),
+        (b"\2\2\2\0", True, [3], False),
+        (b"\2\2\2\1\2", False, [3], True),
         (b"", True, [3], False),
-        (b"\1\1\1", False, [3], True),
+        (b"\2\2\2", False, [3], True),
     ],
 )
-def test_a_page_to_be_compared(seen: bytes, needed: bool, asked: list[int], found: bool) -> None:
-    verifier = Verifier(seen, needed)
-    rig = Rig(pack(FIRST, 1, b"data"), verifier=verifier)
+def test_a_page_to_be_compared(states: bytes, needed: bool, asked: list[int], found: bool) -> None:
+    register = Register(states, needed)
+    rig = Rig(pack(FIRST, 1, b"data"), register=register)
     assert (rig.packed(FIRST) is not None) == found
-    assert verifier.asked == asked
+    assert register.asked == asked
     rig.close()
 
 

@@ -320,10 +320,12 @@ def test_a_writer_that_knows_no_records(path: Path) -> None:
         assert follower.epoch == 0
         header(end + 20, 5)
         assert follower.refresh()
-        assert (follower.total_entries, follower.epoch) == (5, 1)
+        assert follower.total_entries == 5
+        taken = follower.epoch
+        assert taken > 1 << 50
         header(FIRST, 0)
         assert follower.refresh()
-        assert (items(follower), follower.epoch) == ([], 2)
+        assert (items(follower), follower.epoch) == ([], taken + 1)
         with pytest.raises(UnknownBookmark):
             follower.bookmark(b"k")
         # One of ours takes over, and is followed.

@@ -18,7 +18,7 @@ from datastreamer.server.streaming import change_reports
 from datastreamer.server.streaming import sender as sender_module
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.storage.disk.file_ops import Readable
-from datastreamer.storage.pages.verifier import PageVerifier
+from datastreamer.storage.pages.register import PageRegister
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
 from tests.network import filters
@@ -89,7 +89,7 @@ async def test_who_asks_for_the_page_gets_none_of_it(
         assert lines[0].startswith(f"{words}{FIRST_BAD + A_PAGE - 1}): the entries do not match")
         errors = rig.server.counts.errors
         assert errors["DamagedPage"] + errors["damaged"] == errors.total() == 3
-        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [BAD]
+        assert [each.page for each in rig.server.broadcast.pages.damaged] == [BAD]
         assert rig.server.unready == ""
         async with rig.client() as other:
             number = FIRST_BAD + A_PAGE
@@ -112,7 +112,7 @@ async def test_a_hash_of_the_page_is_refused(
             assert head[0] == PACKET_RESULT
             assert int.from_bytes(head[5:], "big") == RESULT_DAMAGED
             await peer.read(int.from_bytes(head[1:5], "big") - len(head))
-        assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [BAD]
+        assert [each.page for each in rig.server.broadcast.pages.damaged] == [BAD]
         assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
 
 
@@ -164,7 +164,7 @@ async def test_a_doubted_page_that_a_truncation_makes_the_last_one_is_sent(path:
     written(path)
     with DataStream.open(path, verify="never") as writer:
         async with over_loopback(writer) as rig:
-            rig.server.broadcast.cold.doubt(range(BAD + 1))
+            rig.server.broadcast.pages.suspect(range(BAD + 1))
             writer.truncate(FIRST_BAD + 3)
             async with rig.client() as peer:
                 await peer.ask(
@@ -176,13 +176,13 @@ async def test_a_doubted_page_that_a_truncation_makes_the_last_one_is_sent(path:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The pages that servers compare."""
     pages: list[int] = []
-    verify = PageVerifier.verify
+    verify = PageRegister.verify
 
-    def counted(self: PageVerifier, page: int, file: Readable | None = None) -> bool:
+    def counted(self: PageRegister, page: int, *, past_cache: Readable | None = None) -> bool:
         pages.append(page)
-        return verify(self, page, file)
+        return verify(self, page, past_cache=past_cache)
 
-    monkeypatch.setattr(PageVerifier, "verify", counted)
+    monkeypatch.setattr(PageRegister, "verify", counted)
     return pages
 
 
@@ -221,7 +221,7 @@ async def test_verified_pages_in_memory_are_not_compared_again(
                 await peer.packet()
             assert compared == []
             evict(path, FIRST + BAD * PAGE, PAGE)
-            rig.server.broadcast.cold.warm.clear()  # as after a second
+            rig.server.broadcast.pages.ready.clear()  # as after a second
             async with rig.client() as again:
                 await again.ask(wire.start(0), OK + whole)
             assert compared == [BAD]
@@ -245,12 +245,12 @@ async def test_a_verified_page_that_is_changed_on_the_disk(
             async with rig.client() as peer:
                 await peer.ask(wire.start(0), OK + whole)
             flip(path, BAD, only_page=resident)
-            rig.server.broadcast.cold.warm.clear()  # as after a second
+            rig.server.broadcast.pages.ready.clear()  # as after a second
             async with rig.client() as peer:
                 await peer.send(request_)
                 sent = await turned_away(peer)
             assert CHANGED not in sent
-            assert [each.page for each in rig.server.broadcast.cold.checks.damaged] == [BAD]
+            assert [each.page for each in rig.server.broadcast.pages.damaged] == [BAD]
 
 
 async def test_an_entry_that_cannot_be_read_shows_the_damage_of_a_verified_page(
@@ -262,7 +262,7 @@ async def test_an_entry_that_cannot_be_read_shows_the_damage_of_a_verified_page(
     with DataStream.open(path, verify="never") as writer:
         evict(path)
         async with over_loopback(writer) as rig:
-            checks = rig.server.broadcast.cold.checks
+            pages = rig.server.broadcast.pages
             async with rig.client() as peer:
                 await peer.ask(wire.entry(FIRST_BAD), first)
             # The length of an entry.
@@ -271,7 +271,7 @@ async def test_an_entry_that_cannot_be_read_shows_the_damage_of_a_verified_page(
                 async with rig.client() as peer:
                     await peer.send(request_)
                     assert await turned_away(peer) in (b"", OK)
-                [error] = checks.damaged
+                [error] = pages.damaged
                 assert (error.page, error.first, error.end) == (BAD, FIRST_BAD, FIRST_BAD + A_PAGE)
                 async with rig.client() as peer:
                     await peer.ask(wire.entry(FIRST_BAD), first)
@@ -291,7 +291,7 @@ async def test_an_event_in_the_page_after_its_bookmark(path: Path) -> None:
                 answer = OK + b"\xfe" + good(stream.path, number, number + 1)[1:]
                 await peer.ask(wire.entry(number), answer)
             flip(path, 1, only_page=True)
-            rig.server.broadcast.cold.warm.clear()  # as after a second
+            rig.server.broadcast.pages.ready.clear()  # as after a second
             await peer.send(wire.bookmark(b"edge"))
             assert await turned_away(peer) == b""
 
@@ -334,7 +334,7 @@ async def test_no_page_is_sent_while_it_is_hashed(
 
     def hashed(*what: Any) -> Any:
         found = hash_range(*what)
-        assert rig.server.broadcast.cold.checks.doubted(BAD)
+        assert rig.server.broadcast.pages.is_due(BAD)
         return found
 
     monkeypatch.setattr(change_reports, "hash_range", hashed)
@@ -344,10 +344,10 @@ async def test_no_page_is_sent_while_it_is_hashed(
             await peer.ask(wire.start(0), OK + whole)
             await peer.ask(wire.stop(), OK)
             evict(path)
-            rig.server.broadcast.cold.warm.clear()  # as after a second
+            rig.server.broadcast.pages.ready.clear()  # as after a second
             await peer.ask(encode_command(HashQuery(FIRST_BAD, FIRST_BAD + 2), 1), OK)
             await peer.packet()
-            assert not rig.server.broadcast.cold.checks.doubted(BAD)
+            assert not rig.server.broadcast.pages.is_due(BAD)
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -362,7 +362,7 @@ async def test_a_damaged_key_is_no_missing_bookmark(path: Path, indexed: bool) -
         async with over_loopback(writer) as rig, rig.client() as peer:
             await peer.send(wire.bookmark(b"key"))
             assert await turned_away(peer) == b""
-            [error] = rig.server.broadcast.cold.checks.damaged
+            [error] = rig.server.broadcast.pages.damaged
             assert (error.page, error.first, error.end) == (BAD, FIRST_BAD, FIRST_BAD + A_PAGE)
 
 
@@ -387,15 +387,15 @@ async def test_damage_near_the_head_of_a_stream_that_is_cold_at_the_start(
         async with over_loopback(follower) as rig, rig.client() as peer:
             await peer.ask(wire.start(page * A_PAGE), OK)
             assert await turned_away(peer) == b""
-            [error] = rig.server.broadcast.cold.checks.damaged
+            [error] = rig.server.broadcast.pages.damaged
             assert (error.page, error.first) == (page, page * A_PAGE)
 
 
 async def test_the_place_to_begin_a_repair(damaged: DataStream) -> None:
     reported: list[list[DamagedPage]] = []
     async with over_loopback(damaged) as rig:
-        checks = rig.server.broadcast.cold.checks
-        checks.on_damage = lambda: reported.append(checks.damaged)
+        pages = rig.server.broadcast.pages
+        pages.on_damage = lambda: reported.append(pages.damaged)
         for _ in range(2):
             async with rig.client() as peer:
                 await peer.send(wire.entry(FIRST_BAD))
@@ -409,7 +409,7 @@ async def test_the_place_to_begin_a_repair(damaged: DataStream) -> None:
                 wire.entry(FIRST_BAD),
                 OK + b"\xfe" + good(damaged.path, FIRST_BAD, FIRST_BAD + 1)[1:],
             )
-        assert rig.server.broadcast.cold.checks.damaged == []
+        assert rig.server.broadcast.pages.damaged == []
 
 
 async def test_without_checksums_all_is_served(damaged: DataStream) -> None:
@@ -420,4 +420,4 @@ async def test_without_checksums_all_is_served(damaged: DataStream) -> None:
     with DataStream.open(damaged.path, follow=True, verify="never") as stream:
         async with over_loopback(stream) as rig, rig.client() as peer:
             await peer.ask(wire.start(0), OK + whole)
-            assert rig.server.broadcast.cold.checks.damaged == []
+            assert rig.server.broadcast.pages.damaged == []

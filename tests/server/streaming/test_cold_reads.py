@@ -7,15 +7,20 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.server.answers import bookmark_queries
-from datastreamer.server.streaming import page_cache as cold_module
+from datastreamer.server.streaming import cold_reads as cold_module
 from datastreamer.server.streaming import sender as sender_module
-from datastreamer.server.streaming.page_cache import ColdReads
+from datastreamer.server.streaming.cold_reads import ColdReads
+from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.disk.residency import CAN_SAY, Residency
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.pages.register import PageRegister
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import Rig, append, in_memory, over_loopback
@@ -35,11 +40,18 @@ def old(stream: DataStream) -> DataStream:
     return stream
 
 
+def cold_reads(fd: int) -> ColdReads:
+    """Of a file without checksums."""
+    register = PageRegister(cast("Readable", None), "file", None, lambda: Head(0, 0), fd=fd)
+    return ColdReads(fd, register)
+
+
 class SlowDisk(ColdReads):
     """Nothing is in memory; what was read once is. Reads wait for `turning`."""
 
     def __init__(self, real: ColdReads) -> None:
-        super().__init__(real._fd, real.checks)
+        super().__init__(real._fd, real._pages)
+        real._pages.resident = self.resident  # type: ignore[method-assign]
         self.turning = threading.Event()
         self.read_from: list[tuple[int, int]] = []
 
@@ -108,7 +120,7 @@ async def test_what_was_evicted_again_is_sent_nevertheless(old: DataStream) -> N
     async with over_loopback(old) as rig, rig.client() as cold:
         disk = on_slow_disk(rig)
         disk.turning.set()
-        disk.resident = lambda start, count: False  # type: ignore[method-assign]
+        rig.server.broadcast.pages.resident = lambda start, count: False  # type: ignore[method-assign]
         await cold.ask(wire.start(0), OK + modelled(old).packed())
 
 
@@ -174,53 +186,26 @@ async def test_a_change_while_the_place_is_found(
         await beyond.ask(wire.start(406), wire.result(3))
 
 
-@pytest.mark.skipif(cold_module._NOWAIT is None, reason="the system cannot say")
-def test_what_is_in_memory_and_what_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with path.open("wb") as file:
-        file.write(os.urandom(8 * MIB))
-        file.flush()
-        os.fsync(file.fileno())
-    with path.open("rb", buffering=0) as file:
-        cold = ColdReads(file.fileno())
-        file.read(8 * MIB)
-        assert cold.resident(0, 8 * MIB)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        # The system drops what it likes to: pages that another processor still holds stay.
-        gone = [mib * MIB for mib in range(8) if not cold.resident(mib * MIB, MIB)]
-        if not gone:
-            pytest.skip("this file system keeps all in memory")
-        assert not cold.resident(0, 8 * MIB)
-        trio.run(cold.read, gone[0], MIB)
-        assert cold.resident(gone[0], MIB)
-        assert cold.resident(9 * MIB, 10), "no wait past the end"
-        assert cold.resident(0, 0)
-
-
-@pytest.mark.skipif(cold_module._NOWAIT is None, reason="the system cannot say")
+@pytest.mark.skipif(not CAN_SAY, reason="the system cannot say")
 async def test_a_real_cold_file(old: DataStream) -> None:
     whole = modelled(old).packed()
     fd = old.fileno()
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    if ColdReads(fd).resident(0, 4 * MIB):
+    if Residency(fd).holds(0, 4 * MIB):
         pytest.skip("this file system keeps all in memory")
     async with over_loopback(old) as rig, rig.client() as peer:
         await peer.ask(wire.start(0), OK + whole)
         assert rig.server.counts.cold_reads >= 1
 
 
-def test_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"some")
     with (tmp_path / "file").open("rb") as file:
-        cold = ColdReads(file.fileno())
-        monkeypatch.setattr(cold_module, "_NOWAIT", None)
-        assert cold.resident(0, 4)
-        monkeypatch.setattr(cold_module, "_NOWAIT", 0x4000_0000)  # not a flag: EOPNOTSUPP
-        assert cold.resident(0, 4)
+        trio.run(cold_reads(file.fileno()).read, 0, 100)
         monkeypatch.delattr(os, "posix_fadvise", raising=False)
-        trio.run(cold.read, 0, 100)
-    trio.run(ColdReads(-1).read, 0, 100)  # the sender meets the error and reports it
+        trio.run(cold_reads(file.fileno()).read, 0, 100)
+    trio.run(cold_reads(-1).read, 0, 100)  # the sender meets the error and reports it
 
 
 @pytest.mark.parametrize("open_server", [over_loopback, in_memory])
@@ -283,7 +268,7 @@ async def test_an_index_in_memory_is_asked_without_a_thread(stream: DataStream) 
         patched.setattr(cold_module, "_waits", lambda: waits)
         async with over_loopback(stream) as rig, rig.client() as asks:
             disk = rig.server.broadcast.cold
-            disk.resident = lambda start, count: True  # type: ignore[method-assign]
+            rig.server.broadcast.pages.resident = lambda start, count: True  # type: ignore[method-assign]
             reads = count_runs(disk)
             for _ in range(30):
                 await asks.ask(wire.bookmark(b"key"), expected)
@@ -303,7 +288,7 @@ async def test_an_index_in_memory_is_asked_without_a_thread(stream: DataStream) 
 def test_what_a_thread_waits_for_is_counted(tmp_path: Path) -> None:
     (tmp_path / "map").write_bytes(bytes(MIB))
     with open(tmp_path / "map", "rb") as file, mmap.mmap(file.fileno(), 0, prot=1) as mapped:
-        cold = ColdReads(file.fileno())
+        cold = cold_reads(file.fileno())
         for _ in range(16):
             assert not cold.index_at_hand
             assert cold.look_up(mapped.__getitem__, 5) == 0
@@ -314,7 +299,7 @@ async def test_questions_about_entries_in_memory_take_no_thread(old: DataStream)
     async with over_loopback(old) as rig, rig.client() as asks:
         disk = on_slow_disk(rig)
         disk.turning.set()
-        disk.resident = lambda start, count: True  # type: ignore[method-assign]
+        rig.server.broadcast.pages.resident = lambda start, count: True  # type: ignore[method-assign]
         reads = count_runs(disk)
         for _ in range(3):
             for number in (600, 599, 3, 10, 3):

@@ -1,0 +1,486 @@
+"""What is known of the pages of one open stream file: its readers and its server share it.
+
+Owns which pages are compared before their bytes are used, which are damaged, and which are in the
+page cache. Where records come from is the `RecordSource`'s matter: a writer has them, a reader
+reads the sidecar. What cannot be compared is not damaged. Who compares when: `VerifiedFile` for
+readers; `server/streaming/cold_reads.py` and `server/scrub.py` for clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, Protocol
+
+from datastreamer.errors import BadArgument, DamagedPage
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.disk.residency import CAN_SAY, Residency
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.header.recovery import sums_up_to
+from datastreamer.storage.pages.compare import differs
+from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.pages.sidecar import PageSum
+
+_log = logging.getLogger(__name__)
+
+Verify = Literal["cold", "always", "never"]
+"""When a page that is read is compared with its checksum: if it comes from the disk, always, or
+never. Each page is compared once while the stream is open."""
+
+# A page that is being changed differs for a moment: this often it is read again.
+_TRIES = 20
+_PAUSE_SECONDS = 0.002
+# The records of this many pages before the last one may still be on their way.
+_RECENT = 2
+# Pages found resident are taken to be resident for this long.
+_RESIDENT_SECONDS = 1.0
+
+# The states of a page. Nothing is known: its bytes are used if they are resident. Due: it is
+# compared before its bytes are used, resident or not. Whole: it matched its checksum, or was
+# resident when a reader first used it; it is due again if it is found not to be resident.
+# Unproven: it was read and has no proven checksum; due when it gets one. `_at_hand.pyx` takes those
+# from `WHOLE` on as pages that need no comparison.
+UNCHECKED: Final = 0
+DUE: Final = 1
+WHOLE: Final = 2
+UNPROVEN: Final = 3
+_CHANGED: Final = bytes([UNCHECKED, DUE, UNCHECKED, UNCHECKED]) + bytes(252)
+_PROVEN: Final = bytes([UNCHECKED, DUE, WHOLE, DUE]) + bytes(252)
+
+
+def check_verify(verify: object) -> None:
+    """Raises `BadArgument` unless it is a `Verify`."""
+    if verify not in ("cold", "always", "never"):
+        raise BadArgument(f'verify is "cold", "always" or "never", not {verify!r}')
+
+
+class RecordSource(Protocol):
+    """Knows the checksums of whole pages."""
+
+    on_proven: Callable[[], None]
+    """Called when more of them are proven; from any thread."""
+
+    def get(self, page: int) -> PageSum | None:
+        """The record of a page, if it is proven."""
+
+    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
+        """The same for the pages from `first` up to, not including, `stop`, with one read."""
+
+    def first_number(self, page: int) -> int:
+        """The first entry of a page, as far as records say; else 0."""
+
+    def renew(self) -> bool:
+        """A page differs from its record: make sure that the record is not an outdated one. False
+        if the stream has changed since the state that the records are about."""
+
+
+def compare(
+    file: Readable, records: RecordSource, page: int, content: bytes | None = None
+) -> tuple[PageSum | None, str]:
+    """The record of a whole page, and how the page differs from it; None without a proven record.
+
+    `content` is that of the page if it was read. If it differs, the page is read again: another
+    process may be changing it.
+    """
+    record = records.get(page)
+    why = ""
+    for attempt in range(_TRIES):
+        if record is None:
+            break
+        if content is None:
+            content = file.read(PAGE_SIZE, page_start(page))
+        why = differs(content, record)
+        if not why:
+            break
+        if attempt == 1 and not records.renew():
+            return None, ""
+        before, record = record, records.get(page)
+        if attempt > 1 and record == before:
+            break
+        time.sleep(_PAUSE_SECONDS)
+        content = None
+    return record, why if record is not None else ""
+
+
+class PageRegister:
+    """The pages of one file.
+
+    Safe to use from several threads, apart from `found`, `on_damage` and `ready`, which belong to
+    the event loop of the server: at worst a page is compared twice.
+    """
+
+    def __init__(
+        self,
+        file: Readable,
+        path: str,
+        records: RecordSource | None,
+        end: Callable[[], Head],
+        end_sum: Callable[[], tuple[Head, EndSum | None]] | None = None,
+        *,
+        fd: int | None = None,
+    ) -> None:
+        """`end()` is the end of the stream; only the pages before its last one are whole.
+        `end_sum()` is the end and what is known of the entries up to it. Without `records` no page
+        is ever compared. `fd` is the file's descriptor, if it has one."""
+        self.states = bytearray()
+        """The state of each page. `forget` replaces it."""
+        self.ready: set[int] = set()
+        """Offsets of pages that `is_ready` found resident, and not due, within the last second."""
+        self.on_damage: Callable[[], object] | None = None
+        """Called when a page is found damaged that was not known to be."""
+        self._file = file
+        self._fd = fd
+        self._path = path
+        self._records = records
+        self._end = end
+        self._end_sum = end_sum
+        self._residency = Residency(-1 if fd is None else fd)
+        self._ready_until = 0.0
+        self._guard = threading.Lock()
+        # The number of calls of `forget`.
+        self._changes = 0
+        self._damaged: dict[int, DamagedPage] = {}
+        # Those of them that are damaged on the disk, whatever the page cache holds.
+        self._on_disk: set[int] = set()
+        self._bad_end: tuple[DamagedPage, Head, EndSum] | None = None
+        if records is not None:
+            records.on_proven = self._proven
+
+    # What is known.
+
+    @property
+    def usable(self) -> bool:
+        """Whether pages can be compared at all."""
+        return self._records is not None
+
+    @property
+    def damaged(self) -> list[DamagedPage]:
+        """The pages that differed when they were last compared, as the server found."""
+        return list(self._damaged.values())
+
+    @property
+    def whole_pages(self) -> int:
+        """The number of pages that can be compared: those before the last one."""
+        return last_page(self._end().length) if self.usable else 0
+
+    def can_differ(self, page: int) -> bool:
+        """Whether the page can be compared, or is known to be damaged."""
+        return page < self.whole_pages or self.is_due(page)
+
+    def needs(self, page: int) -> bool:
+        """Whether a reader has to look at the page before it uses its bytes."""
+        state = self._state(page)
+        return state < WHOLE and (state == DUE or page < self.whole_pages)
+
+    def is_due(self, page: int) -> bool:
+        """Whether the page is to be compared before its bytes are used, resident or not."""
+        return self._state(page) == DUE
+
+    def is_whole(self, page: int) -> bool:
+        """Whether the page needs no comparison if it is resident."""
+        return self._state(page) == WHOLE
+
+    def _state(self, page: int) -> int:
+        states = self.states
+        return states[page] if page < len(states) else UNCHECKED
+
+    # What is in memory.
+
+    def resident(self, start: int, count: int) -> bool:
+        """As `Residency.holds`."""
+        return self._residency.holds(start, count)
+
+    def is_ready(self, start: int, count: int) -> bool:
+        """Whether `count` bytes from `start`, the begin of a page, can be sent at once; remembers a
+        positive answer in `ready`. What is not resident is due."""
+        if start in self.ready:
+            return True
+        page, resident = page_of(start), self.resident(start, count)
+        if not resident:
+            self.suspect([page])
+        if not resident or self.is_due(page):
+            return False
+        self.ready.add(start)
+        return True
+
+    def are_ready(self, start: int, count: int, length: int) -> bool:
+        """As `is_ready`, for the pages with `count` bytes from `start`, in a file of `length`
+        bytes."""
+        pages = map(page_start, pages_between(start, min(start + count, length)))
+        # Each of them is examined, so that all that are not resident are compared.
+        ready = [self.is_ready(page, min(PAGE_SIZE, length - page)) for page in pages]
+        return all(ready)
+
+    def forget_residency(self, now: float) -> None:
+        """Forget `ready` once a second: pages may have been evicted. `now` is the loop's time."""
+        if now > self._ready_until:
+            self._ready_until = now + _RESIDENT_SECONDS
+            self.ready.clear()
+
+    def before_read(self, pages: Iterable[int]) -> None:
+        """These pages may be resident after a read: those that are not now, and those that were
+        never compared, are due."""
+        self.suspect(
+            [
+                page
+                for page in pages
+                if not (self.is_whole(page) and self.resident(page_start(page), PAGE_SIZE))
+            ]
+        )
+
+    # Comparison.
+
+    def suspect(self, pages: Iterable[int]) -> None:
+        """Compare these pages, whole or not, before their bytes are used."""
+        whole = self.whole_pages
+        if not whole:
+            return
+        with self._guard:
+            for page in pages:
+                if page < whole:
+                    self._put(page, DUE)
+                self.ready.discard(page_start(page))
+
+    def compare(self, pages: Iterable[int]) -> None:
+        """Compare the pages that are not whole. Reads the file. Raises `DamagedPage`."""
+        for page in pages:
+            if self.usable and not self.is_whole(page):
+                # A client that is sent the page meets other errors of the disk itself.
+                with contextlib.suppress(OSError):
+                    self.verify(page)
+
+    def verify(self, page: int, *, past_cache: Readable | None = None) -> bool:
+        """Compare a page with its checksum; False if it has none. `past_cache` reads the disk.
+        Raises `DamagedPage`, also if the disk cannot read the page, and `OSError`."""
+        changes = self._changes
+        if not self.usable:
+            return False
+        if past_cache is None and not self.is_whole(page):
+            # No thread may take it for one that needs no comparison because it is resident.
+            self.suspect([page])
+        try:
+            proven = self._differs(page, past_cache or self._file)
+        except DamagedPage:
+            with self._guard:
+                self._put(page, DUE)
+                self.ready.discard(page_start(page))
+                if past_cache is not None:
+                    self._on_disk.add(page)
+            if past_cache is None:
+                self._evict(page)
+            raise
+        if past_cache is None:
+            self._matches(page, proven, changes)
+        else:
+            self._on_disk.discard(page)
+            if proven:
+                self._damaged.pop(page, None)
+        return proven
+
+    def verify_all(self, pages: Iterable[int]) -> None:
+        """Compare these pages, also those that are whole. Raises `DamagedPage` and `OSError`."""
+        whole = self.whole_pages
+        for page in pages:
+            if page < whole:
+                self.verify(page)
+            else:
+                self.verify_last_page()
+
+    def verify_last_page(self) -> bool:
+        """Compare the entries of the last page; False if nothing is known of them, or they are
+        being changed. Raises `DamagedPage` and `OSError`."""
+        if not self.usable or self._end_sum is None:
+            return False
+        head, known = self._end_sum()
+        if known is None:
+            return False
+        self.judge_end(head, known)
+        if self._bad_end is None:
+            self._damaged.pop(last_page(head.length), None)
+        else:
+            self._ensure_restored()
+        return True
+
+    def judge_end(self, head: Head, known: EndSum | None) -> None:
+        """Compare the entries of the last page up to `head` with what a record knows of them. If
+        they differ, reads of this page raise `DamagedPage`."""
+        if known is None:
+            return
+        if sums_up_to(self._file, head, known) is not None:
+            self._end_is_good()
+            return
+        page = last_page(head.length)
+        first = 0 if self._records is None else self._records.first_number(page)
+        what = "the entries do not match their checksum"
+        damage = DamagedPage(self._path, page_start(page), what, page, first, head.entries)
+        self._bad_end = damage, head, known
+        with self._guard:
+            self._put(page, DUE)
+
+    def examine(self, page: int) -> DamagedPage | None:
+        """How this page, or the next, differs from its checksum; an entry in one that cannot be
+        read may show damage in the other. Clients are sent what they were sent before of them."""
+        for each in (page, page + 1):
+            try:
+                self._differs(each, self._file)
+            except DamagedPage as error:
+                return error
+            except OSError:
+                return None
+        return None
+
+    def found(self, error: DamagedPage) -> bool:
+        """A page that a client is due, or that was examined, is damaged; False if that is known
+        already."""
+        known = self._damaged.get(error.page)
+        self._damaged[error.page] = error
+        if known is not None:
+            return False
+        _log.error("%s; clients that are due its entries are refused or disconnected", error)
+        if self.on_damage is not None:
+            self.on_damage()
+        return True
+
+    def recompare(self, page: int) -> None:
+        """A damaged page was written again on the disk. Reads the file."""
+        self._on_disk.discard(page)
+        with contextlib.suppress(DamagedPage, OSError):
+            self.verify_all([page])
+
+    def use_resident(self, page: int) -> None:
+        """A reader uses the page, which is resident, for the first time."""
+        with self._guard:
+            if self._state(page) == UNCHECKED:
+                self._put(page, WHOLE)
+
+    # Changes.
+
+    def forget(self) -> None:
+        """Entries were changed: compare all pages again. Those that were due stay due."""
+        with self._guard:
+            self._changes += 1
+            self.states = self.states.translate(_CHANGED)
+        self._bad_end = None
+        whole = self.whole_pages
+        for page in [page for page in self._damaged if page >= whole]:
+            del self._damaged[page]
+
+    def _proven(self) -> None:
+        with self._guard:
+            if self.states.find(UNPROVEN) >= 0:
+                self.states = self.states.translate(_PROVEN)
+
+    def _differs(self, page: int, file: Readable) -> bool:
+        """Compare a page; False if it has no checksum. Raises `DamagedPage` and `OSError`."""
+        records = self._records
+        if records is None or page >= self.whole_pages:
+            if self._bad_end is not None and self._bad_end[0].page == page:
+                self._ensure_restored()
+            return False
+        try:
+            record, why = compare(file, records, page)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            record, why = records.get(page), "the disk cannot read it"
+        if why and record is not None:
+            first = records.first_number(page)
+            span = page, first, record.next_number
+            raise DamagedPage(self._path, page_start(page), why, *span)
+        return record is not None
+
+    def _matches(self, page: int, proven: bool, changes: int) -> None:
+        """A page was read, and has no checksum or matches it."""
+        whole = self.whole_pages
+        with self._guard:
+            # If entries were changed meanwhile, this may have been the page before.
+            if changes != self._changes:
+                return
+            if proven:
+                self._put(page, WHOLE)
+            else:
+                # The last page, also if it was whole when it was suspected, has no checksum.
+                self._put(page, UNPROVEN if page < whole - _RECENT else UNCHECKED)
+        if proven and page not in self._on_disk:
+            self._damaged.pop(page, None)
+
+    def _ensure_restored(self) -> None:
+        assert self._bad_end is not None
+        damage, head, known = self._bad_end
+        if sums_up_to(self._file, head, known) is None:
+            raise damage
+        self._end_is_good()
+
+    def _end_is_good(self) -> None:
+        bad, self._bad_end = self._bad_end, None
+        if bad is not None:
+            with self._guard:
+                self._put(bad[0].page, UNCHECKED)
+
+    def _evict(self, page: int) -> None:
+        """Other processes must not take a damaged page for one that needs no comparison because it
+        is resident."""
+        if hasattr(os, "posix_fadvise") and self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, page_start(page), PAGE_SIZE, os.POSIX_FADV_DONTNEED)
+
+    def _put(self, page: int, state: int) -> None:
+        """Requires the guard."""
+        states = self.states
+        if page >= len(states):
+            states.extend(bytes(max(page + 1 - len(states), len(states) // 2, 64)))
+        states[page] = state
+
+
+class VerifiedFile:
+    """Reads a file, and verifies each page when it is first read."""
+
+    def __init__(self, file: Readable, register: PageRegister, *, cold: int | None = None) -> None:
+        """With `cold`, the file's descriptor: only pages that are not in the page cache when they
+        are first read."""
+        self._file = file
+        self._register = register
+        self._fd = cold if CAN_SAY else None
+        # A page that was read ahead from the disk for this reader.
+        self._ahead = -1
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes. Raises `DamagedPage`."""
+        page, start = divmod(offset - HEADER_PAGE_SIZE, PAGE_SIZE)
+        if page >= 0 and (start + size > PAGE_SIZE or self._register.needs(page)):
+            for each in range(page, page_of(offset + size - 1) + 1):
+                if self._register.needs(each):
+                    self._look_at(each)
+        return self._file.read(size, offset)
+
+    def _look_at(self, page: int) -> None:
+        register = self._register
+        # Of a last page that is resident, what is before the damage can be read.
+        due = page == self._ahead or (register.is_due(page) and page < register.whole_pages)
+        if not due and self._fd is not None and register.resident(page_start(page), PAGE_SIZE):
+            register.use_resident(page)
+            return
+        register.suspect([page])
+        if self._fd is not None and hasattr(os, "posix_fadvise"):
+            # The system reads nothing ahead by itself (`file_ops.read_ahead`).
+            self._ahead = page + 1
+            start = page_start(page)
+            os.posix_fadvise(self._fd, start, 2 * PAGE_SIZE, os.POSIX_FADV_WILLNEED)
+        register.verify(page)
+
+
+def pages_between(start: int, stop: int) -> range:
+    """The pages that bytes from file offset `start` to `stop` are in; at least that of `start`."""
+    return range(page_of(start), page_of(max(stop - 1, start)) + 1)
