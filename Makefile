@@ -8,10 +8,10 @@ PY := $(VENV)/bin/python
 CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 BENCH ?= bench
 ARGS ?=
-# Run test files in three processes, also on two cores: most of them wait for a disk, a socket or
+# Run test files in four processes, also on two cores: most of them wait for a disk, a socket or
 # a JVM at times. tests/conftest.py orders the files. A process that crashes ends the run, because
 # a replacement makes the rest hang.
-SIDE_BY_SIDE ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # The lower layers, which most changes concern, and the rules for all modules.
 FAST := codec protocol transport storage/disk storage/header storage/read \
 	test_architecture.py test_language.py test_public_names.py

@@ -226,7 +226,7 @@ class DamagedPage(DamagedEntry):
     """The bytes of a page are not those that were written: they do not match its checksum.
 
     `page` is its number from 0, `offset` its start; it holds the entries from `first` up to, not
-    including, `end`.
+    including, `end`. `why` says how it differs.
     """
 
     def __init__(
@@ -237,6 +237,7 @@ class DamagedPage(DamagedEntry):
         self.page = page
         self.first = first
         self.end = end
+        self.why = what
 
 
 class ServerFailed(DatastreamerError):

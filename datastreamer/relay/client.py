@@ -1,6 +1,6 @@
 """A relay's connection to its upstream: a client that also receives reports of changes.
 
-Owns what only a relay needs of a client. `upstream.py` decides what to ask an upstream.
+Owns what only a relay needs of a client. `joining.py` decides what to ask an upstream.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns what the upstream's answer is used for. If it matches the page's checksum, the page is as it
 was. If not, and it has the numbers and the size of what the page held, the upstream has updated
 entries of it: they become the page, with a new checksum. Anything else is a difference, for which
-`download.py` decides what follows. Truncates nothing.
+`upstreams.py` decides what follows. Truncates nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from datastreamer.format import PAGE_SIZE, Header
 from datastreamer.relay.apply_changes import keeping_agreement, known_agreement
 from datastreamer.relay.client import RelayClient
 from datastreamer.relay.compare import Connect
-from datastreamer.relay.upstream import header_of_same, shorter
+from datastreamer.relay.joining import header_of_same, shorter
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """A relay: downloads a stream, stores it in a file and serves it.
 
-Owns its file, its server and its end. `download.py` copies the upstreams' stream.
+Owns its file, its server and its end. `upstreams.py` copies the upstreams' stream.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.retry import BACKOFF, Backoff, check_seconds, check_waits
-from datastreamer.relay.download import Download
 from datastreamer.relay.status import READY_LAG, gather, unready
+from datastreamer.relay.upstreams import Download
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.server.server import Server

@@ -9,8 +9,8 @@ from typing import Final
 
 from datastreamer.metrics.exposition import MetricsSnapshot, Samples
 from datastreamer.metrics.writer_numbers import WriterNumbers
-from datastreamer.relay.download import Download
 from datastreamer.relay.upstream_state import UpstreamState
+from datastreamer.relay.upstreams import Download
 from datastreamer.server.metrics import collect, of_process
 from datastreamer.server.server import Server
 

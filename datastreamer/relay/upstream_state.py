@@ -1,6 +1,6 @@
 """What a relay knows of one upstream: whether it can be used, and how much it holds.
 
-`download.py` changes it. Decides nothing.
+`upstreams.py` changes it. Decides nothing.
 """
 
 from __future__ import annotations

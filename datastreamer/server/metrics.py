@@ -35,7 +35,7 @@ from datastreamer.server.admission.gate import EVICTED, NO_STREAM, TOO_MANY, TOO
 from datastreamer.server.command_labels import AUTHENTICATE, COMMANDS, HTTP, PUBLISH
 from datastreamer.server.scrub import RESULTS
 from datastreamer.server.session import CHANGED, FAILED, GONE, LEFT, REFUSED, SERVER_ENDED
-from datastreamer.server.streaming.sender import State
+from datastreamer.server.streaming.catch_up import State
 from datastreamer.server.timeouts import LIFETIMES
 
 if TYPE_CHECKING:

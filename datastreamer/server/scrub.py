@@ -3,7 +3,7 @@ them with their checksums.
 
 Owns the order of the pages, the rate, and when the server counts as idle. Pages are read past the
 page cache, so that the disk is examined and the cache keeps what clients need; what is resident is
-compared too. `storage/pages/register.py` compares, and knows which pages are damaged.
+compared too. `storage/pages/page_states.py` compares, and knows which pages are damaged.
 """
 
 from __future__ import annotations

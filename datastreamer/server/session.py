@@ -2,7 +2,7 @@
 
 Owns the order of commands, which part executes each, and how the connection ends. Decides
 nothing about the protocol (`protocol.server` does) and reads nothing from the stream
-(`queries.py` and `sender.py` do).
+(`queries.py` and `catch_up.py` do).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
 from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.catch_up import Sender, State
 from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten
 from datastreamer.server.streaming.output import ClientOutput
-from datastreamer.server.streaming.sender import Sender, State
 from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)

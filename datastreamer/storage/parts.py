@@ -20,7 +20,7 @@ from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.file_ops import File, read_ahead
 from datastreamer.storage.header.records import Agreement, Head, PublisherRecord
 from datastreamer.storage.pages.hashes import last_page
-from datastreamer.storage.pages.register import PageRegister, Verify
+from datastreamer.storage.pages.page_states import PageRegister, Verify
 from datastreamer.storage.pages.restore import HealedPages, Peer
 from datastreamer.storage.pages.restore_open import heal_page
 from datastreamer.storage.read.file import StreamFile

@@ -27,7 +27,7 @@ from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
 from datastreamer.storage.disk.mounts import ensure_local
 from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
-from datastreamer.storage.pages.register import Verify, check_verify
+from datastreamer.storage.pages.page_states import Verify, check_verify
 from datastreamer.storage.parts import Parts
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.view import IndexName, StreamView

@@ -19,7 +19,7 @@ from datastreamer.http.answers.ranges import FormedRange, RawRange, WantedRange
 from datastreamer.http.port.messages import AnswerCut
 from datastreamer.http.serving import source_of
 from datastreamer.metrics.counters import HttpCounts
-from datastreamer.server.streaming.sender import Sender
+from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask, joined
 from tests.http.serving import Web, serving

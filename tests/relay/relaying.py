@@ -15,8 +15,8 @@ import trio.testing
 from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.protocol.retry import Backoff
-from datastreamer.relay.download import Download
 from datastreamer.relay.relay import Relay
+from datastreamer.relay.upstreams import Download
 from datastreamer.server.server import Server
 from datastreamer.storage.disk.file_ops import Disk
 from datastreamer.storage.stream import DataStream

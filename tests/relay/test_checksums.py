@@ -19,8 +19,8 @@ from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay import checksums
 from datastreamer.relay import compare as comparing
-from datastreamer.relay.download import Download
 from datastreamer.relay.upstream_state import UpstreamState
+from datastreamer.relay.upstreams import Download
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.pages.proof import Digests
 from datastreamer.storage.stream import DataStream

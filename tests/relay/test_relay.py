@@ -16,7 +16,7 @@ from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import FileMissing, ListenFailed, UsageError
 from datastreamer.protocol.messages import HeaderQuery
-from datastreamer.relay import download as download_module
+from datastreamer.relay import upstreams as download_module
 from datastreamer.relay.relay import Relay
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer

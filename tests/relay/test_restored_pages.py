@@ -20,14 +20,14 @@ from datastreamer.errors import (
     StreamFileError,
 )
 from datastreamer.protocol.following import RangeHash
-from datastreamer.relay import download
+from datastreamer.relay import upstreams
 from datastreamer.relay.apply_changes import known_agreement
 from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Connect
 from datastreamer.relay.damaged_pages import restore_pages
-from datastreamer.relay.download import Download
+from datastreamer.relay.joining import join
 from datastreamer.relay.truncation_point import truncate_file
-from datastreamer.relay.upstream import join
+from datastreamer.relay.upstreams import Download
 from datastreamer.storage.header.records import Agreement
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.stream import DataStream
@@ -268,7 +268,7 @@ async def test_damage_that_remains_is_not_met_all_the_time(
             paused.set()
             await pause(self, attempt, what)
 
-        monkeypatch.setattr(download, "restore_pages", restores_nothing)
+        monkeypatch.setattr(upstreams, "restore_pages", restores_nothing)
         monkeypatch.setattr(Download, "_pause", noted)
         overwrite(rig.stream, source.total_entries - 5, 20)
         update(source, source.total_entries - 20)

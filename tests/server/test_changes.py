@@ -17,7 +17,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.server.session import Session
-from datastreamer.server.streaming.sender import State
+from datastreamer.server.streaming.catch_up import State
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import Open, Peer, Rig, append, over_loopback, over_unix, seeds

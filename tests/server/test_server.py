@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.errors import ListenFailed
 from datastreamer.server.server import Server
-from datastreamer.server.streaming.sender import State
+from datastreamer.server.streaming.catch_up import State
 from datastreamer.service.serve import serve
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import address_of, open_listeners

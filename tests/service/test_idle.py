@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import sys
@@ -120,5 +121,5 @@ def test_each_wake_up_is_counted(tmp_path: Path) -> None:
     script.write_text(program)
     with running(cwd=tmp_path, module="wakes") as often:
         often.out.until("ready")
-        [rate] = fewest_wakes([often.process.pid], PATIENCE).values()
+        [rate] = fewest_wakes([often.process.pid], math.inf).values()
         assert rate > 3 * WAKES_A_SECOND

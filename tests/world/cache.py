@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from datastreamer.server.streaming import cold_reads
 from datastreamer.storage.disk import residency, uncached
 from datastreamer.storage.disk.file_ops import Buffer
-from datastreamer.storage.pages import register
+from datastreamer.storage.pages import page_states
 from tests.storage.lab.disk import Process, SimFile
 from tests.storage.lab.image import BLOCK, Inode
 
@@ -95,7 +95,7 @@ class CacheOs:
 def simulated() -> Iterator[None]:
     """The package asks these files what is in memory."""
     with contextlib.ExitStack() as patches:
-        for module in (cold_reads, register, residency, uncached):
+        for module in (cold_reads, page_states, residency, uncached):
             patches.enter_context(mock.patch.object(module, "os", CacheOs()))
             if hasattr(module, "_NOWAIT"):
                 patches.enter_context(mock.patch.object(module, "_NOWAIT", 8))

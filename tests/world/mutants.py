@@ -14,8 +14,8 @@ from datastreamer.protocol.publish.publisher import SourceConnection
 from datastreamer.protocol.resume import Resumable
 from datastreamer.relay import truncation_point, upstream
 from datastreamer.relay.apply_changes import ChangeApplier
-from datastreamer.relay.download import Download
-from datastreamer.relay.upstream import _Joining
+from datastreamer.relay.joining import _Joining
+from datastreamer.relay.upstreams import Download
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.server import scrub
 from datastreamer.server.healer import Healer
@@ -23,12 +23,12 @@ from datastreamer.server.publish import session
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
 from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.feed import Feed
 from datastreamer.server.streaming.send_bounds import SendBounds
-from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.pages.register import PageRegister, VerifiedFile
+from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile
 from datastreamer.storage.parts import RelayPart, WriterPart
 from datastreamer.storage.write.atomic_op import AtomicOp
 from tests.world.faults import (

@@ -30,7 +30,7 @@ def test_a_minute(seed: int, record_property: Callable[[str, object], None]) -> 
 
 
 @settings(
-    max_examples=10,
+    max_examples=5,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -12,7 +12,7 @@ import typer
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import number_option
 from datastreamer.errors import FileMissing
-from datastreamer.storage.pages.register import Verify
+from datastreamer.storage.pages.page_states import Verify
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.durability import SyncPolicy

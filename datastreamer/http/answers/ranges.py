@@ -39,8 +39,8 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.protocol.messages import BatchQuery
 from datastreamer.server.answers.batch_reads import BatchAnswers
+from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.server.streaming.output import ClientOutput
-from datastreamer.server.streaming.sender import Sender
 from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.read.spans import Cursor
 

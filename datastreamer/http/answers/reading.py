@@ -29,7 +29,7 @@ from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server
 from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.header.records import Change
-from datastreamer.storage.pages.register import pages_between
+from datastreamer.storage.pages.page_states import pages_between
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.bookmark_keys import key_of, parse_key

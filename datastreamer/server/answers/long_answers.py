@@ -22,8 +22,8 @@ from datastreamer.server import damage
 from datastreamer.server.answers.queries import QueryAnswers
 from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.server.streaming.change_reports import hash_of, sums_of
-from datastreamer.server.streaming.sender import Sender
 from datastreamer.storage.read.spans import Cursor
 
 # Bytes of further commands that are read while a client waits for a commit.

@@ -27,7 +27,7 @@ from datastreamer.server.streaming.turns import Turns
 from datastreamer.server.ticks import TICK_SECONDS, until_tick
 from datastreamer.server.wakes import Wakes, until_readable
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.pages.register import pages_between
+from datastreamer.storage.pages.page_states import pages_between
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 

@@ -1,7 +1,7 @@
 """Reports of updates and truncations to clients that keep a copy of the stream, and answers to
 their requests for hashes and checksums.
 
-Owns which changes one client has been sent and which come next. `sender.py` sends them and keeps
+Owns which changes one client has been sent and which come next. `catch_up.py` sends them and keeps
 entries from overtaking a report. Knows no connection.
 """
 

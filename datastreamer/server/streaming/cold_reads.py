@@ -2,8 +2,8 @@
 
 Owns the threads that wait for the disk instead of the event loop: a client that reads cold pages
 does not delay the others. What is read from the disk is compared with its checksum there, before
-any of it is sent. `storage/pages/register.py` knows which pages those are. Knows offsets and pages,
-not entries.
+any of it is sent. `storage/pages/page_states.py` knows which pages those are. Knows offsets and
+pages, not entries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 import trio
 
 from datastreamer.format import page_of, page_start
-from datastreamer.storage.pages.register import PageRegister
+from datastreamer.storage.pages.page_states import PageRegister
 
 # Read ahead beyond the requested bytes, so that the next span is resident in time.
 _AHEAD = 2 << 20

@@ -1,7 +1,7 @@
 """Entries of some types: the answers to requests, and the frames of a stream.
 
 Owns what goes into a frame, how much of the stream is scanned for it before other tasks run, and
-the frame that a client is being sent. `sender.py` and `long_answers.py` send it and wait for
+the frame that a client is being sent. `catch_up.py` and `long_answers.py` send it and wait for
 commits.
 """
 

@@ -24,8 +24,9 @@ from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import NO_ID, Head
 from datastreamer.storage.header.recovery import judge
 from datastreamer.storage.pages.hashes import EndSum
-from datastreamer.storage.pages.register import PageRegister, VerifiedFile
-from datastreamer.storage.read.file import StreamFile, open_file
+from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.open_file import open_file
 from datastreamer.storage.read.page_scan import Chain, Damage, read_page
 from datastreamer.storage.read.reader import Reader
 

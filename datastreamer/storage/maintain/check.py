@@ -43,7 +43,7 @@ from datastreamer.storage.maintain.page_problems import first_damaged, page_prob
 from datastreamer.storage.maintain.report import Examination, Help, Report
 from datastreamer.storage.maintain.sums_audit import SumsAudit
 from datastreamer.storage.read.change_watch import ChangeWatch, steady_page
-from datastreamer.storage.read.file import open_file, os_error
+from datastreamer.storage.read.open_file import open_file, os_error
 from datastreamer.storage.read.page_scan import Walk, entries_before, walk_file
 from datastreamer.storage.read.reader import Reader, doubt, end_of
 

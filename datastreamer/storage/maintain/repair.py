@@ -61,14 +61,14 @@ from datastreamer.storage.maintain.repair_plan import (
 from datastreamer.storage.maintain.report import NO_REPAIR, Examination, Report
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords
-from datastreamer.storage.pages.register import PageRegister, VerifiedFile
 from datastreamer.storage.pages.restore import FileHealer, HealedPages, SourcePeer
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
-from datastreamer.storage.write.changes import keep_journal, undo_update
 from datastreamer.storage.write.opening import locked_by
+from datastreamer.storage.write.undo import keep_journal, undo_update
 
 _log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.pages.compare import differs, hash_page, pages_in_words
-from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.compare import differs, pages_in_words
+from datastreamer.storage.pages.hashes import hash_page, last_page
+from datastreamer.storage.pages.page_states import compare
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords
-from datastreamer.storage.pages.register import compare
 
 # An update may be changing the last page: this often it is compared again.
 _TRIES = 3

@@ -11,10 +11,7 @@ from typing import Final
 
 from xxhash import xxh3_128_digest
 
-from datastreamer._codec import scan
-from datastreamer.errors import CorruptEntries
-from datastreamer.format import PACKET_PADDING, PAGE_SIZE, page_start
-from datastreamer.storage.pages.hashes import PageHash
+from datastreamer.format import PACKET_PADDING, PAGE_SIZE
 from datastreamer.storage.pages.sidecar import PageSum
 
 # The maximum number of pages that a message lists.
@@ -25,18 +22,6 @@ def pages_in_words(pages: Sequence[int]) -> str:
     """The numbers of pages, for a message."""
     listed = ", ".join(map(str, pages[:_MOST_LISTED]))
     return f"page{'s' if len(pages) > 1 else ''} {listed}{', ...' * (len(pages) > _MOST_LISTED)}"
-
-
-def hash_page(content: bytes, page: int) -> PageHash | None:
-    """The hash of a whole page with this content; None if it does not hold whole entries."""
-    try:
-        batch = scan(content, None, file_offset=page_start(page))
-    except CorruptEntries:
-        return None
-    if not batch or batch.more or len(content) < PAGE_SIZE:
-        return None
-    digest = xxh3_128_digest(memoryview(content)[: batch.end])
-    return PageHash(page, batch.end, batch.next_number, digest)
 
 
 def differs(content: bytes | memoryview, known: PageSum) -> str:

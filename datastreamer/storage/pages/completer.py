@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 
 from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
-from datastreamer.storage.pages.compare import hash_page
-from datastreamer.storage.pages.hashes import HASH_SIZE, PageHash
+from datastreamer.storage.pages.hashes import HASH_SIZE, PageHash, hash_page
 from datastreamer.storage.pages.proof import Digests, KnownChain
 from datastreamer.storage.write.owned_file import OwnedFile
 from datastreamer.storage.write.syncer import Syncer

@@ -18,8 +18,8 @@ from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
-from datastreamer.storage.pages.compare import differs, hash_page
-from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, chained, last_page
+from datastreamer.storage.pages.compare import differs
+from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, chained, hash_page, last_page
 from datastreamer.storage.pages.keeper import ALL_TRUSTED
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords

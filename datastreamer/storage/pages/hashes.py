@@ -14,7 +14,9 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_digest
 
-from datastreamer.format import HEADER_PAGE_SIZE, page_of
+from datastreamer._codec import scan
+from datastreamer.errors import CorruptEntries
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 
 HASH_SIZE: Final = 16
 NO_CHAIN: Final = bytes(HASH_SIZE)
@@ -69,3 +71,15 @@ def last_page(length: int) -> int:
 def chained(chain: bytes, digest: bytes) -> bytes:
     """The chain over one more page, which has this hash."""
     return xxh3_128_digest(chain + digest)
+
+
+def hash_page(content: bytes, page: int) -> PageHash | None:
+    """The hash of a whole page with this content; None if it does not hold whole entries."""
+    try:
+        batch = scan(content, None, file_offset=page_start(page))
+    except CorruptEntries:
+        return None
+    if not batch or batch.more or len(content) < PAGE_SIZE:
+        return None
+    digest = xxh3_128_digest(memoryview(content)[: batch.end])
+    return PageHash(page, batch.end, batch.next_number, digest)

@@ -23,8 +23,7 @@ from datastreamer.storage.pages._page_sums import (
     digests_of,
     missing_in,
 )
-from datastreamer.storage.pages.compare import hash_page
-from datastreamer.storage.pages.hashes import HASH_SIZE, NO_CHAIN, PageHash, chained
+from datastreamer.storage.pages.hashes import HASH_SIZE, NO_CHAIN, PageHash, chained, hash_page
 from datastreamer.storage.pages.proof import Digests, KnownChain, Link
 from datastreamer.storage.pages.sidecar import (
     SUFFIX,

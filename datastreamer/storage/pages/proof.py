@@ -19,8 +19,14 @@ from datastreamer.storage.pages._page_sums import (
     missing_in,
     put_known,
 )
-from datastreamer.storage.pages.compare import hash_page
-from datastreamer.storage.pages.hashes import HASH_SIZE, NO_CHAIN, EndSum, chained, last_page
+from datastreamer.storage.pages.hashes import (
+    HASH_SIZE,
+    NO_CHAIN,
+    EndSum,
+    chained,
+    hash_page,
+    last_page,
+)
 from datastreamer.storage.pages.sidecar import StoredSums
 
 MOST_COMPUTED: Final = 16

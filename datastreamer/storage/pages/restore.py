@@ -25,10 +25,10 @@ from datastreamer.storage.header.records import NO_ID
 from datastreamer.storage.maintain.report import Examination
 from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.page_states import RecordSource
 from datastreamer.storage.pages.peer_sums import SumsPeer, proven_sums
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords
-from datastreamer.storage.pages.register import RecordSource
 from datastreamer.storage.pages.survey import LostPages, Survey, find_lost_pages
 
 _log = logging.getLogger(__name__)

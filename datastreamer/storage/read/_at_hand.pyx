@@ -39,15 +39,15 @@ cdef extern from *:
 
 cdef enum:
     NEAR = 16 << 10  # bytes that are read to the stack
-    WHOLE = 2  # as in `register.py`
+    WHOLE = 2  # as in `page_states.py`
 
 
 @cython.final
 cdef class ReadsAtHand:
     """ReadsAtHand(file, pages): reads a file of the operating system.
 
-    `pages` is the file's register, which knows which pages are to be compared with their checksums before entries in them are
-    used (None: no page is).
+    `pages` is the file's register, which knows which pages are to be compared with their checksums
+    before entries in them are used (None: no page is).
     """
 
     def __cinit__(self, Descriptor file not None, pages):

@@ -16,13 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from datastreamer.errors import (
-    DamagedEntry,
     DamagedFile,
     DamagedHeader,
-    FileMissing,
-    NotAStream,
-    StreamFileError,
-    UnknownEntry,
 )
 from datastreamer.format import Header, page_of
 from datastreamer.storage.disk.file_ops import (
@@ -47,10 +42,11 @@ from datastreamer.storage.header.recovery import (
     undone_by,
 )
 from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.pages.page_states import PageRegister, RecordSource, VerifiedFile, Verify
 from datastreamer.storage.pages.proof import known_chains
 from datastreamer.storage.pages.records import SidecarRecords
-from datastreamer.storage.pages.register import PageRegister, RecordSource, VerifiedFile, Verify
 from datastreamer.storage.read._at_hand import ReadsAtHand
+from datastreamer.storage.read.open_file import ensure_whole, open_file, os_error
 from datastreamer.storage.read.reader import Reader
 
 _TORN_READS = 20
@@ -132,7 +128,7 @@ class StreamFile:
             opened = cls._judged(file, called, stream_type)
             if not isinstance(path, int):
                 opened._named = disk, journal.path_of(path)
-                _ensure_whole(*opened._named, file, called)
+                ensure_whole(*opened._named, file, called)
             if name is not None or not isinstance(path, int):
                 opened.opened_by = OpenPath(disk, called, file)
             return opened
@@ -366,7 +362,7 @@ class StreamFile:
     def _ensure_whole(self) -> None:
         """Raises `DamagedEntry` if the writer ended in the middle of an update."""
         if self._unsettled and self._named is not None:
-            _ensure_whole(*self._named, self.file, self.path)
+            ensure_whole(*self._named, self.file, self.path)
 
     def outdated(self) -> bool:
         """Whether entries were truncated or changed since the last `refresh`.
@@ -508,66 +504,3 @@ def _is_another_history(before: Head, head: Head) -> bool:
     """Whether entries were truncated, and perhaps others appended, as far as that is visible."""
     longer, more = head.length > before.length, head.entries > before.entries
     return head.entries < before.entries or longer != more or head.length < before.length
-
-
-def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
-    """Raises `DamagedEntry` if an update in place was interrupted, and left old and new bytes."""
-    if file.locked_elsewhere():
-        return
-    page = HeaderPage.of(file)
-    number, undo = page.updating, journal.find(disk, place, file.access())
-    error = None
-    if number is not None and (undo is None or undone_by(undo, file, page) is None):
-        error = cannot_undo(file, page, path, number, place)
-    elif undo is not None and undo.is_half_done(file):
-        error = DamagedEntry(
-            path,
-            undo.offset,
-            "a crash interrupted the update of an entry; open the stream for writing once, which "
-            "restores the old bytes",
-        )
-    # (A writer that undoes the update writes the page before it removes the journal.)
-    if error is not None and not file.locked_elsewhere() and HeaderPage.of(file) == page:
-        raise error
-
-
-def cannot_undo(file: File, page: HeaderPage, path: str, number: int, place: str) -> DamagedEntry:
-    """The error for an interrupted update of entry `number` that has no journal."""
-    try:
-        offset = Reader(file, path, Head(*page.header(path)[3:])).cursor(number).offset
-    except (DamagedEntry, UnknownEntry):
-        offset = records.CHANGES_OFFSET
-    return DamagedEntry(
-        path,
-        offset,
-        f"a crash interrupted the update of entry {number}, and {place}{journal.SUFFIX}, which has "
-        "its old bytes, is missing, damaged, a link or another user's: restore it (it belongs "
-        "beside the path that the stream was updated by), or let `datastreamer repair` keep the "
-        "entry as it is, perhaps with old and new bytes",
-    )
-
-
-def open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, *, write: bool) -> File:
-    """The file at `path`, or of a descriptor. Raises `FileMissing`, `NotAStream`."""
-    try:
-        if isinstance(path, int):
-            return OsFile(os.dup(path))
-        if os.path.isdir(path):
-            raise NotAStream(shown, "is a folder, not a stream file")
-        if os.path.exists(path) and not os.path.isfile(path):
-            # Opening a named pipe would wait for a process at its other end.
-            raise NotAStream(shown, "is a device or a pipe, not a stream file")
-        return disk.open(os.fspath(path), write=write)
-    except OSError as error:
-        raise os_error(shown, error, "cannot be opened") from error
-
-
-def os_error(
-    path: str, error: OSError, doing: str, missing: str = "no such file"
-) -> StreamFileError:
-    if isinstance(error, StreamFileError):
-        return error
-    why = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError):
-        return FileMissing(path, missing)
-    return StreamFileError(path, f"{doing}: {why}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datastreamer.format import page_of
 from datastreamer.storage.pages.hashes import last_page
-from datastreamer.storage.pages.register import RecordSource
+from datastreamer.storage.pages.page_states import RecordSource
 from datastreamer.storage.read.file import StreamFile
 
 Sum = tuple[int, int, bytes]

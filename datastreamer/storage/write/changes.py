@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
@@ -20,7 +20,6 @@ from datastreamer.errors import (
     DamagedEntry,
     EntriesLost,
     FileReplaced,
-    UntrustedFile,
     UpdateRefused,
     WriteFailed,
 )
@@ -33,21 +32,18 @@ from datastreamer.format import (
 )
 from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.disk.bad_sectors import read_around
-from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
-from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, Head
-from datastreamer.storage.header.recovery import hash_last_page, sums_up_to, undone_by
+from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import SealedTail, last_page
-from datastreamer.storage.pages.sidecar import SUFFIX as SUMS_SUFFIX
-from datastreamer.storage.pages.sidecar import PageSum, SumsFile, discard
-from datastreamer.storage.read.file import cannot_undo
+from datastreamer.storage.pages.sidecar import PageSum
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
+from datastreamer.storage.write.undo import keep_journal, opened_sums
 
 _log = logging.getLogger(__name__)
 
@@ -244,7 +240,7 @@ class ChangeWriter:
                 if known is not None:
                     padding = xxh3_64_intdigest(content[known.end :])
                     record = known._replace(digest=digest, padding=padding)
-                    with _opened_sums(owned.disk, owned.journal_path, owned.file) as sidecar:
+                    with opened_sums(owned.disk, owned.journal_path, owned.file) as sidecar:
                         if sidecar is not None:
                             sidecar.put(page, [record], owned.stream_id)
                             sidecar.file.sync()
@@ -344,7 +340,9 @@ class ChangeWriter:
                 owned.write_committed()
                 clean_up()
             except OSError as error:
-                # The change may be half done; the next open decides.
+                # The change may be half done; the next open decides. Until then readers here have
+                # the old entries, and their epoch.
+                owned.epoch -= rise
                 owned.end.interrupt(
                     f"{refusal(error)} in the middle of a truncation or update; open the stream "
                     "again"
@@ -360,48 +358,6 @@ class ChangeWriter:
             owned.end.changing(work)
             owned.pages_changed()
         owned.wake_all()
-
-
-def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
-    """Restore what an update that a crash interrupted has overwritten; True if there was one.
-
-    `path` is where its journal is (`journal.path_of`). Raises `DamagedEntry` if the journal is
-    missing or unusable.
-    """
-    page = HeaderPage.of(file)
-    undo = journal.find(disk, path, file.access())
-    found = None if undo is None else undone_by(undo, file, page)
-    if undo is not None and found is not None:
-        mark = page.mark
-        if found == undo.new and mark is not None and mark.epoch > undo.epoch:
-            # It was complete and visible. A process that finds no journal has to find the mark.
-            start, stop = records.MARK_OFFSET, records.WRITER_OFFSET
-            file.write(page[start:stop], start)
-            file.sync()
-            journal.remove(disk, path, undo, file.access())
-            return False
-        # Also if the old bytes are there: an earlier open may have restored them, and failed to
-        # bring them to disk.
-        _forget_sums(disk, path, file, undo)
-        file.write(undo.old, undo.offset)
-        if page.updating is not None:
-            # The page must not ask for a journal once that is removed.
-            file.write(bytes(records.CHANGES_SIZE), records.CHANGES_OFFSET)
-        file.sync()
-        _log.warning(
-            "%s: a crash interrupted an update; the %d bytes at %d are restored",
-            shown,
-            len(undo.old),
-            undo.offset,
-        )
-        journal.remove(disk, path, undo, file.access())
-        return True
-    number = page.updating
-    if number is not None:
-        raise cannot_undo(file, page, shown, number, path)
-    if disk.exists(path + journal.SUFFIX):
-        keep_journal(disk, path, shown)
-    return False
 
 
 def _fits(owned: OwnedFile, page: int, known: PageSum | None, entries: bytes) -> bool:
@@ -426,47 +382,3 @@ def _differing(old: bytes, entries: bytes) -> int:
     begins = scan(entries, None).offsets
     spans = pairwise([*begins, len(entries)])
     return sum(old[begin:end] != entries[begin:end] for begin, end in spans)
-
-
-def _forget_sums(disk: Disk, path: str, file: File, undo: Undo) -> None:
-    """The checksum of the page may be that of the bytes that are about to be overwritten. Raises
-    `OSError`."""
-    try:
-        with _opened_sums(disk, path, file) as sums:
-            if sums is not None:
-                sums.forget(page_of(undo.offset), undo.stream_id)
-                sums.file.sync()
-    except UntrustedFile:
-        pass  # no reader uses it
-    except OSError:
-        discard(disk, path + SUMS_SUFFIX, file.access())
-
-
-@contextlib.contextmanager
-def _opened_sums(disk: Disk, path: str, file: File) -> Iterator[SumsFile | None]:
-    """`FILE.sums` of the stream at `path`, to be written. Raises `UntrustedFile` and `OSError`."""
-    sums = SumsFile.open(disk, path + SUMS_SUFFIX, file.access(), write=True)
-    try:
-        yield sums
-    finally:
-        if sums is not None:
-            sums.file.close()
-
-
-def keep_journal(disk: Disk, path: str, shown: str) -> None:
-    """Rename a journal that cannot be used. Raises `UntrustedFile` if it is a link or another
-    user's and the system does not allow to move it."""
-    try:
-        kept = journal.set_aside(disk, path)
-    except PermissionError as error:
-        raise UntrustedFile(
-            path + journal.SUFFIX,
-            "is in the place of the journal of updates, is not this stream's, and cannot be moved "
-            f"({error.strerror}); remove it",
-        ) from error
-    _log.warning(
-        "%s: the journal of an update is damaged, is a link or another user's, or does not match "
-        "the file, which was changed since; it is kept as %s",
-        shown,
-        kept,
-    )

@@ -45,10 +45,10 @@ from datastreamer.storage.header.recovery import Judgement, judge, sums_up_to
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, SealedTail, last_page
 from datastreamer.storage.pages.proof import KnownChain, known_chains
-from datastreamer.storage.read.file import open_file, os_error
-from datastreamer.storage.write.changes import undo_update
+from datastreamer.storage.read.open_file import open_file, os_error
 from datastreamer.storage.write.durability import SyncPolicy, write_again
 from datastreamer.storage.write.owned_file import OwnedFile
+from datastreamer.storage.write.undo import undo_update
 from datastreamer.storage.write.writer import StreamWriter
 
 _log = logging.getLogger(__name__)

@@ -10,26 +10,21 @@ from datastreamer.errors import DamagedPage
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_start
 from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.pages.compare import differs, hash_page
+from datastreamer.storage.pages.hashes import hash_page
 from datastreamer.storage.read.range_sums import page_with
 from datastreamer.storage.write.owned_file import OwnedFile
 
 
 def damage_of(owned: OwnedFile, page: int, advice: str = "") -> DamagedPage | None:
     """How a page differs from its checksum, with `advice`; None if it does not, or has none."""
-    file, start = read_around(owned.file, owned.path), page_start(page)
     with owned.lock:
-        sums, stop, why = owned.end.sums, owned.written.entries, ""
-        if page == sums.page:
-            if sums_up_to(file, owned.written, sums.sum()) is None:
-                why = "the entries do not match their checksum"
-        elif known := owned.sums.get(page):
-            why, stop = differs(file.read(PAGE_SIZE, start), known), known.next_number
-        if not why:
+        if page == owned.end.sums.page:
+            owned.pages.judge_end(owned.written, owned.end.sums.sum())
+        found = owned.pages.damage(page)
+        if found is None:
             return None
         first = end_before(owned, page).entries
-    return DamagedPage(owned.path, start, why + advice, page, first, stop)
+    return DamagedPage(owned.path, found.offset, found.why + advice, page, first, found.end)
 
 
 def end_before(owned: OwnedFile, page: int) -> Head:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.server.streaming import broadcast as broadcast_module
-from datastreamer.server.streaming.sender import State
+from datastreamer.server.streaming.catch_up import State
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import Peer, Rig, append, over_loopback, until

@@ -17,7 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from datastreamer.format import COMMAND_COMMIT_START
 from datastreamer.server.streaming import broadcast as live_module
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.server.streaming.sender import State
+from datastreamer.server.streaming.catch_up import State
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.stream import DataStream
 from tests.network import filters

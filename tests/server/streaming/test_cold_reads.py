@@ -14,13 +14,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.server.answers import bookmark_queries
+from datastreamer.server.streaming import catch_up as sender_module
 from datastreamer.server.streaming import cold_reads as cold_module
-from datastreamer.server.streaming import sender as sender_module
 from datastreamer.server.streaming.cold_reads import ColdReads
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.disk.residency import CAN_SAY, Residency
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.pages.register import PageRegister
+from datastreamer.storage.pages.page_states import PageRegister
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import Rig, append, in_memory, over_loopback

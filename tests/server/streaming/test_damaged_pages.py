@@ -14,11 +14,11 @@ from datastreamer.errors import DamagedPage
 from datastreamer.format import PACKET_RESULT, RESULT_DAMAGED
 from datastreamer.protocol.following import HashQuery
 from datastreamer.protocol.messages import encode_command
+from datastreamer.server.streaming import catch_up as sender_module
 from datastreamer.server.streaming import change_reports
-from datastreamer.server.streaming import sender as sender_module
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.storage.disk.file_ops import Readable
-from datastreamer.storage.pages.register import PageRegister
+from datastreamer.storage.pages.page_states import PageRegister
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
 from tests.network import filters

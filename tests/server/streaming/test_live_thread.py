@@ -29,7 +29,7 @@ from datastreamer.server.admission.gate import EVICTED
 from datastreamer.server.streaming import broadcast as broadcast_module
 from datastreamer.server.streaming import live_clients as live_module
 from datastreamer.server.streaming._live_thread import LiveThread
-from datastreamer.server.streaming.sender import State
+from datastreamer.server.streaming.catch_up import State
 from datastreamer.storage.header.records import MARK, MARK_OFFSET, VISIBLE_LAYOUT
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream

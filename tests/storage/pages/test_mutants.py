@@ -11,11 +11,10 @@ from unittest import mock
 import pytest
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from datastreamer.storage.pages import register, restore_open
+from datastreamer.storage.pages import page_states, restore_open
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.records import RecordReader
 from datastreamer.storage.pages.sidecar import PageSum
-from datastreamer.storage.write import page_damage
 from tests.storage.pages.test_attack import State, attack_in, states
 from tests.storage.pages.test_proof import test_a_restoration_beside_a_truncation as beside_it
 
@@ -34,10 +33,7 @@ def compares(differs: Callable[[bytes, PageSum], str]) -> Mutant:
 
     @contextlib.contextmanager
     def patched() -> Iterator[None]:
-        with (
-            mock.patch.object(register, "differs", differs),
-            mock.patch.object(page_damage, "differs", differs),
-        ):
+        with mock.patch.object(page_states, "differs", differs):
             yield
 
     return patched

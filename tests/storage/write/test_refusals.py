@@ -335,10 +335,12 @@ def test_a_truncation_that_fails(tmp_path: Path, what: str) -> None:
     add(stream, ONE, TWO)
     stream.bookmarks.wait()
     disk.faults = {what: errno.EIO}
+    epoch = stream.epoch
     with pytest.raises(CommitInDoubt):
         stream.truncate(2)
     disk.faults = {}
     assert items(stream) == ONE + TWO
+    assert stream.epoch == epoch, "these entries are not those of another epoch"
     assert stream.bookmark(b"k") == 3
     with pytest.raises(CommitInDoubt, match="in the middle of a truncation or update"):
         stream.close()

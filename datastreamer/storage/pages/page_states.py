@@ -312,7 +312,7 @@ class PageRegister:
         they differ, reads of this page raise `DamagedPage`."""
         if known is None:
             return
-        if sums_up_to(self._file, head, known) is not None:
+        if self._end_matches(head, known):
             self._end_is_good()
             return
         page = last_page(head.length)
@@ -326,13 +326,17 @@ class PageRegister:
     def examine(self, page: int) -> DamagedPage | None:
         """How this page, or the next, differs from its checksum; an entry in one that cannot be
         read may show damage in the other. Clients are sent what they were sent before of them."""
-        for each in (page, page + 1):
-            try:
-                self._differs(each, self._file)
-            except DamagedPage as error:
-                return error
-            except OSError:
-                return None
+        with contextlib.suppress(OSError):
+            return self.damage(page) or self.damage(page + 1)
+        return None
+
+    def damage(self, page: int) -> DamagedPage | None:
+        """How a page differs from its checksum; None if it does not, or has none. Raises
+        `OSError`."""
+        try:
+            self._differs(page, self._file)
+        except DamagedPage as error:
+            return error
         return None
 
     def found(self, error: DamagedPage) -> bool:
@@ -413,9 +417,17 @@ class PageRegister:
     def _ensure_restored(self) -> None:
         assert self._bad_end is not None
         damage, head, known = self._bad_end
-        if sums_up_to(self._file, head, known) is None:
+        if not self._end_matches(head, known):
             raise damage
         self._end_is_good()
+
+    def _end_matches(self, head: Head, known: EndSum) -> bool:
+        try:
+            return sums_up_to(self._file, head, known) is not None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
 
     def _end_is_good(self) -> None:
         bad, self._bad_end = self._bad_end, None

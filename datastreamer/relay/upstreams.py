@@ -1,7 +1,7 @@
 """The download of a relay: which upstream it copies, and what follows if one is lost, shorter or
 rewritten.
 
-Owns the state of each upstream. `upstream.py` compares the file with an upstream, `writer.py`
+Owns the state of each upstream. `joining.py` compares the file with an upstream, `writer.py`
 writes it. Serves nothing.
 """
 
@@ -39,8 +39,8 @@ from datastreamer.relay.checksums import ReceivedCheck, SumsClient
 from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.damaged_pages import restore_pages
+from datastreamer.relay.joining import Joined, common_entries, ensure_undamaged, join
 from datastreamer.relay.truncation_point import truncate_file
-from datastreamer.relay.upstream import Joined, common_entries, ensure_undamaged, join
 from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.stream import DataStream
