@@ -17,7 +17,7 @@ from cpython.number cimport PyNumber_Index as as_index
 from cpython.pyport cimport PY_SSIZE_T_MAX as UNBOUNDED
 from libc.stdint cimport INT64_MAX, UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from datastreamer._entry cimport (
     CROSSING, EMPTY_PAGE, FOREIGN, HEAD_SIZE, HEADER_PAGE_SIZE, LONG, MAX_BOOKMARK_SIZE,
@@ -25,8 +25,10 @@ from datastreamer._entry cimport (
     SHORT, TYPE_BOOKMARK, Verdict, WHOLE, get_u32, get_u64, judge, page_room, put_head,
 )
 from datastreamer._run cimport Run, resize_columns, scan_run
+from datastreamer._selection cimport MOST, Selection, is_wanted, select_clauses
 
 from datastreamer.errors import BadEntryType, CorruptEntries, EntryTooLarge
+from datastreamer.selection import checked, normal
 
 cdef enum:
     # A scan of fewer bytes keeps the GIL: it takes about 50 us, less than acquiring the GIL again
@@ -358,25 +360,32 @@ cdef class EntryBatch:
             found += self._types[i] == kind
         return found
 
-    def select(self, types):
-        """The entries of these types, with their numbers."""
-        cdef list wanted = [as_type(type) for type in types]
-        cdef Py_ssize_t many = len(wanted), found = 0, i, j
-        cdef uint32_t* kinds = <uint32_t*>column(many, sizeof(uint32_t))
+    def select(self, where):
+        """The entries that one of the clauses matches, with their numbers: a type, or a `Where`."""
+        cdef tuple clauses = normal([checked(clause) for clause in where])
+        cdef Py_ssize_t found = 0, at, i
         cdef Py_ssize_t* places = NULL
+        cdef uint8_t* wanted = <uint8_t*>column(self._count, 1)
+        cdef Selection* selection = <Selection*>malloc(sizeof(Selection))
         try:
-            for j in range(many):
-                kinds[j] = wanted[j]
             places = <Py_ssize_t*>column(self._count, sizeof(Py_ssize_t))
+            if selection == NULL:
+                raise MemoryError
+            memset(wanted, 0, self._count)
+            for at in range(0, len(clauses), MOST):
+                select_clauses(selection, clauses[at : at + MOST])
+                for i in range(self._count):
+                    wanted[i] |= is_wanted(selection, self._types[i],
+                                           self._bytes + self._offsets[i] + HEAD_SIZE,
+                                           self._lengths[i], self._lengths[i])
             for i in range(self._count):
-                for j in range(many):
-                    if self._types[i] == kinds[j]:
-                        places[found] = i
-                        found += 1
-                        break
+                if wanted[i]:
+                    places[found] = i
+                    found += 1
             return self if found == self._count else self._pick(places, found)
         finally:
-            free(kinds)
+            free(selection)
+            free(wanted)
             free(places)
 
     def before(self, number):

@@ -5,11 +5,13 @@ from typing import final
 
 from _typeshed import ReadableBuffer
 
+from datastreamer.selection import Clause, Selection
+
 @final
 class Choice:
-    def __init__(self, types: Iterable[int]) -> None: ...
+    def __init__(self, where: Iterable[Clause]) -> None: ...
     @property
-    def types(self) -> tuple[int, ...]: ...
+    def where(self) -> Selection: ...
     def gather(
         self,
         buffer: ReadableBuffer,

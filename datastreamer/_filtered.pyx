@@ -1,4 +1,4 @@
-"""Finds the entries of some types in a page by one walk over all heads, and joins their bytes.
+"""Finds the selected entries of a page by one walk over all heads, and joins their bytes.
 
 Knows bytes; must not know files, sockets or clocks.
 """
@@ -10,15 +10,19 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from datastreamer._codec cimport as_file_offset, as_type, as_u64
+from datastreamer._codec cimport as_file_offset, as_u64
 from datastreamer._entry cimport (
     EMPTY_PAGE, HEAD_SIZE, PADDING, PAGE_SIZE, PART, Verdict, WHOLE, get_u32, judge, page_room,
 )
 
+from datastreamer._selection cimport Selection, is_wanted, select_clauses
+
 from datastreamer._pages import walk
+from datastreamer.errors import UsageError
+from datastreamer.format import MAX_CLAUSES
+from datastreamer.selection import selected
 
 cdef enum:
-    MOST_TYPES = 64
     # Runs of at least this size are returned as offsets: sendfile is cheaper than a copy.
     LONG_RUN = 64 << 10
 
@@ -55,36 +59,19 @@ cdef struct Walk:
 
 @cython.final
 cdef class Choice:
-    """Types of entries that are wanted: 1 to 64, each a u32, in any order.
+    """The entries that are wanted, by 1 to 64 clauses in any order: types, and `Where`.
 
-    Raises `BadEntryType` for an invalid type, `ValueError` for no types or too many.
+    Raises `BadEntryType` and `UsageError` for an invalid clause, for none and for too many.
     """
 
-    cdef uint32_t _kinds[MOST_TYPES]
-    cdef Py_ssize_t _many
-    cdef uint64_t _mask
-    cdef readonly tuple types
+    cdef Selection _selection
+    cdef readonly tuple where
 
-    def __init__(self, types):
-        cdef set wanted = {as_type(type) for type in types}
-        cdef Py_ssize_t i
-        if not 1 <= len(wanted) <= MOST_TYPES:
-            raise ValueError(f"1 to {MOST_TYPES} types can be wanted, not {len(wanted)}")
-        self.types = tuple(sorted(wanted))
-        self._many = len(self.types)
-        self._mask = 0
-        for i in range(self._many):
-            self._kinds[i] = self.types[i]
-            self._mask |= <uint64_t>1 << (self._kinds[i] & 63)
-
-    cdef inline bint _wants(self, uint32_t kind) noexcept nogil:
-        cdef Py_ssize_t i
-        if not (self._mask >> (kind & 63)) & 1:
-            return False
-        for i in range(self._many):
-            if self._kinds[i] == kind:
-                return True
-        return False
+    def __init__(self, where):
+        self.where = selected(where=where)
+        if len(self.where) > MAX_CLAUSES:
+            raise UsageError(f"1 to {MAX_CLAUSES} clauses, not {len(self.where)}")
+        select_clauses(&self._selection, self.where)
 
     def gather(self, buffer, number, *, file_offset, committed, stop, most_entries, most_bytes,
                alone):
@@ -159,6 +146,7 @@ cdef class Choice:
     cdef Verdict _walk(self, Walk* w) noexcept nogil:
         cdef Verdict verdict = WHOLE
         cdef uint32_t length = 0
+        cdef int wanted
         cdef const uint8_t* p
         while w.due < w.stop and w.room and w.at < w.have:
             p = w.base + w.at
@@ -172,7 +160,12 @@ cdef class Choice:
             if <Py_ssize_t>length > w.until - w.at:
                 verdict = PART  # it extends past the committed part of the page
                 break
-            if not self._wants(get_u32(p + 5)):
+            wanted = is_wanted(&self._selection, get_u32(p + 5), p + HEAD_SIZE,
+                               w.have - w.at - HEAD_SIZE, length - HEAD_SIZE)
+            if wanted < 0:
+                verdict = PART  # the buffer ends before the bytes that decide
+                break
+            if not wanted:
                 if w.run >= 0 and (not close_run(w) or w.long_run):
                     break
             else:

@@ -1,0 +1,106 @@
+"""Which entries a reader wants: by their type, and by bytes at a fixed place in their data.
+
+Owns the normal form of a selection, and its limits. `_selection.pxd` compares entries with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+from datastreamer.errors import BadEntryType, UsageError
+from datastreamer.format import MAX_CLAUSES, U32_MAX
+
+MOST_OFFSET: Final = 0xFFFF
+MOST_PREFIX: Final = 0xFF
+
+
+class Where(NamedTuple):
+    """Entries of a type whose data holds `prefix` (0 to 255 bytes) at `offset` (bytes from the
+    begin of the data, 0 to 65,535); without a prefix, all entries of the type."""
+
+    type: int
+    offset: int = 0
+    prefix: bytes = b""
+
+    def __str__(self) -> str:
+        if not self.prefix:
+            return str(self.type)
+        return f"{self.type} with 0x{self.prefix.hex()} at byte {self.offset}"
+
+
+Clause: TypeAlias = "int | Where"
+"""A type stands for all of its entries. A `Where` has a prefix."""
+Selection: TypeAlias = tuple[Clause, ...]
+"""Clauses in normal form, as `selected` gives them: an entry is wanted if one of them matches."""
+
+
+def selected(
+    types: Collection[int] | None = None, where: Iterable[Where | int] | None = None
+) -> Selection | None:
+    """The normal form of a selection: no clause is covered by another one, and they are in order.
+
+    None if neither is given. Raises `UsageError` if both are, and as `checked`.
+    """
+    if types is not None and where is not None:
+        raise UsageError("types=[2] is short for where=[Where(2)]: name one of them")
+    if types is not None:
+        return normal([checked_type(type) for type in types])
+    if where is None:
+        return None
+    clauses = [checked(clause) for clause in where]
+    if not clauses:
+        raise UsageError("where=[] selects nothing; leave it out for all entries")
+    return normal(clauses)
+
+
+def checked_type(type: object) -> int:
+    """Raises `BadEntryType` unless it is the type of an entry."""
+    if not isinstance(type, int) or not 0 <= type <= U32_MAX:
+        raise BadEntryType(f"an entry type must be 0 to 2**32 - 1, not {type!r}")
+    return type
+
+
+def checked(clause: Clause) -> Clause:
+    """Raises `UsageError` and `BadEntryType` for a value out of range."""
+    if isinstance(clause, int):
+        return checked_type(clause)
+    type, offset, prefix = clause
+    checked_type(type)
+    if not isinstance(offset, int) or not 0 <= offset <= MOST_OFFSET:
+        raise UsageError(f"the offset of a prefix must be 0 to {MOST_OFFSET:,}, not {offset!r}")
+    if not isinstance(prefix, bytes) or len(prefix) > MOST_PREFIX:
+        raise UsageError(f"a prefix must be bytes, at most {MOST_PREFIX}, not {prefix!r}")
+    return Where(type, offset, prefix) if prefix else type
+
+
+def normal(clauses: Collection[Clause]) -> Selection:
+    """The normal form of valid clauses."""
+    whole = {clause for clause in clauses if isinstance(clause, int)}
+    found: list[Clause] = sorted(whole)
+    for clause in sorted({it for it in clauses if not isinstance(it, int)}):
+        last = found[-1] if found else None
+        if clause.type in whole:
+            continue
+        # Clauses that begin with another one's prefix follow it.
+        if isinstance(last, Where) and clause[:2] == last[:2]:
+            if clause.prefix.startswith(last.prefix):
+                continue
+        found.append(clause)
+    return tuple(found)
+
+
+def within(clauses: Selection, most: int = MAX_CLAUSES) -> Selection:
+    """At most that many clauses that select no fewer entries: prefixes lose bytes, the longest ones
+    first; then their types are whole. Still more if there are as many types."""
+    while len(clauses) > most and not all(isinstance(clause, int) for clause in clauses):
+        longest = max(len(it.prefix) for it in clauses if isinstance(it, Where))
+        clauses = normal(
+            [
+                (it._replace(prefix=it.prefix[:-1]) if longest > 1 else it.type)
+                if isinstance(it, Where) and len(it.prefix) == longest
+                else it
+                for it in clauses
+            ]
+        )
+    return clauses
