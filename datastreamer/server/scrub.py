@@ -33,9 +33,6 @@ _QUIET_SECONDS: Final = 1.0
 _PASS_SECONDS: Final = 60.0
 # Pages without a checksum that are passed over in one turn of the thread.
 _PASSED_OVER: Final = 256
-# The last page may be changing for a moment: this often it is compared.
-_TRIES: Final = 3
-_PAUSE_SECONDS: Final = 0.01
 
 MATCHES: Final = "matches"
 DAMAGED: Final = "damaged"
@@ -110,18 +107,12 @@ class Scrub:
     async def _examine_last_page(self, broadcast: Broadcast) -> None:
         """Compare the entries after the whole pages, which are usually resident."""
         known, error = False, None
-        for _ in range(_TRIES):
-            try:
-                known = await self._in_thread(_verify_last_page, broadcast)
-            except DamagedPage as found:
-                known, error = True, found
-            except OSError as found:
-                _log.warning("%s: the last page cannot be read: %s", broadcast.stream.path, found)
-            else:
-                error = None
-            if known and error is None:
-                break
-            await trio.sleep(_PAUSE_SECONDS)
+        try:
+            known = await self._in_thread(_verify_last_page, broadcast)
+        except DamagedPage as found:
+            known, error = True, found
+        except OSError as found:
+            _log.warning("%s: the last page cannot be read: %s", broadcast.stream.path, found)
         if known:
             self._count(broadcast, error)
         elif broadcast.stream.reader.head.entries:

@@ -199,7 +199,7 @@ def _no_updates_reported(reports: Any) -> Any:
 
 def _takes_for_whole(self: PageRegister, pages: Iterable[int]) -> None:
     for page in pages:
-        self._matches(page, True, self._changes)
+        self._matches(page, True, self._changes, self._proofs)
 
 
 def _spares_whole_pages(suspect: Any) -> Any:

@@ -5,6 +5,7 @@ Owns how the system is asked. Knows no pages of a stream; the answer is about th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -28,7 +29,8 @@ class Residency:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._byte = [bytearray(1)]
-        self._stat = (ctypes.c_uint64 * 5)()
+        # Whether `cachestat` says what is true of this file; None: not known yet.
+        self._says: bool | None = None if _libc is not None else False
 
     def holds(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start` can be read without waiting for the disk, judged by
@@ -53,9 +55,21 @@ class Residency:
     def _misses(self, start: int, count: int) -> bool:
         """Whether the system says that some of these bytes are not in the page cache. It says
         nothing if it is older, or if the file is another user's and may not be written."""
-        first, stop = start // _BLOCK, -(-(start + count) // _BLOCK)
-        span = (ctypes.c_uint64 * 2)(first * _BLOCK, (stop - first) * _BLOCK)
-        stat = self._stat
-        if _libc is None or _libc.syscall(_CACHESTAT, self._fd, span, stat, 0) != 0:
+        if self._says is None:
+            # Of a file in a layered file system (overlayfs) it sees no block.
+            with contextlib.suppress(OSError):
+                os.pread(self._fd, 1, 0)
+            self._says = self._cached(0, 1) == 1
+        if not self._says:
             return False
-        return stat[0] < stop - first
+        first, stop = start // _BLOCK, -(-(start + count) // _BLOCK)
+        cached = self._cached(first, stop - first)
+        return cached is not None and cached < stop - first
+
+    def _cached(self, first: int, count: int) -> int | None:
+        """The number of these blocks in the page cache."""
+        assert _libc is not None
+        span = (ctypes.c_uint64 * 2)(first * _BLOCK, count * _BLOCK)
+        stat = (ctypes.c_uint64 * 5)()
+        failed = _libc.syscall(_CACHESTAT, self._fd, span, stat, 0) != 0
+        return None if failed else int(stat[0])

@@ -284,10 +284,14 @@ class SumsKeeper:
             self._put_header(self._header)
 
     def healed(self, page: int) -> None:
-        """A damaged page was restored: bring its record up to date."""
+        """A damaged page was restored: bring its record up to date. The record of another hash than
+        the proven one is not made: the page is damaged elsewhere."""
+        found, proven = hash_page(self._content(page), page), self.proven.get(page)
+        if proven is not None and (found is None or found.digest != proven):
+            return
         with self._failing_softly("written"):
             if self._file is not None:
-                self._replace(page, hash_page(self._content(page), page))
+                self._replace(page, found)
 
     def _replace(self, page: int, found: PageHash | None) -> None:
         """Write a record in the place of another one."""
@@ -358,7 +362,6 @@ class SumsKeeper:
             _log.error("%s: %s; its pages are not verified", self._path, known.refuted())
             return False
         self.proven.put(first, packed)
-        self.on_proven()
         return True
 
     def accepts(self, page: int, digest: bytes) -> bool:
@@ -375,7 +378,6 @@ class SumsKeeper:
                 *(self._path, page, page_start(page), record.next_number - 1),
             )
         self.proven.put(page, digest)
-        self.on_proven()
         return True
 
     def complete(self, page: int, found: PageHash | None) -> bool:
@@ -389,6 +391,7 @@ class SumsKeeper:
                 what = "page %d (from byte %d on) is damaged; it has no checksum"
                 _log.error("%s: " + what, self._path, page, page_start(page))
             self._opened().put(page, [self._chained(page, self._record(found))], self._stream_id)
+            self.on_proven()
             return True
         return False
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from datastreamer.errors import BadArgument, DamagedPage
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
@@ -23,9 +23,8 @@ from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.disk.residency import CAN_SAY, Residency
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import sums_up_to
-from datastreamer.storage.pages.compare import differs
+from datastreamer.storage.pages.compare import MOVED, PAUSE_SECONDS, RecordSource, compare
 from datastreamer.storage.pages.hashes import EndSum, last_page
-from datastreamer.storage.pages.sidecar import PageSum
 
 _log = logging.getLogger(__name__)
 
@@ -33,79 +32,31 @@ Verify = Literal["cold", "always", "never"]
 """When a page that is read is compared with its checksum: if it comes from the disk, always, or
 never. Each page is compared once while the stream is open."""
 
-# A page that is being changed differs for a moment: this often it is read again.
-_TRIES = 20
-_PAUSE_SECONDS = 0.002
+# The last page differs from its checksum if it does so this often.
+_END_TRIES = 3
+# Whether there are proofs of pages without one is asked at most once in this time.
+_ASK_SECONDS = 1.0
 # The records of this many pages before the last one may still be on their way.
 _RECENT = 2
 # Pages found resident are taken to be resident for this long.
 _RESIDENT_SECONDS = 1.0
 
 # The states of a page. Nothing is known: its bytes are used if they are resident. Due: it is
-# compared before its bytes are used, resident or not. Whole: it matched its checksum, or was
-# resident when a reader first used it; it is due again if it is found not to be resident.
-# Unproven: it was read and has no proven checksum; due when it gets one. `_at_hand.pyx` takes those
-# from `WHOLE` on as pages that need no comparison.
+# compared before its bytes are used, resident or not. Unproven: it was read and has no proven
+# checksum; due when it gets one. Whole: it matched its checksum, or was resident when a reader
+# first used it; it is due again if it is found not to be resident. `_at_hand.pyx` knows the last.
 UNCHECKED: Final = 0
 DUE: Final = 1
-WHOLE: Final = 2
-UNPROVEN: Final = 3
+UNPROVEN: Final = 2
+WHOLE: Final = 3
 _CHANGED: Final = bytes([UNCHECKED, DUE, UNCHECKED, UNCHECKED]) + bytes(252)
-_PROVEN: Final = bytes([UNCHECKED, DUE, WHOLE, DUE]) + bytes(252)
+_PROVEN: Final = bytes([UNCHECKED, DUE, DUE, WHOLE]) + bytes(252)
 
 
 def check_verify(verify: object) -> None:
     """Raises `BadArgument` unless it is a `Verify`."""
     if verify not in ("cold", "always", "never"):
         raise BadArgument(f'verify is "cold", "always" or "never", not {verify!r}')
-
-
-class RecordSource(Protocol):
-    """Knows the checksums of whole pages."""
-
-    on_proven: Callable[[], None]
-    """Called when more of them are proven; from any thread."""
-
-    def get(self, page: int) -> PageSum | None:
-        """The record of a page, if it is proven."""
-
-    def get_many(self, first: int, stop: int) -> list[PageSum | None]:
-        """The same for the pages from `first` up to, not including, `stop`, with one read."""
-
-    def first_number(self, page: int) -> int:
-        """The first entry of a page, as far as records say; else 0."""
-
-    def renew(self) -> bool:
-        """A page differs from its record: make sure that the record is not an outdated one. False
-        if the stream has changed since the state that the records are about."""
-
-
-def compare(
-    file: Readable, records: RecordSource, page: int, content: bytes | None = None
-) -> tuple[PageSum | None, str]:
-    """The record of a whole page, and how the page differs from it; None without a proven record.
-
-    `content` is that of the page if it was read. If it differs, the page is read again: another
-    process may be changing it.
-    """
-    record = records.get(page)
-    why = ""
-    for attempt in range(_TRIES):
-        if record is None:
-            break
-        if content is None:
-            content = file.read(PAGE_SIZE, page_start(page))
-        why = differs(content, record)
-        if not why:
-            break
-        if attempt == 1 and not records.renew():
-            return None, ""
-        before, record = record, records.get(page)
-        if attempt > 1 and record == before:
-            break
-        time.sleep(_PAUSE_SECONDS)
-        content = None
-    return record, why if record is not None else ""
 
 
 class PageRegister:
@@ -143,8 +94,12 @@ class PageRegister:
         self._residency = Residency(-1 if fd is None else fd)
         self._ready_until = 0.0
         self._guard = threading.Lock()
-        # The number of calls of `forget`.
-        self._changes = 0
+        # The number of calls of `forget`, and of `_proven`.
+        self._changes = self._proofs = 0
+        # When to ask for proofs again.
+        self._ask_at = 0.0
+        # The comparison of each page that runs; none once the page is suspected by another thread.
+        self._comparing: dict[int, object] = {}
         self._damaged: dict[int, DamagedPage] = {}
         # Those of them that are damaged on the disk, whatever the page cache holds.
         self._on_disk: set[int] = set()
@@ -176,7 +131,9 @@ class PageRegister:
     def needs(self, page: int) -> bool:
         """Whether a reader has to look at the page before it uses its bytes."""
         state = self._state(page)
-        return state < WHOLE and (state == DUE or page < self.whole_pages)
+        if state == UNPROVEN:
+            return self._is_proven_now(page)
+        return state == DUE or (state == UNCHECKED and page < self.whole_pages)
 
     def is_due(self, page: int) -> bool:
         """Whether the page is to be compared before its bytes are used, resident or not."""
@@ -245,6 +202,7 @@ class PageRegister:
             for page in pages:
                 if page < whole:
                     self._put(page, DUE)
+                    self._comparing.pop(page, None)
                 self.ready.discard(page_start(page))
 
     def compare(self, pages: Iterable[int]) -> None:
@@ -258,30 +216,31 @@ class PageRegister:
     def verify(self, page: int, *, past_cache: Readable | None = None) -> bool:
         """Compare a page with its checksum; False if it has none. `past_cache` reads the disk.
         Raises `DamagedPage`, also if the disk cannot read the page, and `OSError`."""
-        changes = self._changes
         if not self.usable:
             return False
         if past_cache is None and not self.is_whole(page):
             # No thread may take it for one that needs no comparison because it is resident.
             self.suspect([page])
+        began, mine = (self._changes, self._proofs), object()
+        if past_cache is None:
+            self._comparing[page] = mine
         try:
-            proven = self._differs(page, past_cache or self._file)
+            proven = self._is_as_written(page, past_cache or self._file)
         except DamagedPage:
             with self._guard:
                 self._put(page, DUE)
-                self.ready.discard(page_start(page))
                 if past_cache is not None:
                     self._on_disk.add(page)
             if past_cache is None:
                 self._evict(page)
             raise
-        if past_cache is None:
-            self._matches(page, proven, changes)
-        else:
+        if past_cache is not None:
             self._on_disk.discard(page)
             if proven:
                 self._damaged.pop(page, None)
-        return proven
+        elif proven is not None and self._comparing.pop(page, None) is mine:
+            self._matches(page, proven, *began)
+        return bool(proven)
 
     def verify_all(self, pages: Iterable[int]) -> None:
         """Compare these pages, also those that are whole. Raises `DamagedPage` and `OSError`."""
@@ -297,15 +256,21 @@ class PageRegister:
         being changed. Raises `DamagedPage` and `OSError`."""
         if not self.usable or self._end_sum is None:
             return False
-        head, known = self._end_sum()
-        if known is None:
+        for attempt in range(_END_TRIES):
+            if attempt:
+                time.sleep(PAUSE_SECONDS)
+            changes = self._changes
+            head, known = self._end_sum()
+            if known is None:
+                return False
+            if self._end_matches(head, known):
+                page = last_page(head.length)
+                self._end_is_good(page)
+                self._damaged.pop(page, None)
+                return True
+        if known is None or changes != self._changes:
             return False
-        self.judge_end(head, known)
-        if self._bad_end is None:
-            self._damaged.pop(last_page(head.length), None)
-        else:
-            self._ensure_restored()
-        return True
+        raise self._end_differs(head, known)
 
     def judge_end(self, head: Head, known: EndSum | None) -> None:
         """Compare the entries of the last page up to `head` with what a record knows of them. If
@@ -313,15 +278,9 @@ class PageRegister:
         if known is None:
             return
         if self._end_matches(head, known):
-            self._end_is_good()
-            return
-        page = last_page(head.length)
-        first = 0 if self._records is None else self._records.first_number(page)
-        what = "the entries do not match their checksum"
-        damage = DamagedPage(self._path, page_start(page), what, page, first, head.entries)
-        self._bad_end = damage, head, known
-        with self._guard:
-            self._put(page, DUE)
+            self._end_is_good(last_page(head.length))
+        else:
+            self._end_differs(head, known)
 
     def examine(self, page: int) -> DamagedPage | None:
         """How this page, or the next, differs from its checksum; an entry in one that cannot be
@@ -334,10 +293,14 @@ class PageRegister:
         """How a page differs from its checksum; None if it does not, or has none. Raises
         `OSError`."""
         try:
-            self._differs(page, self._file)
+            self._is_as_written(page, self._file)
         except DamagedPage as error:
             return error
         return None
+
+    def is_bad_on_disk(self, page: int) -> bool:
+        """Whether the page differed when it was last read past the page cache."""
+        return page in self._on_disk
 
     def found(self, error: DamagedPage) -> bool:
         """A page that a client is due, or that was examined, is damaged; False if that is known
@@ -351,9 +314,10 @@ class PageRegister:
             self.on_damage()
         return True
 
-    def recompare(self, page: int) -> None:
-        """A damaged page was written again on the disk. Reads the file."""
-        self._on_disk.discard(page)
+    def recompare(self, page: int, *, written: bool) -> None:
+        """Compare a damaged page again; it was `written` on the disk. Reads the file."""
+        if written:
+            self._on_disk.discard(page)
         with contextlib.suppress(DamagedPage, OSError):
             self.verify_all([page])
 
@@ -370,22 +334,41 @@ class PageRegister:
         with self._guard:
             self._changes += 1
             self.states = self.states.translate(_CHANGED)
-        self._bad_end = None
+            self._bad_end = None
         whole = self.whole_pages
-        for page in [page for page in self._damaged if page >= whole]:
+        for page in [page for page in self._damaged if page > whole]:
             del self._damaged[page]
 
     def _proven(self) -> None:
         with self._guard:
+            self._proofs += 1
             if self.states.find(UNPROVEN) >= 0:
                 self.states = self.states.translate(_PROVEN)
+                self.ready.clear()
 
-    def _differs(self, page: int, file: Readable) -> bool:
-        """Compare a page; False if it has no checksum. Raises `DamagedPage` and `OSError`."""
-        records = self._records
+    def _is_proven_now(self, page: int) -> bool:
+        """Whether a page that had no proven checksum has one now, asked once a second."""
+        now = time.monotonic()
+        if self._records is None or now < self._ask_at:
+            return False
+        self._ask_at = now + _ASK_SECONDS
+        if self._records.get(page) is not None:
+            self.suspect([page])
+        return self.is_due(page)
+
+    def _is_as_written(self, page: int, file: Readable) -> bool | None:
+        """Compare a page; False if it has no checksum, None if nothing can be said because entries
+        are being changed. Raises `DamagedPage` and `OSError`."""
+        records, bad = self._records, self._bad_end
         if records is None or page >= self.whole_pages:
-            if self._bad_end is not None and self._bad_end[0].page == page:
-                self._ensure_restored()
+            if bad is not None and bad[0].page == page:
+                damage, head, known = bad
+                if not self._end_matches(head, known):
+                    raise damage
+                self._end_is_good(page)
+            elif self.is_due(page) and self._end_sum is not None:
+                # It was damaged, and entries were changed since.
+                return False if self.verify_last_page() else None
             return False
         try:
             record, why = compare(file, records, page)
@@ -393,33 +376,28 @@ class PageRegister:
             if error.errno != errno.EIO:
                 raise
             record, why = records.get(page), "the disk cannot read it"
+        if record is None and why is MOVED:
+            return None
         if why and record is not None:
             first = records.first_number(page)
             span = page, first, record.next_number
             raise DamagedPage(self._path, page_start(page), why, *span)
         return record is not None
 
-    def _matches(self, page: int, proven: bool, changes: int) -> None:
+    def _matches(self, page: int, proven: bool, changes: int, proofs: int) -> None:
         """A page was read, and has no checksum or matches it."""
         whole = self.whole_pages
         with self._guard:
             # If entries were changed meanwhile, this may have been the page before.
-            if changes != self._changes:
+            if changes != self._changes or page in self._on_disk:
                 return
             if proven:
                 self._put(page, WHOLE)
-            else:
+            elif proofs == self._proofs:
                 # The last page, also if it was whole when it was suspected, has no checksum.
                 self._put(page, UNPROVEN if page < whole - _RECENT else UNCHECKED)
-        if proven and page not in self._on_disk:
+        if proven:
             self._damaged.pop(page, None)
-
-    def _ensure_restored(self) -> None:
-        assert self._bad_end is not None
-        damage, head, known = self._bad_end
-        if not self._end_matches(head, known):
-            raise damage
-        self._end_is_good()
 
     def _end_matches(self, head: Head, known: EndSum) -> bool:
         try:
@@ -429,11 +407,23 @@ class PageRegister:
                 raise
             return False
 
-    def _end_is_good(self) -> None:
-        bad, self._bad_end = self._bad_end, None
-        if bad is not None:
-            with self._guard:
-                self._put(bad[0].page, UNCHECKED)
+    def _end_is_good(self, page: int) -> None:
+        """The last page, `page`, holds what was written."""
+        last = page >= self.whole_pages
+        with self._guard:
+            self._bad_end = None
+            if last and self._state(page) == DUE:
+                self._put(page, UNCHECKED)
+
+    def _end_differs(self, head: Head, known: EndSum) -> DamagedPage:
+        page = last_page(head.length)
+        first = 0 if self._records is None else self._records.first_number(page)
+        what = "the entries do not match their checksum"
+        damage = DamagedPage(self._path, page_start(page), what, page, first, head.entries)
+        with self._guard:
+            self._bad_end = damage, head, known
+            self._put(page, DUE)
+        return damage
 
     def _evict(self, page: int) -> None:
         """Other processes must not take a damaged page for one that needs no comparison because it
@@ -448,6 +438,8 @@ class PageRegister:
         if page >= len(states):
             states.extend(bytes(max(page + 1 - len(states), len(states) // 2, 64)))
         states[page] = state
+        if state == DUE:
+            self.ready.discard(page_start(page))
 
 
 class VerifiedFile:
@@ -459,8 +451,6 @@ class VerifiedFile:
         self._file = file
         self._register = register
         self._fd = cold if CAN_SAY else None
-        # A page that was read ahead from the disk for this reader.
-        self._ahead = -1
 
     def size(self) -> int:
         return self._file.size()
@@ -480,14 +470,14 @@ class VerifiedFile:
     def _look_at(self, page: int) -> None:
         register = self._register
         # Of a last page that is resident, what is before the damage can be read.
-        due = page == self._ahead or (register.is_due(page) and page < register.whole_pages)
+        due = register.is_due(page) and page < register.whole_pages
         if not due and self._fd is not None and register.resident(page_start(page), PAGE_SIZE):
             register.use_resident(page)
             return
         register.suspect([page])
         if self._fd is not None and hasattr(os, "posix_fadvise"):
             # The system reads nothing ahead by itself (`file_ops.read_ahead`).
-            self._ahead = page + 1
+            register.before_read([page + 1])
             start = page_start(page)
             os.posix_fadvise(self._fd, start, 2 * PAGE_SIZE, os.POSIX_FADV_WILLNEED)
         register.verify(page)

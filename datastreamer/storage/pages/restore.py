@@ -23,9 +23,9 @@ from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.storage.maintain.report import Examination
+from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.pages.keeper import SumsKeeper
-from datastreamer.storage.pages.page_states import RecordSource
 from datastreamer.storage.pages.peer_sums import SumsPeer, proven_sums
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords

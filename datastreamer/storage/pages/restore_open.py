@@ -35,7 +35,7 @@ _MOST_KEPT: Final = 64
 def heal_page(
     owned: OwnedFile, bookmarks: BookmarkKeeper, page: int, peers: Sequence[Peer]
 ) -> HealedPages | None:
-    """Restore a page from `peers`; None if it is whole or has no checksum.
+    """Restore a page from `peers`, or from the page cache; None if it is whole or has no checksum.
 
     Waits for servers without the stream's lock. Raises `WriteFailed` if the disk refuses: the page
     may be damaged in another way then, and the call can be repeated. Raises as `ensure_writable`.
@@ -45,7 +45,7 @@ def heal_page(
         lost, epoch = _damaged(owned, page), owned.epoch
         header = owned.header_at(owned.written)
         if lost is None:
-            return None
+            return _brought_to_disk(owned, page)
         entries = _entries(owned, lost)
         if entries is not None:
             return _written(owned, lost, entries, "its own entries")
@@ -62,6 +62,24 @@ def heal_page(
             return HealedPages(*span, "", "the stream was truncated or updated meanwhile")
         healed = _written(owned, lost, entries, answer.source, answer.why)
     bookmarks.restored(scan(entries, None).bookmarks())
+    return healed
+
+
+def _brought_to_disk(owned: OwnedFile, page: int) -> HealedPages | None:
+    """Write a page again that is whole in memory, and damaged on the disk; None if it is not
+    damaged there. Requires the lock."""
+    record = owned.sums.get(page)
+    if record is None or not owned.pages.is_bad_on_disk(page):
+        return None
+    start = page_start(page)
+    try:
+        owned.file.write(owned.file.read(PAGE_SIZE, start), start)
+        owned.file.sync()
+    except OSError as error:
+        raise WriteFailed(owned.path, refusal(error)) from error
+    first = end_before(owned, page).entries
+    healed = HealedPages(page, page + 1, first, record.next_number, "the page cache", "")
+    _log.warning("%s: %s written again from the page cache", owned.path, healed.described())
     return healed
 
 

@@ -39,7 +39,7 @@ cdef extern from *:
 
 cdef enum:
     NEAR = 16 << 10  # bytes that are read to the stack
-    WHOLE = 2  # as in `page_states.py`
+    WHOLE = 3  # as in `page_states.py`
 
 
 @cython.final

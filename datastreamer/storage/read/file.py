@@ -41,8 +41,9 @@ from datastreamer.storage.header.recovery import (
     shown,
     undone_by,
 )
+from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import EndSum, last_page
-from datastreamer.storage.pages.page_states import PageRegister, RecordSource, VerifiedFile, Verify
+from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile, Verify
 from datastreamer.storage.pages.proof import known_chains
 from datastreamer.storage.pages.records import SidecarRecords
 from datastreamer.storage.read._at_hand import ReadsAtHand

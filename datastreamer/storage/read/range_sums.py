@@ -6,8 +6,8 @@ Owns which ranges have a checksum. A server and a relay use it. Changes nothing.
 from __future__ import annotations
 
 from datastreamer.format import page_of
+from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import last_page
-from datastreamer.storage.pages.page_states import RecordSource
 from datastreamer.storage.read.file import StreamFile
 
 Sum = tuple[int, int, bytes]

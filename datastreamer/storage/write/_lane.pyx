@@ -74,7 +74,7 @@ cdef class CommitLane(StreamEnd):
     cdef object _owner
     # Of the owner: its reader's cell, its lock's methods, and its lists.
     cdef HeadCell _cell
-    cdef object _acquire, _release, _acquire_sync, _release_sync
+    cdef object _acquire, _release
     cdef list _wakers, _inside_wakers, _early_wakers
 
     def __cinit__(self):
@@ -85,7 +85,6 @@ cdef class CommitLane(StreamEnd):
         """Commit with the locks of the `OwnedFile` `owner`, move its head, and wake those that it
         lists. Call it again when it has another reader; locks and lists stay."""
         self._owner = owner
-        self._acquire_sync, self._release_sync = owner.syncing.acquire, owner.syncing.release
         self._cell = owner.reader.cell
         self._acquire, self._release = owner.lock.acquire, owner.lock.release
         self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
@@ -215,19 +214,19 @@ cdef class Appender:
     cdef int _enter(self, bint syncing) except -1:
         """Acquire the lock, and before it `syncing` if that is wanted."""
         if syncing:
-            self._lane._acquire_sync()
+            self._lane._owner.syncing.acquire()
         try:
             self._lane._acquire()
         except BaseException:
             if syncing:
-                self._lane._release_sync()
+                self._lane._owner.syncing.release()
             raise
         return 0
 
     cdef int _leave(self, bint syncing) except -1:
         self._lane._release()
         if syncing:
-            self._lane._release_sync()
+            self._lane._owner.syncing.release()
         return 0
 
     cpdef begin(self, lease=None):

@@ -20,9 +20,10 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import Head, SyncedHeader
 from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import EndSum
 from datastreamer.storage.pages.keeper import SumsKeeper
-from datastreamer.storage.pages.page_states import RecordSource, Verify
+from datastreamer.storage.pages.page_states import Verify
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.write._lane import CommitLane
 

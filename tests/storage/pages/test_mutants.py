@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from datastreamer.storage.pages import page_states, restore_open
+from datastreamer.storage.pages import compare, restore_open
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.records import RecordReader
 from datastreamer.storage.pages.sidecar import PageSum
@@ -33,7 +33,7 @@ def compares(differs: Callable[[bytes, PageSum], str]) -> Mutant:
 
     @contextlib.contextmanager
     def patched() -> Iterator[None]:
-        with mock.patch.object(page_states, "differs", differs):
+        with mock.patch.object(compare, "differs", differs):
             yield
 
     return patched

@@ -109,11 +109,11 @@ def test_a_page_that_is_not_known_to_be_resident(entries: tuple[Rig, list[bytes]
 @pytest.mark.parametrize(
     ("states", "needed", "asked", "found"),
     [
-        (b"\2\3\2\2", True, [], True),
-        (b"\2\2\2\0", True, [3], False),
-        (b"\2\2\2\1\2", False, [3], True),
+        (b"\3\3\3\3", True, [], True),
+        (b"\3\3\3\2", True, [3], False),
+        (b"\3\3\3\1\3", False, [3], True),
         (b"", True, [3], False),
-        (b"\2\2\2", False, [3], True),
+        (b"\3\3\3", False, [3], True),
     ],
 )
 def test_a_page_to_be_compared(states: bytes, needed: bool, asked: list[int], found: bool) -> None:
