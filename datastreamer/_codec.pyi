@@ -5,6 +5,8 @@ from typing import final, overload
 
 from _typeshed import ReadableBuffer
 
+from datastreamer.selection import Clause
+
 @final
 class Entry:
     def __init__(self, number: int, type: int, data: bytes) -> None: ...

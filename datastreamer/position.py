@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final, Protocol
 
-from datastreamer.errors import BadPosition
-from datastreamer.format import U32_MAX, U64_MAX, Header
+from datastreamer.errors import BadPosition, UsageError
+from datastreamer.format import U64_MAX, Header
+from datastreamer.selection import Clause, Selection, Where, selected
 
 HASH_SIZE: Final = 8
 """Bytes of an entry's hash."""
@@ -22,7 +23,7 @@ KEPT: Final = 256
 """Number of the last entries that are remembered."""
 
 SPAN: Final = 1 << 20
-"""For entries of some types: the number of last entries of all types among which they are."""
+"""For a selection: the number of the last entries of all among which its entries are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Says that a trail has only entries of some types: among those from `first_entry` on, exactly
-    these `numbers`. Types and numbers rise."""
+    """Says that a trail has only selected entries: among those from `first_entry` on, exactly
+    these `numbers`, which rise. The clauses are in normal form."""
 
-    types: tuple[int, ...]
+    where: Selection
     first_entry: int
     numbers: tuple[int, ...] = ()
 
@@ -57,8 +58,8 @@ class Position:
     """Where to continue: all entries before `next_entry` have been processed.
 
     `trail` holds the hashes of the last of them, 8 bytes each, oldest first, at most 256 and fewer
-    if fewer are known. `stream` is None if unknown. `chosen` describes a trail of entries of some
-    types.
+    if fewer are known. `stream` is None if unknown. `chosen` describes a trail of selected
+    entries.
     """
 
     next_entry: int
@@ -86,12 +87,14 @@ class Position:
     def _check(self, chosen: Chosen, count: int) -> None:
         places = (chosen.first_entry - 1, *chosen.numbers, self.next_entry)
         rise = all(a < b for a, b in pairwise(places))
-        types = (-1, *chosen.types, U32_MAX + 1)
-        named = len(types) > 2 and all(a < b for a, b in pairwise(types))
+        try:
+            named = bool(chosen.where) and selected(where=chosen.where) == chosen.where
+        except UsageError:
+            named = False
         if chosen.first_entry < 0 or len(chosen.numbers) != count or not rise or not named:
             raise BadPosition(
                 f"invalid trail of {count} entries from entry {chosen.first_entry} up to "
-                f"{self.next_entry}, of types {list(chosen.types)}: types and numbers must rise, "
+                f"{self.next_entry}, of types {list(chosen.where)}: types and numbers must rise, "
                 "and each entry needs its number"
             )
 
@@ -102,11 +105,14 @@ class Position:
             stored["version"] = self.stream.version
             stored["system_id"] = self.stream.system_id
             stored["stream_type"] = self.stream.stream_type
-        stored["trail"] = base64.b64encode(self.trail).decode("ascii")
+        where = () if self.chosen is None else self.chosen.where
+        typed = all(isinstance(clause, int) for clause in where)
+        # Programs that know no clauses take no trail of them for one of all entries.
+        stored["trail" if typed else "kept"] = base64.b64encode(self.trail).decode("ascii")
         if self.chosen is not None:
             # Differences of the numbers, which are small.
             first, numbers = self.chosen.first_entry, self.chosen.numbers
-            stored["types"] = list(self.chosen.types)
+            stored["types" if typed else "clauses"] = list(map(_stored_clause, where))
             stored["first_entry"] = first
             stored["steps"] = [b - a for a, b in pairwise((first, *numbers))]
         return json.dumps(stored)
@@ -119,18 +125,36 @@ class Position:
             names = ("version", "system_id", "stream_type")
             parts = [stored[name] for name in names] if "version" in stored else []
             number = stored["next_entry"]
-            trail = base64.b64decode(stored.get("trail", ""), validate=True)
-            types, steps = list(stored.get("types", ())), list(stored.get("steps", ()))
-            first = stored["first_entry"] if types else 0
+            kept = stored.get("kept", stored.get("trail", ""))
+            trail = base64.b64decode(kept, validate=True)
+            where = tuple(map(_read_clause, stored.get("clauses", stored.get("types", ()))))
+            steps = list(stored.get("steps", ()))
+            first = stored["first_entry"] if where else 0
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadPosition(f"not a position in a stream: {_shown(text)}") from error
-        if any(type(part) is not int for part in (number, *parts, first, *types, *steps)):
+        if any(type(part) is not int for part in (number, *parts, first, *steps)):
             raise BadPosition(f"not a position in a stream: {_shown(text)}")
         chosen = None
-        if types:
+        if where:
             numbers = tuple(accumulate(steps, initial=first))[1:]
-            chosen = Chosen(tuple(types), first, numbers)
+            chosen = Chosen(where, first, numbers)
         return cls(number, trail, Identity(*parts) if parts else None, chosen)
+
+
+def _stored_clause(clause: Clause) -> int | list[int | str]:
+    if isinstance(clause, int):
+        return clause
+    return [clause.type, clause.offset, clause.prefix.hex()]
+
+
+def _read_clause(stored: Any) -> Clause:
+    """The inverse of `_stored_clause`. Raises `ValueError` and `TypeError`."""
+    if type(stored) is int:
+        return stored
+    kind, offset, prefix = stored
+    if type(kind) is not int or type(offset) is not int:
+        raise TypeError
+    return Where(kind, offset, bytes.fromhex(prefix))
 
 
 class CursorStore(Protocol):

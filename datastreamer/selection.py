@@ -45,7 +45,7 @@ def selected(
     if types is not None and where is not None:
         raise UsageError("types=[2] is short for where=[Where(2)]: name one of them")
     if types is not None:
-        return normal([checked_type(type) for type in types])
+        return normal([checked_type(each) for each in types])
     if where is None:
         return None
     clauses = [checked(clause) for clause in where]
@@ -65,29 +65,28 @@ def checked(clause: Clause) -> Clause:
     """Raises `UsageError` and `BadEntryType` for a value out of range."""
     if isinstance(clause, int):
         return checked_type(clause)
-    type, offset, prefix = clause
-    checked_type(type)
+    kind, offset, prefix = clause
+    checked_type(kind)
     if not isinstance(offset, int) or not 0 <= offset <= MOST_OFFSET:
         raise UsageError(f"the offset of a prefix must be 0 to {MOST_OFFSET:,}, not {offset!r}")
     if not isinstance(prefix, bytes) or len(prefix) > MOST_PREFIX:
         raise UsageError(f"a prefix must be bytes, at most {MOST_PREFIX}, not {prefix!r}")
-    return Where(type, offset, prefix) if prefix else type
+    return Where(kind, offset, prefix) if prefix else kind
 
 
 def normal(clauses: Collection[Clause]) -> Selection:
     """The normal form of valid clauses."""
     whole = {clause for clause in clauses if isinstance(clause, int)}
-    found: list[Clause] = sorted(whole)
+    partial: list[Where] = []
     for clause in sorted({it for it in clauses if not isinstance(it, int)}):
-        last = found[-1] if found else None
         if clause.type in whole:
             continue
         # Clauses that begin with another one's prefix follow it.
-        if isinstance(last, Where) and clause[:2] == last[:2]:
-            if clause.prefix.startswith(last.prefix):
-                continue
-        found.append(clause)
-    return tuple(found)
+        last = partial[-1] if partial else None
+        follows = last is not None and clause[:2] == last[:2]
+        if last is None or not (follows and clause.prefix.startswith(last.prefix)):
+            partial.append(clause)
+    return (*sorted(whole), *partial)
 
 
 def within(clauses: Selection, most: int = MAX_CLAUSES) -> Selection:

@@ -6,7 +6,7 @@ trio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Self
 
 from datastreamer._codec import Entry, EntryBatch
@@ -21,6 +21,7 @@ from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.selection import Where, selected
 
 if TYPE_CHECKING:
     import ssl
@@ -203,6 +204,7 @@ class Client(ClientBase[Batches, Entries]):
         *,
         wait: float = 0.0,
         types: Collection[int] | None = None,
+        where: Iterable[Where] | None = None,
         confirmed: bool = True,
         fallback: bool = False,
     ) -> EntryBatch:
@@ -218,11 +220,13 @@ class Client(ClientBase[Batches, Entries]):
         the server refuses it: `BadFromEntry`. A server without batches raises `NotSupported`; with
         `fallback`, the client requests single entries from it.
 
-        With `types`, only entries of these types, all of them before `next_number`: possibly none,
-        since a server scans a limited number of entries. A server that cannot filter sends all
-        entries, and the client omits the others.
+        With `types`, only entries of these types, and with `where` those that one of its clauses
+        matches, all of them before `next_number`: possibly none, since a server scans a limited
+        number of entries. A server that cannot select sends all entries, and the client omits the
+        others.
         """
-        wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, types)
+        chosen = selected(types, where)
+        wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, chosen)
         return await self._driver.run(self._engine.ask(read, wanted, wait=wait))
 
     async def run(

@@ -15,10 +15,12 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.effects import Call, Steps
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
+from datastreamer.errors import UsageError
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.resume import Resumable, Rollback
+from datastreamer.selection import Where, selected
 
 BatchesT = TypeVar("BatchesT")
 EntriesT = TypeVar("EntriesT")
@@ -70,6 +72,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         max_bytes: int = BATCH_BYTES,
         requests: int = REQUESTS,
         types: Collection[int] | None = None,
+        where: Iterable[Where] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
     ) -> BatchesT:
@@ -81,8 +84,8 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         """
         start = (from_entry if from_position is None else None, None, from_position)
         batched = BatchLimits(max_count, max_bytes, requests)
-        streaming = self._streaming(start, stop, cursor, on_rollback, types=types, batched=batched)
-        return self._batches(streaming)
+        options = {"where": selected(types, where), "batched": batched}
+        return self._batches(self._streaming(start, stop, cursor, on_rollback, **options))
 
     def between_bookmarks(self, first: bytes, last: bytes) -> BatchesT:
         """The entries from one bookmark to another, both included, as they are now.
@@ -111,6 +114,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         from_position: Position | None = None,
         stop: int | None = None,
         types: Collection[int] | None = None,
+        where: Iterable[Where] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
     ) -> EntriesT:
@@ -119,8 +123,9 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
 
         Continues with later commits, without end, or ends before entry `stop`. The iteration
         begins when its block is entered or its first item is requested, and raises `BadFromEntry`
-        or `BadFromBookmark` then. `types` omits entries of all other types before it makes objects
-        of them.
+        or `BadFromBookmark` then. `types` omits entries of all other types, and `where` those that
+        none of its clauses matches, before objects are made of them; a server that can sends only
+        the wanted ones. `types=[2]` is short for `where=[Where(2)]`; `UsageError` for both.
 
         With `cursor` it begins at the position saved there, if there is one. The position after
         an item is saved when the next is requested, and when the block ends without an error:
@@ -134,7 +139,8 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         after that entry.
         """
         start = (from_entry, from_bookmark, from_position)
-        return self._entries(self._streaming(start, stop, cursor, on_rollback, types=types))
+        chosen = selected(types, where)
+        return self._entries(self._streaming(start, stop, cursor, on_rollback, where=chosen))
 
     def batches(
         self,
@@ -144,6 +150,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         from_position: Position | None = None,
         stop: int | None = None,
         types: Collection[int] | None = None,
+        where: Iterable[Where] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
         commits: bool = False,
@@ -155,8 +162,11 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         without `types`.
         """
         start = (from_entry, from_bookmark, from_position)
-        streaming = self._streaming(start, stop, cursor, on_rollback, types=types, commits=commits)
-        return self._batches(streaming)
+        chosen = selected(types, where)
+        if commits and chosen is not None:
+            raise UsageError("commits=True is for all entries; leave out types and where")
+        options = {"where": chosen, "commits": commits}
+        return self._batches(self._streaming(start, stop, cursor, on_rollback, **options))
 
     def _streaming(
         self,

@@ -8,13 +8,12 @@ time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import (
-    BadEntryType,
     BadRange,
     ConnectionLost,
     InvalidCommand,
@@ -46,7 +45,7 @@ from datastreamer.protocol.events import (
     ResultReceived,
 )
 from datastreamer.protocol.exchanges import Exchange, next_event, unexpected
-from datastreamer.protocol.filter.messages import FilteredRead, servable
+from datastreamer.protocol.filter.messages import FilteredRead
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     BatchQuery,
@@ -56,6 +55,7 @@ from datastreamer.protocol.messages import (
     HeaderQuery,
     RangeQuery,
 )
+from datastreamer.selection import Selection, within
 
 REQUESTS: Final = 2
 """Default number of requests in flight during a long read."""
@@ -103,8 +103,8 @@ def probe(connection: ClientConnection) -> Exchange[Capabilities]:
 @dataclass(frozen=True, slots=True)
 class Read:
     """A request for one batch. `checked`: compare `from_entry` with the total first; `fallback`:
-    request single entries from a server without batches; `types`: only entries of these types,
-    filtered by the server if it can."""
+    request single entries from a server without batches; `where`: only the entries that it
+    selects, by the server if it can."""
 
     from_entry: int
     max_count: int = 0
@@ -112,7 +112,7 @@ class Read:
     wait_ms: int = 0
     checked: bool = True
     fallback: bool = False
-    types: Collection[int] | None = None
+    where: Selection | None = None
 
 
 def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
@@ -124,35 +124,32 @@ def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
     check_number("from_entry", wanted.from_entry)
     check_number("max_count", wanted.max_count, most=U32_MAX)
     check_number("max_bytes", wanted.max_bytes, most=U32_MAX)
-    wanted_types = checked_types(wanted.types)
     capabilities = yield from probe(connection)
     if not capabilities.batch_reads and not wanted.fallback:
         raise not_supported(connection, "batches")
     if wanted.checked:
         yield from _check(connection, wanted.from_entry)
-    types = servable(wanted_types) if capabilities.filters else None
-    if types is None and not capabilities.batch_reads:
+    where = asked_for(capabilities, wanted.where)
+    if where is None and not capabilities.batch_reads:
         batch = yield from _one_by_one(connection, wanted)
     else:
         number, count, wait_ms = wanted.from_entry, wanted.max_count, wanted.wait_ms
         size = bytes_to_ask_for(capabilities, wanted.max_bytes)
-        if types is None:
+        if where is None:
             yield connection.request(BatchQuery(number, count, size, wait_ms))
         else:
-            yield connection.request(FilteredRead(number, types, U64_MAX, count, size, wait_ms))
+            yield connection.request(FilteredRead(number, where, U64_MAX, count, size, wait_ms))
         event = yield from next_event(connection)
         if not isinstance(event, (BatchReceived, FilteredBatchReceived)):
             raise unexpected(connection, event)
         batch = event.batch
-    return batch if wanted_types is None or types is not None else batch.select(wanted_types)
+    return batch if wanted.where in (None, where) else batch.select(wanted.where)
 
 
-def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
-    """The types as a set. Raises `BadEntryType` for an invalid one."""
-    for kind in types or ():
-        if not is_number(kind, most=U32_MAX):
-            raise BadEntryType(f"an entry type must be 0 to {U32_MAX}, not {kind!r}")
-    return None if types is None else frozenset(types)
+def asked_for(capabilities: Capabilities, where: Selection | None) -> Selection | None:
+    """The selection to ask a server for, which may select more; None if it has to send all."""
+    near = () if where is None else within(where)
+    return near if near and capabilities.selects(near) else None
 
 
 def wait_ms(seconds: float) -> int:

@@ -53,6 +53,7 @@ from datastreamer.protocol.messages import (
     StartBookmark,
     Stop,
 )
+from datastreamer.selection import Selection
 
 T = TypeVar("T")
 Part_co = TypeVar("Part_co", covariant=True)
@@ -221,8 +222,8 @@ class Streaming:
     """A streaming, from Start to Stop.
 
     `start` is an entry number or a bookmark's key; `stop` is the entry before which to end: without
-    it, the streaming continues with later commits. With `types`, which the server must be able to
-    filter by, batches have gaps and may be empty. With `commits`, which the server must report,
+    it, the streaming continues with later commits. With `where`, which the server must be able to
+    select, batches have gaps and may be empty. With `commits`, which the server must report,
     `commit_ahead` is where they end. With `known`, from a server that reports changes, `changes`
     receives the changes since that state in order; an empty batch is returned for each.
     """
@@ -231,7 +232,7 @@ class Streaming:
         self,
         start: int | bytes,
         stop: int | None = None,
-        types: tuple[int, ...] | None = None,
+        where: Selection | None = None,
         *,
         commits: bool = False,
         known: KnownHistory | None = None,
@@ -245,17 +246,17 @@ class Streaming:
             | FilteredStartBookmark
         )
         if isinstance(start, int):
-            self._command = Start(start) if types is None else FilteredStart(start, types)
+            self._command = Start(start) if where is None else FilteredStart(start, where)
             if commits:
                 self._command = CommitStart(start)
             if known is not None:
                 self._command = FollowStart(start, known)
             if stop is not None and stop < start:
                 raise BadRange(f"the range {start} to {stop} ends before it begins")
-        elif types is None:
+        elif where is None:
             self._command = StartBookmark(bytes(start))
         else:
-            self._command = FilteredStartBookmark(bytes(start), types)
+            self._command = FilteredStartBookmark(bytes(start), where)
         self._stop = stop
         self._complete = stop == start
         self._stop_sent = self._complete

@@ -17,6 +17,7 @@ from datastreamer.position import HASH_SIZE, KEPT, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange
+from datastreamer.selection import Selection
 
 HELD: Final = 8
 """Batches that are held unhashed, at most; each holds a buffer of up to some MiB."""
@@ -25,8 +26,8 @@ HELD: Final = 8
 class Trail:
     """The hashes of up to 256 entries before `next_number`."""
 
-    types: frozenset[int] | None = None
-    """None: entries of all types are remembered."""
+    where: Selection | None = None
+    """The entries that are remembered; None: all."""
 
     def __init__(self, next_number: int, hashes: bytes = b"") -> None:
         self.next_number = next_number

@@ -35,6 +35,8 @@ from datastreamer.format import (
     FEATURE_FILTERS,
     FEATURE_PAGE_SUMS,
     FEATURE_RANGE_BOOKMARK,
+    FEATURE_SELECTIONS,
+    MAX_CLAUSES,
     PACKET_ANSWER,
     PACKET_BATCH,
     PACKET_CAPABILITIES,
@@ -54,6 +56,7 @@ from datastreamer.protocol.arguments import check_key
 from datastreamer.protocol.filter import messages as filtering
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
+from datastreamer.selection import Selection
 
 _PLAIN = struct.Struct(">QQ")
 _NUMBERED = struct.Struct(">QQQ")
@@ -198,6 +201,7 @@ class Capabilities(NamedTuple):
         | FEATURE_COMMITS
         | FEATURE_CHANGES
         | FEATURE_PAGE_SUMS
+        | FEATURE_SELECTIONS
     )
     stream_id: bytes = bytes(STREAM_ID_SIZE)
     epoch: int = 0
@@ -234,6 +238,16 @@ class Capabilities(NamedTuple):
     def filters(self) -> bool:
         """Whether the server can filter entries by type."""
         return bool(self.features & FEATURE_FILTERS)
+
+    @property
+    def selections(self) -> bool:
+        """Whether the server can select entries by bytes at a fixed place in their data."""
+        return bool(self.features & FEATURE_SELECTIONS)
+
+    def selects(self, where: Selection) -> bool:
+        """Whether the server can be asked for this selection."""
+        typed = all(isinstance(clause, int) for clause in where)
+        return len(where) <= MAX_CLAUSES and (self.filters if typed else self.selections)
 
     @property
     def commits(self) -> bool:

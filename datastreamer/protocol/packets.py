@@ -121,9 +121,9 @@ class Packets(Receiving):
                 batch = scan(self._buffer, first, start=begin, end=end)
         except CorruptEntries as damage:
             raise self._violation(f"an invalid entry: {damage.reason}") from None
-        right = batch.select(command.types) if chosen else batch
+        right = batch.select(command.where) if chosen else batch
         if batch.end != end or not len(right) == len(batch) == count:
-            raise self._violation(f"{len(batch)} entries in a batch of {count}, or of other types")
+            raise self._violation(f"{len(batch)} entries in a batch of {count}, or others")
         self._take(length)
         self._lent = self._lent or count > 0
         self.total_entries = total

@@ -7,7 +7,6 @@ Owns the decisions for all drivers: the next entry, and whether a server still h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from operator import index
@@ -31,14 +30,14 @@ from datastreamer.format import Header
 from datastreamer.position import HASH_SIZE, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
-from datastreamer.protocol.batches import BatchLimits, BatchReading, checked_types, probe
+from datastreamer.protocol.batches import BatchLimits, BatchReading, asked_for, probe
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange, Streaming
 from datastreamer.protocol.filter.history import FilteredTrail
-from datastreamer.protocol.filter.messages import servable
 from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.history import Trail, different_stream
+from datastreamer.selection import Selection
 
 Reading: TypeAlias = Streaming | BatchReading | FilteredReading
 Remembered: TypeAlias = Trail | FilteredTrail
@@ -66,8 +65,8 @@ class Resumable:
     `HistoryChanged`, or with `follow_rollbacks` sets `rollback`, to be reported before the next
     `advance`.
 
-    With `types`, only entries of these types are returned, and batches may be empty; a server that
-    can filter sends only these. Unless `careful`, the server's identity is not requested. With
+    With `where`, only the entries that it selects are returned, and batches may be empty; a server
+    that can sends only these. Unless `careful`, the server's identity is not requested. With
     `batched` limits, entries are read in batches, from a number up to `stop`, or to the total at
     the beginning. With `commits`, a server that can reports where atomic operations end; with
     `known` too, one that can reports what changed since that state.
@@ -80,7 +79,7 @@ class Resumable:
         stop: int | None = None,
         *,
         from_position: Position | None = None,
-        types: Collection[int] | None = None,
+        where: Selection | None = None,
         follow_rollbacks: bool = False,
         careful: bool = True,
         batched: BatchLimits | None = None,
@@ -99,7 +98,7 @@ class Resumable:
         elif stop is not None and stop < self._start:
             raise BadRange(f"the range {self._start} to {stop} ends before it begins")
         self._stop = stop
-        self._types = checked_types(types)
+        self._where = where
         self._follow_rollbacks = follow_rollbacks
         self._careful = careful
         self._batched = batched
@@ -107,8 +106,8 @@ class Resumable:
         self._known = known
         self._stream: Identity | None = None
         self._trail: Remembered | None = None
-        # The types by which the server of this connection filters; None: it sends all.
-        self._filter: tuple[int, ...] | None = None
+        # What the server of this connection selects; None: it sends all.
+        self._filter: Selection | None = None
         # The first entry ever requested; None if entries before it are remembered too.
         self._origin: int | None = None
         self._connection: ClientConnection
@@ -198,7 +197,7 @@ class Resumable:
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return
-        self._filter = yield from _filter_of(connection, self._types)
+        self._filter = yield from _filter_of(connection, self._where)
         if self._careful:
             header = yield from exchanges.header(connection)
             self._recognize(header, connection.peer)
@@ -296,7 +295,7 @@ class Resumable:
         if batch is None:
             return None
         self._handed = batch
-        return batch if self._types is None else batch.select(self._types)
+        return batch if self._where is None else batch.select(self._where)
 
     def advance(self) -> Exchange[EntryBatch | None]:
         self._settle()
@@ -314,7 +313,7 @@ class Resumable:
             self._trail = self._new_trail(batch.first_number)
             self._origin = batch.first_number
         self._handed = batch
-        return batch if self._types is None else batch.select(self._types)
+        return batch if self._where is None else batch.select(self._where)
 
     def request_stop(self) -> bytes:
         self.stopping = True
@@ -342,9 +341,9 @@ class Resumable:
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
         common = min(due, total)
-        # If the remembered entries are of other types than the streaming, read them separately.
-        apart = trail.types != (None if self._filter is None else frozenset(self._filter))
-        chosen = None if not apart else (yield from _filter_of(connection, trail.types))
+        # If the remembered entries are of another selection, read them separately.
+        apart = trail.where != self._filter
+        chosen = None if not apart else (yield from _filter_of(connection, trail.where))
         try:
             if apart:
                 reading = yield from self._begin_check(connection, first, common, chosen)
@@ -355,7 +354,7 @@ class Resumable:
             raise ConnectionLost(
                 f"the stream of {connection.peer} was truncated meanwhile"
             ) from error
-        # The new trail, if its types change.
+        # The new trail, if its selection changes.
         fresh = self._new_trail(first if chosen is None else common)
         at, rest, differing = first, None, None
         while at < common and differing is None:
@@ -363,12 +362,12 @@ class Resumable:
             if batch is None:
                 return
             part = batch.before(common)
-            known = part if trail.types is None else part.select(trail.types)
+            known = part if trail.where is None else part.select(trail.where)
             differing = trail.first_difference(known)
             go_on = part.next_number if differing is None else differing
             if apart and chosen is None:
                 same = part.before(go_on)
-                fresh.extend(same if fresh.types is None else same.select(fresh.types))
+                fresh.extend(same if fresh.where is None else same.select(fresh.where))
             rest = batch.since(go_on)
             at = batch.next_number
         if differing is None and total < due:
@@ -396,7 +395,7 @@ class Resumable:
         connection: ClientConnection,
         first: int,
         stop: int,
-        chosen: tuple[int, ...] | None,
+        chosen: Selection | None,
     ) -> Exchange[Reading]:
         reading: Reading
         if chosen is not None:
@@ -484,14 +483,11 @@ class Resumable:
             self._missed = due
 
 
-def _filter_of(
-    connection: ClientConnection, types: Collection[int] | None
-) -> Exchange[tuple[int, ...] | None]:
-    """The types by which this server should filter; None if it should send all."""
-    servable_types = servable(types)
-    if servable_types is None:
+def _filter_of(connection: ClientConnection, where: Selection | None) -> Exchange[Selection | None]:
+    """What this server should select; None if it should send all."""
+    if not where:
         return None
-    return servable_types if (yield from probe(connection)).filters else None
+    return asked_for((yield from probe(connection)), where)
 
 
 def behind(peer: str, total: int, last: int) -> ServerBehind:

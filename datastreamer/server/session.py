@@ -362,13 +362,13 @@ class Session:
             await self._refuse(place)
             return
         filtered = (FilteredStart, FilteredStartBookmark)
-        types = command.types if isinstance(command, filtered) else ()
+        where = command.where if isinstance(command, filtered) else ()
         change_reports = None
         if isinstance(command, FollowStart):
             change_reports = ChangeReports(self._broadcast, command.known)
         self.sender.begin(
             place,
-            types,
+            where,
             commits=isinstance(command, (CommitStart, FollowStart)),
             change_reports=change_reports,
         )

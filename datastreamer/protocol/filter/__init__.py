@@ -1,1 +1,1 @@
-"""Reads of entries of some types: messages, exchanges, history."""
+"""Reads of selected entries: messages, exchanges, history."""

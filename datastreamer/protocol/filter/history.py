@@ -1,7 +1,7 @@
-"""Hashes of the last entries received of some types, with their numbers.
+"""Hashes of the last entries received of a selection, with their numbers.
 
-Like `history`, for a filtered streaming, whose entries have gaps. A trail claims that the entries
-of these types from `first_number` up to `next_number` are these, and no others.
+Like `history`, for a streaming whose entries have gaps. A trail claims that the selected entries
+from `first_number` up to `next_number` are these, and no others.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from itertools import zip_longest
 from datastreamer._codec import EntryBatch
 from datastreamer.position import HASH_SIZE, KEPT, SPAN, Chosen, Identity, Position
 from datastreamer.protocol.history import HELD, hashes_of
+from datastreamer.selection import Selection
 
 
 class FilteredTrail:
-    """Up to `KEPT` entries of `types` before `next_number`, among the last `SPAN` of all types."""
+    """Up to `KEPT` entries that `where` selects before `next_number`, among the last `SPAN` of
+    all."""
 
     def __init__(
         self,
-        types: Iterable[int],
+        where: Selection,
         next_number: int,
         first_number: int | None = None,
         kept: Iterable[tuple[int, bytes]] = (),
     ) -> None:
-        self.types: frozenset[int] | None = frozenset(types)
+        self.where: Selection | None = where
         self.next_number = next_number
         self._first = next_number if first_number is None else first_number
         self._kept = list(kept)
@@ -38,14 +40,14 @@ class FilteredTrail:
             position.trail[at : at + HASH_SIZE] for at in range(0, len(position.trail), HASH_SIZE)
         ]
         kept = zip(chosen.numbers, hashes, strict=True)
-        return cls(chosen.types, position.next_entry, chosen.first_entry, kept)
+        return cls(chosen.where, position.next_entry, chosen.first_entry, kept)
 
     def position(self, stream: Identity | None) -> Position:
         """The position after the remembered entries."""
         self._hash_all()
         numbers = tuple([number for number, _ in self._kept])
         hashes = b"".join([found for _, found in self._kept])
-        chosen = Chosen(tuple(sorted(self.types or ())), self._first, numbers)
+        chosen = Chosen(self.where or (), self._first, numbers)
         return Position(self.next_number, hashes, stream, chosen)
 
     @property
@@ -59,8 +61,8 @@ class FilteredTrail:
         return any(number < differing for number, _ in self._kept)
 
     def extend(self, batch: EntryBatch) -> None:
-        """Add the next entries, all of these types. The batch and its buffer may be held until more
-        are added."""
+        """Add the next entries, all of them selected. The batch and its buffer may be held until
+        more are added."""
         self._unhashed.append(batch)
         self.next_number = batch.next_number
         if len(batch) >= KEPT:
@@ -72,7 +74,7 @@ class FilteredTrail:
     def extended(self, batch: EntryBatch) -> FilteredTrail:
         """A copy with these entries added."""
         self._hash_all()
-        longer = FilteredTrail(self.types or (), self.next_number, self._first, self._kept)
+        longer = FilteredTrail(self.where or (), self.next_number, self._first, self._kept)
         longer.extend(batch)
         return longer
 
@@ -85,7 +87,7 @@ class FilteredTrail:
 
     def first_difference(self, batch: EntryBatch) -> int | None:
         """The first entry that differs in the range of `batch`: another one, a missing one or an
-        additional one. The batch holds only entries of these types."""
+        additional one. The batch holds only selected entries."""
         self._hash_all()
         first, end = batch.first_number, batch.next_number
         known = [pair for pair in self._kept if first <= pair[0] < end]

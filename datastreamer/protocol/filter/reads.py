@@ -1,4 +1,4 @@
-"""Reads entries of some types in batches.
+"""Reads selected entries in batches.
 
 Owns a long read, with the next request sent before the last one is answered. A `Work`, like those
 of `exchanges`: no sockets, tasks or time.
@@ -13,19 +13,19 @@ from datastreamer.protocol.batches import WAIT_MS, BatchLimits, LongReading
 from datastreamer.protocol.events import FilteredBatchReceived
 from datastreamer.protocol.exchanges import Exchange, unexpected
 from datastreamer.protocol.filter.messages import FilteredRead
+from datastreamer.selection import Selection
 
 
 class FilteredReading(LongReading):
-    """Reads entries of `types` from a server that can filter. Batches have gaps, and may be empty.
+    """Reads the entries that `where` selects from a server that can. Batches have gaps, and may be
+    empty.
 
     The capabilities of the connection's server must be known.
     """
 
-    def __init__(
-        self, start: int, stop: int | None, limits: BatchLimits, types: tuple[int, ...]
-    ) -> None:
+    def __init__(self, start: int, stop: int | None, limits: BatchLimits, where: Selection) -> None:
         super().__init__(start, stop, limits)
-        self._types = types
+        self._where = where
         self._epoch: int | None = None
 
     def advance(self) -> Exchange[EntryBatch | None]:
@@ -56,5 +56,5 @@ class FilteredReading(LongReading):
 
     def _request(self, number: int, wait_ms: int = 0) -> bytes:
         stop = U64_MAX if self.stop is None else self.stop
-        query = FilteredRead(number, self._types, stop, self._limits.max_count, self._size, wait_ms)
+        query = FilteredRead(number, self._where, stop, self._limits.max_count, self._size, wait_ms)
         return self._connection.request(query)

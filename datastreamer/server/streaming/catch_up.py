@@ -16,6 +16,7 @@ import trio
 
 from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
 from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.selection import Selection
 from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.feed import FeedPiece
@@ -60,7 +61,7 @@ class Sender:
         self._bounds = SendBounds()
         # Set if the client receives reports of updates and truncations.
         self._change_reports: ChangeReports | None = None
-        # Set if the client receives only entries of some types.
+        # Set if the client receives only selected entries.
         self._filtered: FilteredSending | None = None
         # Results to send between two entries.
         self.results: list[bytes] = []
@@ -81,15 +82,16 @@ class Sender:
     def begin(
         self,
         start: int,
-        types: tuple[int, ...] = (),
+        where: Selection = (),
         *,
         commits: bool = False,
         change_reports: ChangeReports | None = None,
     ) -> None:
-        """`run` will send the entries from `start` on; with `types` only those, in frames; with
+        """`run` will send the entries from `start` on; with `where` only those that it
+        selects, in frames; with
         `commits` the ends of commits too, with `change_reports` also updates and truncations."""
         self.state = State.CATCH_UP
-        self._filtered = FilteredSending(self._broadcast, types) if types else None
+        self._filtered = FilteredSending(self._broadcast, where) if where else None
         self._bounds.to_stream(start, commits=commits)
         self._change_reports = change_reports
         self._begin_at(Cursor(0, start))

@@ -1,4 +1,4 @@
-"""Entries of some types: the answers to requests, and the frames of a stream.
+"""Selected entries: the answers to requests, and the frames of a stream.
 
 Owns what goes into a frame, how much of the stream is scanned for it before other tasks run, and
 the frame that a client is being sent. `catch_up.py` and `long_answers.py` send it and wait for
@@ -16,6 +16,7 @@ from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
+from datastreamer.selection import Selection
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.turns import Changed
@@ -159,7 +160,7 @@ class FilteredReads:
         frame = await _look_up_to_damage(
             self._broadcast,
             reader,
-            Choice(query.types),
+            Choice(query.where),
             number,
             begin,
             stop,
@@ -177,13 +178,13 @@ class FilteredReads:
 
 
 class FilteredSending:
-    """The frames that a streaming client with a filter is sent, one after the other."""
+    """The frames that a streaming client with a selection is sent, one after the other."""
 
-    def __init__(self, broadcast: Broadcast, types: tuple[int, ...]) -> None:
+    def __init__(self, broadcast: Broadcast, where: Selection) -> None:
         self.frame: Frame | None = None
         """The frame that is being sent."""
         self._broadcast = broadcast
-        self._choice = Choice(types)
+        self._choice = Choice(where)
         # The frame's bytes without a long run, and how many of them are sent.
         self._head = b""
         self._data: bytes | None = None
@@ -229,7 +230,7 @@ class FilteredSending:
         return None
 
     async def _find(self, first: int, begin: Cursor, total: int) -> Frame:
-        broadcast, what = self._broadcast, (self._choice.types, begin)
+        broadcast, what = self._broadcast, (self._choice.where, begin)
         known: Frame | None = broadcast.found.get(what)
         if known is not None:
             return known._replace(first=first)

@@ -1,4 +1,4 @@
-"""Searches the file for entries of some types, a bounded part at a time.
+"""Searches the file for selected entries, a bounded part at a time.
 
 Reads the parts, which compiled code searches, and checks padding and the end of the data. The
 caller passes the head.
