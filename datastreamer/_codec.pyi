@@ -5,7 +5,7 @@ from typing import final, overload
 
 from _typeshed import ReadableBuffer
 
-from datastreamer.selection import Clause
+from datastreamer.selection.clauses import Clause
 
 @final
 class Entry:

@@ -25,10 +25,10 @@ from datastreamer._entry cimport (
     SHORT, TYPE_BOOKMARK, Verdict, WHOLE, get_u32, get_u64, judge, page_room, put_head,
 )
 from datastreamer._run cimport Run, resize_columns, scan_run
-from datastreamer._selection cimport MOST, Selection, is_wanted, select_clauses
+from datastreamer.selection._selection cimport MOST, Selection, is_wanted, select_clauses
 
 from datastreamer.errors import BadEntryType, CorruptEntries, EntryTooLarge
-from datastreamer.selection import checked, normal
+from datastreamer.selection.clauses import checked, normal
 
 cdef enum:
     # A scan of fewer bytes keeps the GIL: it takes about 50 us, less than acquiring the GIL again

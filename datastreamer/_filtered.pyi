@@ -5,7 +5,7 @@ from typing import final
 
 from _typeshed import ReadableBuffer
 
-from datastreamer.selection import Clause, Selection
+from datastreamer.selection.clauses import Clause, Selection
 
 @final
 class Choice:

@@ -15,12 +15,12 @@ from datastreamer._entry cimport (
     EMPTY_PAGE, HEAD_SIZE, PADDING, PAGE_SIZE, PART, Verdict, WHOLE, get_u32, judge, page_room,
 )
 
-from datastreamer._selection cimport Selection, is_wanted, select_clauses
+from datastreamer.selection._selection cimport Selection, is_wanted, select_clauses
 
 from datastreamer._pages import walk
 from datastreamer.errors import UsageError
 from datastreamer.format import MAX_CLAUSES
-from datastreamer.selection import selected
+from datastreamer.selection.clauses import selected
 
 cdef enum:
     # Runs of at least this size are returned as offsets: sendfile is cheaper than a copy.

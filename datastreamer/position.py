@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from datastreamer.errors import BadPosition, UsageError
 from datastreamer.format import U64_MAX, Header
-from datastreamer.selection import Clause, Selection, Where, selected
+from datastreamer.selection.clauses import Clause, Selection, Where, selected
 
 HASH_SIZE: Final = 8
 """Bytes of an entry's hash."""

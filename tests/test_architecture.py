@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent / "datastreamer"
 
 LAYERS = [
     {"_lazy", "_version", "errors", "format", "printable"},
+    {"selection"},
     {"position", "metrics"},
     # What the compiled modules share: inlined, never imported at run time.
     {"_entry"},
@@ -71,7 +72,7 @@ ONLY_FOR = {
 }
 # Bytes in, events out: these parts do no input or output, read no clock and write no log.
 SANS_IO = {
-    *("errors", "format", "position", "printable", "_entry", "_run", "_codec"),
+    *("errors", "format", "position", "printable", "selection", "_entry", "_run", "_codec"),
     *("_filtered", "_lines", "_packer", "_pages"),
     "protocol",
     "reassembly",

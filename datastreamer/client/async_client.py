@@ -21,7 +21,7 @@ from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.selection import Where, selected
+from datastreamer.selection.clauses import Where, selected
 
 if TYPE_CHECKING:
     import ssl
@@ -204,7 +204,7 @@ class Client(ClientBase[Batches, Entries]):
         *,
         wait: float = 0.0,
         types: Collection[int] | None = None,
-        where: Iterable[Where] | None = None,
+        where: Iterable[Where | int] | None = None,
         confirmed: bool = True,
         fallback: bool = False,
     ) -> EntryBatch:

@@ -20,7 +20,7 @@ from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.resume import Resumable, Rollback
-from datastreamer.selection import Where, selected
+from datastreamer.selection.clauses import Where, selected
 
 BatchesT = TypeVar("BatchesT")
 EntriesT = TypeVar("EntriesT")
@@ -72,7 +72,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         max_bytes: int = BATCH_BYTES,
         requests: int = REQUESTS,
         types: Collection[int] | None = None,
-        where: Iterable[Where] | None = None,
+        where: Iterable[Where | int] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
     ) -> BatchesT:
@@ -114,7 +114,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         from_position: Position | None = None,
         stop: int | None = None,
         types: Collection[int] | None = None,
-        where: Iterable[Where] | None = None,
+        where: Iterable[Where | int] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
     ) -> EntriesT:
@@ -150,7 +150,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         from_position: Position | None = None,
         stop: int | None = None,
         types: Collection[int] | None = None,
-        where: Iterable[Where] | None = None,
+        where: Iterable[Where | int] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
         commits: bool = False,

@@ -55,7 +55,7 @@ from datastreamer.protocol.messages import (
     HeaderQuery,
     RangeQuery,
 )
-from datastreamer.selection import Selection, within
+from datastreamer.selection.clauses import Selection, within
 
 REQUESTS: Final = 2
 """Default number of requests in flight during a long read."""

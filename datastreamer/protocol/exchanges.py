@@ -53,7 +53,7 @@ from datastreamer.protocol.messages import (
     StartBookmark,
     Stop,
 )
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection
 
 T = TypeVar("T")
 Part_co = TypeVar("Part_co", covariant=True)

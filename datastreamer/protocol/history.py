@@ -17,7 +17,7 @@ from datastreamer.position import HASH_SIZE, KEPT, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection
 
 HELD: Final = 8
 """Batches that are held unhashed, at most; each holds a buffer of up to some MiB."""

@@ -56,7 +56,7 @@ from datastreamer.protocol.arguments import check_key
 from datastreamer.protocol.filter import messages as filtering
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection
 
 _PLAIN = struct.Struct(">QQ")
 _NUMBERED = struct.Struct(">QQQ")

@@ -123,7 +123,9 @@ class Packets(Receiving):
             raise self._violation(f"an invalid entry: {damage.reason}") from None
         right = batch.select(command.where) if chosen else batch
         if batch.end != end or not len(right) == len(batch) == count:
-            raise self._violation(f"{len(batch)} entries in a batch of {count}, or others")
+            raise self._violation(
+                f"{len(batch)} entries in a batch of {count}, or others than selected"
+            )
         self._take(length)
         self._lent = self._lent or count > 0
         self.total_entries = total

@@ -26,7 +26,7 @@ from datastreamer.errors import (
     UnknownEntry,
     UsageError,
 )
-from datastreamer.format import Header
+from datastreamer.format import MAX_CLAUSES, Header
 from datastreamer.position import HASH_SIZE, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
@@ -37,7 +37,7 @@ from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.history import Trail, different_stream
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection, within
 
 Reading: TypeAlias = Streaming | BatchReading | FilteredReading
 Remembered: TypeAlias = Trail | FilteredTrail
@@ -485,7 +485,7 @@ class Resumable:
 
 def _filter_of(connection: ClientConnection, where: Selection | None) -> Exchange[Selection | None]:
     """What this server should select; None if it should send all."""
-    if not where:
+    if not where or len(within(where)) > MAX_CLAUSES:
         return None
     return asked_for((yield from probe(connection)), where)
 

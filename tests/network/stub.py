@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +41,7 @@ from datastreamer.protocol.messages import (
     encode_result,
 )
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
+from datastreamer.selection.clauses import Clause, Selection
 
 EXTENSIONS = (CapabilitiesQuery, BatchQuery, RangeQuery)
 ALREADY_STARTED = encode_result(1)
@@ -191,8 +192,10 @@ class Stub:
 
 
 class Filtering(Stub):
-    """One that sends entries of some types alone where it is asked to, `span` of the stream's
-    entries to a frame. It streams in the epoch `epoch`."""
+    """One that sends selected entries alone where it is asked to, `span` of the stream's entries to
+    a frame. It streams in the epoch `epoch`."""
+
+    features = 11
 
     def __init__(
         self, entries: Sequence[Entry], *, span: int = 7, epoch: int = 4, **options: Any
@@ -200,7 +203,7 @@ class Filtering(Stub):
         super().__init__(entries, **options)
         self.span = span
         self.epoch = epoch
-        self.types: tuple[int, ...] | None = None
+        self.where: Selection | None = None
 
     def frame(self, first: int, stop: int, chosen: Sequence[Entry]) -> bytes:
         payload = b"".join(entry.pack() for entry in chosen)
@@ -208,12 +211,12 @@ class Filtering(Stub):
         return encode_head(len(chosen), first, stop, total, self.epoch, len(payload)) + payload
 
     def pump(self) -> bytes:
-        if self.types is None or self.cursor is None:
+        if self.where is None or self.cursor is None:
             return super().pump()
         sent = b""
         while self.cursor < len(self.entries):
             first, self.cursor = self.cursor, min(self.cursor + self.span, len(self.entries))
-            part = [e for e in self.entries[first : self.cursor] if e.type in self.types]
+            part = [e for e in self.entries[first : self.cursor] if is_wanted(e, self.where)]
             sent += self.frame(first, self.cursor, part)
         return sent
 
@@ -221,25 +224,42 @@ class Filtering(Stub):
         total = len(self.entries)
         match event:
             case CapabilitiesQuery():
-                return OK + Capabilities(11, b"s" * 16, self.epoch, *self.limits).pack()
-            case FilteredRead(first, types, stop, most):
+                return OK + Capabilities(self.features, b"s" * 16, self.epoch, *self.limits).pack()
+            case FilteredRead(first, where, stop, most):
                 if first > total:
                     return self.refuse(3)
                 stop = max(first, min(stop, total, first + self.span))
-                part = [e for e in self.entries[first:stop] if e.type in types]
+                part = [e for e in self.entries[first:stop] if is_wanted(e, where)]
                 if len(part) > (most or len(part)):
                     stop, part = part[most].number, part[:most]
                 return OK + self.frame(first, stop, part)
-            case FilteredStart(number, types):
-                self.types = types
+            case FilteredStart(number, where):
+                self.where = where
                 return self.start(number) if number <= total else self.refuse(3)
-            case FilteredStartBookmark(wanted, types):
-                self.types = types
+            case FilteredStartBookmark(wanted, where):
+                self.where = where
                 at = self.find(wanted)
                 return self.start(at) if at is not None else self.refuse(4)
             case Stop():
-                self.types = None
+                self.where = None
         return super().answer(event)
+
+
+class Selecting(Filtering):
+    """One that selects entries by bytes at a fixed place in their data, too."""
+
+    features = 11 | 1 << 8
+
+
+def is_wanted(entry: Entry, where: Iterable[Clause]) -> bool:
+    """Whether one of the clauses matches."""
+    return any(
+        entry.type == clause
+        if isinstance(clause, int)
+        else entry.type == clause.type
+        and bytes(entry.data)[clause.offset :].startswith(clause.prefix)
+        for clause in where
+    )
 
 
 async def serve_stream(stub: Stub, stream: trio.abc.Stream, size: int = 65536) -> None:

@@ -20,6 +20,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import U64_MAX
 from datastreamer.position import Chosen, Position
+from datastreamer.protocol.batches import asked_for
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import EntriesReceived, FilteredBatchReceived
 from datastreamer.protocol.filter.messages import (
@@ -29,9 +30,8 @@ from datastreamer.protocol.filter.messages import (
     FilteredStartBookmark,
     decode,
     encode_head,
-    servable,
 )
-from datastreamer.protocol.messages import OK, encode_command
+from datastreamer.protocol.messages import OK, Capabilities, encode_command
 from datastreamer.protocol.server import Drop, ServerConnection
 from tests.codec.generated import damaged, exactly, kinds, thorough, usual
 from tests.oracle import pack
@@ -96,7 +96,7 @@ def test_an_invalid_count_is_reported_as_soon_as_it_is_received(count: int) -> N
     connection.receive(struct.pack(">QQQI", 0x1003, 1, 0, count))
     event = connection.next_event()
     assert isinstance(event, Drop)
-    assert event.reason == f"a set of {count} types, not of 1 to 64"
+    assert event.reason == f"a selection of {count} clauses, not of 1 to 64"
 
 
 @pytest.mark.parametrize("length", [0, 17])
@@ -139,9 +139,11 @@ def test_types_in_any_order_and_more_than_once() -> None:
 
 
 def test_what_a_server_can_be_asked_for() -> None:
-    assert servable(None) is servable(()) is servable(range(65)) is None
-    assert servable([3, 1, 3]) == (1, 3)
-    assert servable(range(64)) == tuple(range(64))
+    able = Capabilities()
+    assert asked_for(able, None) is asked_for(able, ()) is asked_for(able, tuple(range(65))) is None
+    assert asked_for(able, (1, 3)) == (1, 3)
+    assert asked_for(able, tuple(range(64))) == tuple(range(64))
+    assert asked_for(Capabilities(1), (1, 3)) is None
 
 
 # Entries with gaps.

@@ -11,7 +11,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from datastreamer.format import COMMAND_HEAD_SIZE, MAX_FILTER_TYPES
+from datastreamer.format import COMMAND_HEAD_SIZE, MAX_CLAUSES
 from datastreamer.protocol.filter.messages import (
     FilteredRead,
     FilteredStart,
@@ -31,7 +31,7 @@ from tests.protocol.mutilated import RECORDED, TYPE, mutilated
 
 STARTS = (Start, CommitStart, FollowStart, StartBookmark, FilteredStart, FilteredStartBookmark)
 FILTERED = (FilteredRead, FilteredStart, FilteredStartBookmark)
-LONGEST = COMMAND_HEAD_SIZE + 28 + 4 + 4 * MAX_FILTER_TYPES
+LONGEST = COMMAND_HEAD_SIZE + 28 + 4 + 4 * MAX_CLAUSES
 
 
 def played(pieces: list[bytes]) -> tuple[list[Event], ServerConnection]:

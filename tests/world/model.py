@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from datastreamer.selection.clauses import Selection
 from tests.storage.lab.image import Image
 from tests.storage.made import BOOKMARK, FIRST, HEADER, PAGE, Item
 
@@ -73,12 +74,21 @@ class Seen:
     name: str
     pieces: list[Piece] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """Of the entries received, for a client of some types only."""
-    types: frozenset[int] = frozenset()
-    """The types that it receives; empty: all."""
+    """Of the entries received, for a client of some entries only."""
+    where: Selection = ()
+    """What it receives; empty: all."""
     next: int = 0
     rollbacks: int = 0
     restarts: int = 0
+
+    def wants(self, item: Item) -> bool:
+        kind, data = item
+        return not self.where or any(
+            kind == clause
+            if isinstance(clause, int)
+            else kind == clause.type and data[clause.offset :].startswith(clause.prefix)
+            for clause in self.where
+        )
 
     def rewind(self, number: int) -> None:
         """Discard the entries from `number` on."""
@@ -296,8 +306,8 @@ class Model:
     def deliver(self, seen: Seen, number: int, item: Item, image: Image) -> None:
         """A client has received entry `number`."""
         piece, version = self.piece(item)
-        if seen.types:
-            if item[0] not in seen.types or number < seen.next:
+        if seen.where:
+            if not seen.wants(item) or number < seen.next:
                 raise Wrong(f"{seen.name} received entry {number} of type {item[0]}")
         elif number != seen.next:
             raise Wrong(f"{seen.name} received entry {number}, and not {seen.next}")
@@ -315,7 +325,7 @@ class Model:
         self.delivered = max(self.delivered, seen.next)
 
     def _known(self, seen: Seen, number: int, piece: Piece) -> bool:
-        if seen.types:
+        if seen.where:
             return (number, piece) in self._places
         return (number, seen.pieces[-1] if seen.pieces else None, piece) in self._links
 
@@ -336,8 +346,8 @@ class Model:
         """A client was notified that the entries from `number` on are others now."""
         if not self.rewritten:
             raise Wrong(f"{seen.name} was rewound to entry {number}, but nothing was removed")
-        # (A client of some types may have passed entries that it does not receive.)
-        if number > seen.next and not seen.types:
+        # (A client of some entries may have passed others that it does not receive.)
+        if number > seen.next and not seen.where:
             raise Wrong(f"{seen.name} at entry {seen.next} was rewound to {number}")
         seen.rewind(number)
         seen.rollbacks += 1
@@ -346,14 +356,12 @@ class Model:
 
     def is_complete(self, seen: Seen) -> bool:
         """Whether the client has the whole history."""
-        return seen.next == len(self.history) or (bool(seen.types) and not self.missing(seen))
+        return seen.next == len(self.history) or (bool(seen.where) and not self.missing(seen))
 
     def missing(self, seen: Seen) -> list[int]:
-        """The entries of its types that the client lacks."""
+        """The entries that the client wants and lacks."""
         wanted = [
-            number
-            for number, piece in enumerate(self.history)
-            if not seen.types or self._item(piece)[0] in seen.types
+            number for number, piece in enumerate(self.history) if seen.wants(self._item(piece))
         ]
         return sorted({*wanted} - {*seen.numbers})
 

@@ -62,7 +62,7 @@ def _resumes_late(rejoin: Any) -> Any:
 
 def _trusts_other_servers(rejoin: Any) -> Any:
     def mutant(self: Resumable, connection: Any, trail: Any, header: Any) -> Any:
-        if self._holder in (None, connection.peer) or trail.types is not None:
+        if self._holder in (None, connection.peer) or trail.where is not None:
             yield from rejoin(self, connection, trail, header)
         else:
             self._streaming = yield from self._begin(connection, trail.next_number)

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from datastreamer._codec import EntryBatch
 from datastreamer.position import HASH_SIZE, KEPT, SPAN, Chosen, Identity, Position
 from datastreamer.protocol.history import HELD, hashes_of
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection
 
 
 class FilteredTrail:

@@ -29,7 +29,7 @@ from datastreamer.format import (
     U64_MAX,
 )
 from datastreamer.protocol.arguments import check_key
-from datastreamer.selection import Clause, Selection, Where, checked, normal
+from datastreamer.selection.clauses import Clause, Selection, Where, checked, normal
 
 # The command with clauses for each of those with types.
 _SELECTED: Final = {

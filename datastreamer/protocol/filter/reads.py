@@ -13,7 +13,7 @@ from datastreamer.protocol.batches import WAIT_MS, BatchLimits, LongReading
 from datastreamer.protocol.events import FilteredBatchReceived
 from datastreamer.protocol.exchanges import Exchange, unexpected
 from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection
 
 
 class FilteredReading(LongReading):

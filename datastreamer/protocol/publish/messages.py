@@ -90,7 +90,7 @@ class PublishRollback(NamedTuple):
     """Discard the open operation."""
 
 
-class Where(NamedTuple):
+class WhereAmI(NamedTuple):
     """Ask for the total on disk, which also renews the lease."""
 
 
@@ -101,7 +101,7 @@ class Wrong(NamedTuple):
     why: str
 
 
-Request: TypeAlias = Add | Commit | PublishRollback | Where | Wrong
+Request: TypeAlias = Add | Commit | PublishRollback | WhereAmI | Wrong
 
 ADDS: Final = (Add, Commit)
 
@@ -178,7 +178,7 @@ class RequestParser:
         at += COMMAND_HEAD_SIZE
         if command in (COMMAND_PUBLISH_ROLLBACK, COMMAND_PUBLISH_WHERE):
             self._at = at
-            return Where() if command == COMMAND_PUBLISH_WHERE else PublishRollback()
+            return WhereAmI() if command == COMMAND_PUBLISH_WHERE else PublishRollback()
         if command not in (COMMAND_PUBLISH_ADD, COMMAND_PUBLISH_COMMIT):
             return self._wrong(f"command {command} on a connection that publishes")
         form = _COMMIT if command == COMMAND_PUBLISH_COMMIT else _ADD

@@ -16,7 +16,7 @@ import trio
 
 from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
 from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, page_of, page_start
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection
 from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.feed import FeedPiece

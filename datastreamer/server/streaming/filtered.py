@@ -16,7 +16,7 @@ from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
-from datastreamer.selection import Selection
+from datastreamer.selection.clauses import Selection
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.turns import Changed

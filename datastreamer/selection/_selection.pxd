@@ -82,7 +82,7 @@ cdef inline int select_clauses(Selection* s, tuple clauses) except -1:
 cdef inline int is_wanted(const Selection* s, uint32_t type, const uint8_t* data, Py_ssize_t have,
                           Py_ssize_t size) noexcept nogil:
     """Whether an entry of this type with `size` bytes of data is wanted; -1 if the `have` bytes of
-    its data that are at hand do not tell."""
+    its data that are at hand do not decide."""
     cdef int i
     if not (s.mask >> (type & 63)) & 1:
         return 0

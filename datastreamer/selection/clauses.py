@@ -30,7 +30,7 @@ class Where(NamedTuple):
 
 
 Clause: TypeAlias = "int | Where"
-"""A type stands for all of its entries. A `Where` has a prefix."""
+"""A type selects all of its entries. A `Where` in a selection has a prefix."""
 Selection: TypeAlias = tuple[Clause, ...]
 """Clauses in normal form, as `selected` gives them: an entry is wanted if one of them matches."""
 

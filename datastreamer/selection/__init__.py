@@ -1,0 +1,1 @@
+"""Which entries a reader wants."""
