@@ -53,6 +53,7 @@ class Counts:
         default_factory=lambda: Tally("datastreamer_batch_read_response_bytes")
     )
     filter_scanned: int = 0
+    filter_sent: int = 0
     published_operations: int = 0
     published_again: int = 0
     """Operations that a publisher sent again and the stream already held."""

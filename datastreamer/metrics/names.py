@@ -170,7 +170,10 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Those of them that follow the stream by Server-Sent Events."
     ),
     "datastreamer_filter_scanned_bytes_total": Metric(
-        "counter", "Bytes of the file scanned for clients that ask for some entry types only."
+        "counter", "Bytes of the file scanned for clients of selected entries."
+    ),
+    "datastreamer_filter_sent_bytes_total": Metric(
+        "counter", "Bytes of the entries that clients of selected entries were sent."
     ),
     "datastreamer_range_hash_seconds_total": Metric(
         "counter",

@@ -115,6 +115,7 @@ async def collect(
         "datastreamer_batch_read_response_bytes": [([], counts.batch_bytes.histogram())],
         **({} if http is None else _http(http)),
         "datastreamer_filter_scanned_bytes_total": [([], counts.filter_scanned)],
+        "datastreamer_filter_sent_bytes_total": [([], counts.filter_sent)],
         "datastreamer_range_hash_seconds_total": [([], counts.hash_seconds)],
         **_publishing(server),
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],

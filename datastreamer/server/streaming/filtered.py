@@ -174,6 +174,7 @@ class FilteredReads:
     def begins_with(self, frame: Frame) -> bytes:
         """Result and head of the answer with `frame`."""
         stream = self._stream
+        self._broadcast.counts.filter_sent += frame.size
         return messages.OK + frame.head(stream.reader.head.entries, stream.epoch)
 
 
@@ -294,5 +295,7 @@ class FilteredSending:
     def finish(self) -> int:
         """The frame was sent; returns its number of entries."""
         assert self.frame is not None
-        entries, self.frame, self._data = self.frame.entries, None, None
+        entries, size = self.frame.entries, self.frame.size
+        self._broadcast.counts.filter_sent += size
+        self.frame = self._data = None
         return entries
