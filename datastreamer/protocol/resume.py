@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from operator import index
-from typing import TypeAlias
 
 from xxhash import xxh3_64_digest
 
@@ -34,14 +33,19 @@ from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchLimits, BatchReading, checked_types, probe
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange, Streaming
+from datastreamer.protocol.filter.compare import (
+    Reading,
+    Remembered,
+    compare,
+    difference,
+    filter_of,
+    trail_of,
+    truncated,
+)
 from datastreamer.protocol.filter.history import FilteredTrail
-from datastreamer.protocol.filter.messages import servable
 from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.history import Trail, different_stream
-
-Reading: TypeAlias = Streaming | BatchReading | FilteredReading
-Remembered: TypeAlias = Trail | FilteredTrail
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +137,7 @@ class Resumable:
 
     def go_on_from(self, position: Position) -> None:
         """Begin at a saved position instead of the start."""
-        chosen = position.chosen
-        self._trail = Trail.of(position) if chosen is None else FilteredTrail.of(position, chosen)
+        self._trail = trail_of(position)
         self._stream = position.stream
         self._careful = True
 
@@ -198,7 +201,7 @@ class Resumable:
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return
-        self._filter = yield from _filter_of(connection, self._types)
+        self._filter = yield from filter_of(connection, self._types)
         if self._careful:
             header = yield from exchanges.header(connection)
             self._recognize(header, connection.peer)
@@ -342,35 +345,26 @@ class Resumable:
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
         common = min(due, total)
-        # If the remembered entries are of other types than the streaming, read them separately.
+        rest, differing = None, None
+        # If the remembered entries are of other types than the streaming, they are read separately.
         apart = trail.types != (None if self._filter is None else frozenset(self._filter))
-        chosen = None if not apart else (yield from _filter_of(connection, trail.types))
-        try:
-            if apart:
-                reading = yield from self._begin_check(connection, first, common, chosen)
-            else:
+        fresh = self._new_trail(first)
+        if apart:
+            differing = yield from compare(connection, trail, common, fresh)
+        else:
+            try:
                 reading = yield from self._begin(connection, first)
-        except BadFromEntry as error:
-            # Truncated since it reported its total: the next attempt shows how far.
-            raise ConnectionLost(
-                f"the stream of {connection.peer} was truncated meanwhile"
-            ) from error
-        # The new trail, if its types change.
-        fresh = self._new_trail(first if chosen is None else common)
-        at, rest, differing = first, None, None
-        while at < common and differing is None:
-            batch = yield from reading.advance()
-            if batch is None:
-                return
-            part = batch.before(common)
-            known = part if trail.types is None else part.select(trail.types)
-            differing = trail.first_difference(known)
-            go_on = part.next_number if differing is None else differing
-            if apart and chosen is None:
-                same = part.before(go_on)
-                fresh.extend(same if fresh.types is None else same.select(fresh.types))
-            rest = batch.since(go_on)
-            at = batch.next_number
+            except BadFromEntry as error:
+                raise truncated(connection) from error
+            at = first
+            while at < common and differing is None:
+                batch = yield from reading.advance()
+                if batch is None:
+                    return
+                part = batch.before(common)
+                differing = difference(trail, part)
+                rest = batch.since(part.next_number if differing is None else differing)
+                at = batch.next_number
         if differing is None and total < due:
             differing = total
         if differing is not None:
@@ -381,32 +375,14 @@ class Resumable:
             trail.cut(differing)
             self.rollback = Rollback(differing, due, trail.position(self._stream))
         if apart:
-            yield from reading.end(None)
             go_on = common if differing is None else differing
             if fresh.next_number != go_on:
                 fresh = self._new_trail(go_on)
             reading = yield from self._begin(connection, go_on)
-            self._trail, rest = fresh, None
+            self._trail = fresh
         if rest is not None and rest.next_number == rest.first_number:
             rest = None
         self._streaming, self._ahead = reading, rest
-
-    def _begin_check(
-        self,
-        connection: ClientConnection,
-        first: int,
-        stop: int,
-        chosen: tuple[int, ...] | None,
-    ) -> Exchange[Reading]:
-        reading: Reading
-        if chosen is not None:
-            reading = FilteredReading(first, stop, BatchLimits(), chosen)
-        elif connection.capabilities is not None and connection.capabilities.batch_reads:
-            reading = BatchReading(first, stop, BatchLimits())
-        else:
-            reading = Streaming(first, stop)
-        yield from reading.begin(connection)
-        return reading
 
     def _changed(
         self, peer: str, trail: Remembered, total: int, differing: int | None
@@ -482,16 +458,6 @@ class Resumable:
             )
         else:
             self._missed = due
-
-
-def _filter_of(
-    connection: ClientConnection, types: Collection[int] | None
-) -> Exchange[tuple[int, ...] | None]:
-    """The types by which this server should filter; None if it should send all."""
-    servable_types = servable(types)
-    if servable_types is None:
-        return None
-    return servable_types if (yield from probe(connection)).filters else None
 
 
 def behind(peer: str, total: int, last: int) -> ServerBehind:
