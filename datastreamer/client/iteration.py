@@ -29,6 +29,8 @@ class Iteration(Generic[Item]):
     reports_outages = False
     """Whether to call `report_outage` when the server is lost and when it is back, instead of
     logging that."""
+    keeps_empty = False
+    """Whether `next` returns runs that hold no wanted entry, which only move the position."""
 
     def __init__(
         self,
@@ -125,7 +127,9 @@ class Iteration(Generic[Item]):
             if item is None:
                 break
             # A run may hold no entry of the requested types.
-            if item is not LOST and (item or streaming is None or streaming.changes):
+            if item is not LOST and (
+                item or self.keeps_empty or streaming is None or streaming.changes
+            ):
                 found: Item = item
                 return found
         self.finish()

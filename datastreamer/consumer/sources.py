@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from datastreamer._codec import EntryBatch
 from datastreamer.client.effects import (
@@ -53,6 +54,7 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.filter.compare import Remembered, compare, difference
 from datastreamer.protocol.history import Trail, different_stream
 from datastreamer.protocol.resume import Resumable, Rollback
 from datastreamer.protocol.retry import Backoff, Recovery, RetryPolicy
@@ -68,6 +70,9 @@ _SILENT_SECONDS: Final = 10.0
 _RARER: Final = 60
 """A source that failed is retried after the longest wait of `backoff`; each further wait is twice
 as long, up to this many times the first: with `BACKOFF` 5 s to 5 minutes."""
+
+Compare: TypeAlias = Callable[[Remembered, int], Steps[int | None]]
+"""Finds the first entry before a number that a source has not as it is remembered."""
 
 
 def readers_of(
@@ -201,18 +206,23 @@ class _SourceReader:
 
     # What it has
 
-    def _begin(self, header: Header) -> Steps[Position | bytes]:
+    def _begin(self, header: Header, compare: Compare) -> Steps[Position | bytes]:
         """Where to begin; reports entries that were truncated. Raises `HistoryChanged`."""
         stream = Identity.of(header)
         total = header.total_entries
-        place = self._memory.start
+        memory, place = self._memory, self._memory.start
         if place is not None:
             if place.stream is not None and place.stream != stream:
                 raise different_stream(self._name, place.stream, header, place.next_entry)
-            rollback = self._memory.meet(total)
-            if rollback is not None:
-                yield from self._roll_back(rollback)
-            return place
+            trail, differing = memory.trail, None
+            if trail is not None:
+                until = min(trail.next_number, total)
+                if trail.first_number < until:
+                    differing = yield from compare(trail, until)
+                rollback = memory.judge(differing, total)
+                if rollback is not None:
+                    yield from self._roll_back(rollback)
+            return memory.start or place
         start = self._options.start
         if isinstance(start, bytes):
             return start
@@ -233,19 +243,17 @@ class _SourceReader:
             self._begun, self._at = True, read
 
     def _send_batch(self, batch: EntryBatch, read: Position) -> Steps[None]:
-        rollback = self._memory.compare(batch)
-        if rollback is not None:
-            yield from self._roll_back(rollback)
         yield from self._back(batch.first_number)
-        if batch.first_number < self._due:
-            batch = batch[min(len(batch), self._due - batch.first_number) :]
-        if batch:
+        batch = batch.since(self._due)
+        # One without entries moves the position.
+        if batch.first_number < batch.next_number:
             yield from self._put(Arrived(self._name, batch, read))
             self._at = read
 
     def _roll_back(self, rollback: Rollback) -> Steps[None]:
         yield from self._put(SourceRolledBack(self._name, rollback))
-        self._at = rollback.position
+        if self._at is not None and self._at.next_entry > rollback.to_entry:
+            self._at = rollback.position
         self._due = min(self._due, rollback.to_entry)
 
 
@@ -274,8 +282,12 @@ class _Server(_SourceReader):
                 yield from self._read_once()
             except (ConnectFailed, ConnectionLost) as error:
                 # The client itself retries a connection that was good: it has given up.
-                if self._streaming or not options.follow:
+                again = self._memory.rereads(self._at)
+                if (self._streaming and not again) or not options.follow:
                     raise
+                if self._streaming:
+                    recovery = None
+                    self._read_again()
                 now, luck = (yield Now()), random.random()  # noqa: S311
                 if recovery is None:
                     recovery = Recovery(RetryPolicy(True, options.retry_for, options.backoff), now)
@@ -310,7 +322,7 @@ class _Server(_SourceReader):
 
     def _read_from(self, engine: ClientEngine) -> Steps[None]:
         header = yield from self._header(engine)
-        start = yield from self._begin(header)
+        start = yield from self._begin(header, partial(engine.ask, compare))
         stop = None if self._options.follow else header.total_entries
         if isinstance(start, Position) and self._memory.start is None:
             if start.next_entry > header.total_entries:
@@ -360,6 +372,7 @@ class _Following(Iteration[EntryBatch]):
     """A server's batches; reports outages and rollbacks to the reader."""
 
     reports_outages = True
+    keeps_empty = True
 
     def __init__(self, source: _Server, engine: ClientEngine, work: Resumable) -> None:
         super().__init__(engine, work)
@@ -371,6 +384,10 @@ class _Following(Iteration[EntryBatch]):
 
     def report_outage(self, error: PeerError | None) -> Steps[None]:
         if error is not None:
+            again = self._source._memory.rereads(self._source._at)
+            if again and isinstance(error, ConnectionLost):
+                # What is remembered is compared again, over a new connection.
+                raise error
             return self._source._lost(error)
         place = self.position
         due = None if place is None else place.next_entry
@@ -408,15 +425,14 @@ class _File(_SourceReader):
     def _read_from(self, stream: DataStream) -> Steps[bool]:
         """Read to the end. True if entries that were read may have changed: compare them."""
         header = stream.header
-        identity = Identity.of(header)
-        start = yield from self._begin(header)
+        identity, epoch = Identity.of(header), stream.epoch
+        start = yield from self._begin(header, partial(self._compare, stream))
         number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
         if number > header.total_entries:
             raise UnknownEntry(number, header.total_entries)
         yield from self._send_begun(Position(number, b"", identity))
         yield from self._joined(number, header.total_entries)
         trail = Trail(number)
-        epoch = stream.epoch
         while True:
             batches = stream.batches(number, None)
             while (batch := (yield InThread(next, (batches, None)))) is not None:
@@ -429,3 +445,12 @@ class _File(_SourceReader):
                 yield Sleep((yield Now()) + _POLL_SECONDS)
             if stream.epoch != epoch or stream.total_entries < number:
                 return True
+
+    def _compare(self, stream: DataStream, trail: Remembered, until: int) -> Steps[int | None]:
+        """The first entry before `until` that differs from the remembered ones; None if none."""
+        batches = stream.batches(trail.first_number, until)
+        while (batch := (yield InThread(next, (batches, None)))) is not None:
+            differing = difference(trail, batch)
+            if differing is not None:
+                return differing
+        return None

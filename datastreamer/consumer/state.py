@@ -17,7 +17,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DatastreamerError, HistoryChanged, StreamClosed
 from datastreamer.metrics.exposition import Samples
 from datastreamer.position import Position
-from datastreamer.protocol.history import Trail
+from datastreamer.protocol.filter.compare import Remembered, trail_of
 from datastreamer.protocol.resume import Rollback
 from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.events import PayloadComplete
@@ -115,84 +115,68 @@ Notice = MergeEvent | SourceLost | SourceBack | SourceRolledBack | SourceFailed
 
 
 class Memory:
-    """What a saved position remembers of a source's history, to be compared with what it sends.
+    """What a saved position remembers of a source's history, to be compared with what it holds.
 
     If reading continues after what is remembered, the client compares that itself. If earlier
-    entries are read again, and with `always`, `compare` checks each batch.
+    entries are read again, and with `always`, the `trail` is compared first, by a reading of its
+    own: what is read again may be another selection of the entries.
     """
 
     def __init__(self, source: str, place: SourceProgress | None, *, always: bool = False) -> None:
         self._source = source
         self._place = place
         self._always = always
-        self._trail: Trail | None = None
+        self.trail: Remembered | None = None
         self.start: Position | None = None
         if place is not None:
             self.start = place.read
             if always or place.position < place.read.next_entry:
-                trail = Trail.of(place.read)
-                begin = min(place.position, trail.first_number)
+                self.trail = trail_of(place.read)
+                begin = min(place.position, self.trail.first_number)
                 self.start = Position(begin, b"", place.read.stream)
-                self._trail = trail
 
     def behind(self, read: Position | None) -> Memory:
         """What is remembered if the source was lost after `read` (None: before it began)."""
         place = self._place
         if read is not None:
-            trail = self._trail
             known = read
-            if trail is not None and read.next_entry < trail.next_number:
-                known = trail.position(read.stream)
+            if self.trail is not None and self.rereads(read):
+                known = self.trail.position(read.stream)
             place = SourceProgress(read.next_entry, known.next_entry, known)
         return Memory(self._source, place, always=self._always)
 
-    def meet(self, total: int) -> Rollback | None:
-        """The source holds `total` entries. A `Rollback` if it lacks some of the remembered ones;
-        raises `HistoryChanged` if it lacks all of them."""
-        trail = self._trail
-        if trail is None or total >= trail.next_number:
-            return None
-        first, due = trail.first_number, trail.next_number
-        if total <= first and first > 0:
-            self._trail = None
-            raise self._changed(f"it holds {total} entries", due, total)
-        trail.cut(total)
-        return self._rollback(trail, due)
-
-    def compare(self, batch: EntryBatch) -> Rollback | None:
-        """Compare a batch with what is remembered. A `Rollback` if they differ from an entry on;
-        raises `HistoryChanged` if no remembered entry is equal."""
-        trail = self._trail
-        if trail is None:
-            return None
-        first, due = trail.first_number, trail.next_number
-        begin, end = max(first, batch.first_number), min(due, batch.next_number)
-        if begin < end:
-            at = batch.first_number
-            differing = trail.first_difference(batch[begin - at : end - at])
-            if differing is not None:
-                self._trail = None
-                if differing == first and first > 0:
-                    what = f"entry {first} is not the one that was received"
-                    raise self._changed(what, due, due)
-                trail.cut(differing)
-                return self._rollback(trail, due)
-        if batch.next_number >= due:
-            self._trail = None
-        return None
-
-    def _rollback(self, trail: Trail, due: int) -> Rollback:
-        stream = None if self.start is None else self.start.stream
-        place = Position(trail.next_number, trail.hashes, stream)
-        return Rollback(trail.next_number, due, place)
-
-    def _changed(self, what: str, due: int, total: int) -> HistoryChanged:
-        return HistoryChanged(
-            f"{self._source} changed its history: {what}; entry {due} is the next one needed",
-            next_entry=due,
-            total_entries=total,
-            first_differing=None,
+    def rereads(self, read: Position | None) -> bool:
+        """Whether a source that was read up to `read` sends again what is remembered."""
+        return (
+            read is not None and self.trail is not None and read.next_entry < self.trail.next_number
         )
+
+    def judge(self, differing: int | None, total: int) -> Rollback | None:
+        """The source holds `total` entries, and `differing` is the first that is not the remembered
+        one. A `Rollback` if it lacks some of the remembered ones; raises `HistoryChanged` if it
+        lacks all of them."""
+        trail, place = self.trail, self._place
+        if differing is None and trail is not None and total < trail.next_number:
+            differing = total
+        if differing is None or trail is None or place is None:
+            return None
+        due = trail.next_number
+        if not trail.certain(differing) and trail.first_number > 0:
+            what = f"entry {differing} is not the one that was received"
+            if differing >= total:
+                what = f"it holds {total} entries"
+            raise HistoryChanged(
+                f"{self._source} changed its history: {what}; entry {due} is the next one needed",
+                next_entry=due,
+                total_entries=total,
+                first_differing=None,
+            )
+        trail.cut(differing)
+        read = trail.position(place.read.stream)
+        position = min(place.position, differing)
+        self._place = SourceProgress(position, differing, read)
+        self.start = Position(min(position, trail.first_number), b"", read.stream)
+        return Rollback(differing, due, read)
 
 
 class ConsumerState:

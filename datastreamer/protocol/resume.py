@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from operator import index
-from typing import TypeAlias
 
 from xxhash import xxh3_64_digest
 
@@ -26,21 +25,27 @@ from datastreamer.errors import (
     UnknownEntry,
     UsageError,
 )
-from datastreamer.format import MAX_CLAUSES, Header
+from datastreamer.format import Header
 from datastreamer.position import HASH_SIZE, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
-from datastreamer.protocol.batches import BatchLimits, BatchReading, asked_for, probe
+from datastreamer.protocol.batches import BatchLimits, BatchReading, probe
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange, Streaming
+from datastreamer.protocol.filter.compare import (
+    Reading,
+    Remembered,
+    compare,
+    difference,
+    filter_of,
+    trail_of,
+    truncated,
+)
 from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.history import Trail, different_stream
-from datastreamer.selection.clauses import Selection, within
-
-Reading: TypeAlias = Streaming | BatchReading | FilteredReading
-Remembered: TypeAlias = Trail | FilteredTrail
+from datastreamer.selection.clauses import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,7 @@ class Resumable:
 
     def go_on_from(self, position: Position) -> None:
         """Begin at a saved position instead of the start."""
-        chosen = position.chosen
-        self._trail = Trail.of(position) if chosen is None else FilteredTrail.of(position, chosen)
+        self._trail = trail_of(position)
         self._stream = position.stream
         self._careful = True
 
@@ -197,7 +201,7 @@ class Resumable:
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return
-        self._filter = yield from _filter_of(connection, self._where)
+        self._filter = yield from filter_of(connection, self._where)
         if self._careful:
             header = yield from exchanges.header(connection)
             self._recognize(header, connection.peer)
@@ -341,35 +345,26 @@ class Resumable:
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
         common = min(due, total)
-        # If the remembered entries are of another selection, read them separately.
+        rest, differing = None, None
+        # If the remembered entries are of another selection, they are read separately.
         apart = trail.where != self._filter
-        chosen = None if not apart else (yield from _filter_of(connection, trail.where))
-        try:
-            if apart:
-                reading = yield from self._begin_check(connection, first, common, chosen)
-            else:
+        fresh = self._new_trail(first)
+        if apart:
+            differing = yield from compare(connection, trail, common, fresh)
+        else:
+            try:
                 reading = yield from self._begin(connection, first)
-        except BadFromEntry as error:
-            # Truncated since it reported its total: the next attempt shows how far.
-            raise ConnectionLost(
-                f"the stream of {connection.peer} was truncated meanwhile"
-            ) from error
-        # The new trail, if its selection changes.
-        fresh = self._new_trail(first if chosen is None else common)
-        at, rest, differing = first, None, None
-        while at < common and differing is None:
-            batch = yield from reading.advance()
-            if batch is None:
-                return
-            part = batch.before(common)
-            known = part if trail.where is None else part.select(trail.where)
-            differing = trail.first_difference(known)
-            go_on = part.next_number if differing is None else differing
-            if apart and chosen is None:
-                same = part.before(go_on)
-                fresh.extend(same if fresh.where is None else same.select(fresh.where))
-            rest = batch.since(go_on)
-            at = batch.next_number
+            except BadFromEntry as error:
+                raise truncated(connection) from error
+            at = first
+            while at < common and differing is None:
+                batch = yield from reading.advance()
+                if batch is None:
+                    return
+                part = batch.before(common)
+                differing = difference(trail, part)
+                rest = batch.since(part.next_number if differing is None else differing)
+                at = batch.next_number
         if differing is None and total < due:
             differing = total
         if differing is not None:
@@ -380,32 +375,14 @@ class Resumable:
             trail.cut(differing)
             self.rollback = Rollback(differing, due, trail.position(self._stream))
         if apart:
-            yield from reading.end(None)
             go_on = common if differing is None else differing
             if fresh.next_number != go_on:
                 fresh = self._new_trail(go_on)
             reading = yield from self._begin(connection, go_on)
-            self._trail, rest = fresh, None
+            self._trail = fresh
         if rest is not None and rest.next_number == rest.first_number:
             rest = None
         self._streaming, self._ahead = reading, rest
-
-    def _begin_check(
-        self,
-        connection: ClientConnection,
-        first: int,
-        stop: int,
-        chosen: Selection | None,
-    ) -> Exchange[Reading]:
-        reading: Reading
-        if chosen is not None:
-            reading = FilteredReading(first, stop, BatchLimits(), chosen)
-        elif connection.capabilities is not None and connection.capabilities.batch_reads:
-            reading = BatchReading(first, stop, BatchLimits())
-        else:
-            reading = Streaming(first, stop)
-        yield from reading.begin(connection)
-        return reading
 
     def _changed(
         self, peer: str, trail: Remembered, total: int, differing: int | None
@@ -481,13 +458,6 @@ class Resumable:
             )
         else:
             self._missed = due
-
-
-def _filter_of(connection: ClientConnection, where: Selection | None) -> Exchange[Selection | None]:
-    """What this server should select; None if it should send all."""
-    if not where or len(within(where)) > MAX_CLAUSES:
-        return None
-    return asked_for((yield from probe(connection)), where)
 
 
 def behind(peer: str, total: int, last: int) -> ServerBehind:

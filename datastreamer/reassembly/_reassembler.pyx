@@ -125,6 +125,7 @@ cdef class Reassembler(Ledger):
 
         Only entries of `type` are processed; entry numbers are the positions. An event is returned
         before the next message is processed, so that `checkpoint` and `positions` are exact for it.
+        At the end the position is `batch.next_number`, also if entries before it are missing.
         Messages that the iteration has not reached have not been received.
         """
         cdef _Received received = _Received.__new__(_Received)
@@ -635,8 +636,21 @@ cdef class _Received:
                     return event
                 self.events = None
             if self.at >= self.columns.count:
+                self._finish()
                 raise StopIteration
             self._more()
+
+    cdef int _finish(self) except -1:
+        """The whole batch has been received, with the entries that are missing in it."""
+        cdef Reassembler into = self.into
+        cdef uint64_t first = self.batch.first_number, next_ = self.batch.next_number
+        if first < next_:
+            into._enter()
+            try:
+                into._advance(into._source(self.source), next_)
+            finally:
+                into._busy = False
+        return 0
 
     cdef int _more(self) except -1:
         """Process messages up to the first that has an event."""

@@ -132,17 +132,14 @@ class Merge:
     ) -> Iterator[MergeEvent]:
         """The events of a batch; `read` is the position after it. The batch counts as received only
         once the iteration has ended."""
-        floor = self._floors.get(source, 0)
-        if batch.first_number < floor:
-            batch = batch[min(len(batch), floor - batch.first_number) :]
+        batch = batch.since(self._floors.get(source, 0))
         positions = {} if self._ordering is None else self._positions()
         # During a replay, payloads that an earlier run delivered may arrive from anywhere.
         self._delivered.begun = 0 if self._reassembler.replaying else self._delivered.count
-        if batch:
-            if source in self._rewound:
-                self._rewound[source] = batch.first_number
-            for event in self._reassembler.receive_batch(batch, source, type=self._type, now=now):
-                yield from self._events_of(event, positions, now)
+        if source in self._rewound:
+            self._rewound[source] = batch.first_number
+        for event in self._reassembler.receive_batch(batch, source, type=self._type, now=now):
+            yield from self._events_of(event, positions, now)
         if source in self._rewound:
             self._rewound[source] = read.next_entry
             seen = self._reassembler.checkpoint(known=False).seen

@@ -1,0 +1,85 @@
+"""Compares remembered entries with those that a server holds, by a reading of its own.
+
+Owns which entries that reading requests: those of the remembered selection, whatever is streamed.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import BadFromEntry, ConnectionLost
+from datastreamer.format import MAX_CLAUSES
+from datastreamer.position import Position
+from datastreamer.protocol.batches import BatchLimits, BatchReading, asked_for, probe
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.exchanges import Exchange, Streaming
+from datastreamer.protocol.filter.history import FilteredTrail
+from datastreamer.protocol.filter.reads import FilteredReading
+from datastreamer.protocol.history import Trail
+from datastreamer.selection.clauses import Selection, within
+
+Reading: TypeAlias = Streaming | BatchReading | FilteredReading
+Remembered: TypeAlias = Trail | FilteredTrail
+
+
+def trail_of(position: Position) -> Remembered:
+    """What a position remembers."""
+    chosen = position.chosen
+    return Trail.of(position) if chosen is None else FilteredTrail.of(position, chosen)
+
+
+def filter_of(connection: ClientConnection, where: Selection | None) -> Exchange[Selection | None]:
+    """What this server should select; None if it should send all."""
+    if not where or len(within(where)) > MAX_CLAUSES:
+        return None
+    return asked_for((yield from probe(connection)), where)
+
+
+def truncated(connection: ClientConnection) -> ConnectionLost:
+    """The exception for a stream that lost entries since the server reported its total: the next
+    attempt shows how many."""
+    return ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
+
+
+def difference(trail: Remembered, batch: EntryBatch) -> int | None:
+    """The first entry in the range of `batch`, which is remembered, that differs; `batch` may hold
+    others too."""
+    return trail.first_difference(_selected(batch, trail))
+
+
+def compare(
+    connection: ClientConnection, trail: Remembered, until: int, fresh: Remembered | None = None
+) -> Exchange[int | None]:
+    """The first entry before `until` that differs from the remembered ones; None if all are equal.
+
+    If the server sends all entries, the equal ones extend `fresh`, a trail of another selection.
+    """
+    at, differing = trail.first_number, None
+    chosen = yield from filter_of(connection, trail.where)
+    reading: Reading
+    if chosen is not None:
+        reading = FilteredReading(at, until, BatchLimits(), chosen)
+    elif connection.capabilities is not None and connection.capabilities.batch_reads:
+        reading = BatchReading(at, until, BatchLimits())
+    else:
+        reading = Streaming(at, until)
+    try:
+        yield from reading.begin(connection)
+    except BadFromEntry as error:
+        raise truncated(connection) from error
+    while at < until and differing is None:
+        batch = yield from reading.advance()
+        assert batch is not None, "it ends at `until`"
+        part = batch.before(until)
+        differing = difference(trail, part)
+        if fresh is not None and chosen is None:
+            same = part if differing is None else part.before(differing)
+            fresh.extend(_selected(same, fresh))
+        at = batch.next_number
+    yield from reading.end(None)
+    return differing
+
+
+def _selected(batch: EntryBatch, trail: Remembered) -> EntryBatch:
+    return batch if trail.where is None else batch.select(trail.where)
