@@ -42,6 +42,7 @@ class Reassembly(ReassemblyBase):
         budget: int = 1 << 30,
         max_age: float | None = 600.0,
         stream_type: int | None = None,
+        batch_reads: bool = True,
         timeout: float = TIMEOUT,
         heartbeat: float | None = None,
         backoff: Backoff = BACKOFF,
@@ -76,6 +77,8 @@ class Reassembly(ReassemblyBase):
         without it the last four are logged. `subscribe`, `reorg_threshold`, `budget` and `max_age`
         are the `Reassembler`'s; with several upstreams payloads stay known for at least 100,000
         further ones, and without `follow` nothing expires. Messages are the entries of `type`.
+        With `subscribe`, which nested headers are added to, servers that can send only the messages
+        that are subscribed to; without `batch_reads` no server is asked for that.
         `stream_type` (None: that of sequencers for servers, any for files), `timeout`, `heartbeat`
         and `backoff` are those of `connect`.
 
@@ -96,6 +99,7 @@ class Reassembly(ReassemblyBase):
             budget=budget,
             max_age=max_age,
             stream_type=stream_type,
+            batch_reads=batch_reads,
             timeout=timeout,
             heartbeat=heartbeat,
             backoff=backoff,

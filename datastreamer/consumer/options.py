@@ -14,7 +14,9 @@ from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.retry import Backoff, check_waits
 from datastreamer.reassembly.merge import Order
+from datastreamer.reassembly.portions import NESTED, wanted
 from datastreamer.reassembly.progress import ReassemblyStore
+from datastreamer.selection.clauses import Selection, selected
 from datastreamer.transport.address import UNIX
 
 SourceAddress: TypeAlias = Upstream | tuple[str, int] | str | os.PathLike[str]
@@ -33,6 +35,7 @@ class ReassemblyOptions:
 
     upstreams: Addresses
     subscribe: Iterable[bytes] | None
+    """Made a tuple here, with the prefix of nested headers."""
     store: ReassemblyStore | None
     order: Order | None
     after: bytes | None
@@ -44,6 +47,7 @@ class ReassemblyOptions:
     budget: int
     max_age: float | None
     stream_type: int | None
+    batch_reads: bool
     timeout: float
     heartbeat: float | None
     backoff: Backoff
@@ -54,7 +58,16 @@ class ReassemblyOptions:
         """The stream type that requests name."""
         return STREAM_TYPE_SEQUENCER if self.stream_type is None else self.stream_type
 
+    @property
+    def where(self) -> Selection | None:
+        """What servers are asked for; None: all entries."""
+        if self.subscribe is None:
+            return None
+        return selected(where=wanted(self.subscribe, self.type))
+
     def __post_init__(self) -> None:
+        if self.subscribe is not None:
+            object.__setattr__(self, "subscribe", (*self.subscribe, NESTED))
         if self.stream_type is not None:
             check_number("stream_type", self.stream_type)
         check_waits(self.timeout, self.retry_for, self.heartbeat)

@@ -313,6 +313,7 @@ class _Server(_SourceReader):
             retry_for=options.retry_for,
             backoff=options.backoff,
             heartbeat=heartbeat,
+            batch_reads=options.batch_reads,
         )
         yield from engine.open()
         try:
@@ -321,6 +322,7 @@ class _Server(_SourceReader):
             yield from engine.close()
 
     def _read_from(self, engine: ClientEngine) -> Steps[None]:
+        options = self._options
         header = yield from self._header(engine)
         start = yield from self._begin(header, partial(engine.ask, compare))
         stop = None if self._options.follow else header.total_entries
@@ -334,6 +336,7 @@ class _Server(_SourceReader):
             start if isinstance(start, bytes) else None,
             stop,
             from_position=start if isinstance(start, Position) else None,
+            where=options.where,
             follow_rollbacks=True,
             careful=engine.resumes,
         )

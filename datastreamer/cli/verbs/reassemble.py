@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
     from datastreamer.consumer.options import Start
 
-_NESTED = b"\xff"
 _LOOK_SECONDS = 0.5
 
 SourcesArgument = Annotated[
@@ -165,7 +164,7 @@ def reassemble(
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
     shape = output.chosen()
-    prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
+    prefixes = None if subscribe is None else [*map(_read_prefix, subscribe)]
     address = metrics.address()
     begin = _start(start, from_bookmark)
     upstreams = _upstreams(sources, options)
