@@ -6,6 +6,7 @@ Owns the normal form of a selection, and its limits. `_selection.pxd` compares e
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from datastreamer.errors import BadEntryType, UsageError
@@ -103,3 +104,32 @@ def within(clauses: Selection, most: int = MAX_CLAUSES) -> Selection:
             ]
         )
     return clauses
+
+
+def with_prefixes(types: Collection[int], prefixes: Iterable[str]) -> Selection | None:
+    """The entries of these types whose data begins one of the prefixes, each as ``[OFFSET:]0xHEX``;
+    without prefixes, all of the types; None for all entries. Raises `UsageError`."""
+    found = [read_prefix(text) for text in prefixes]
+    if not types:
+        if found:
+            raise UsageError("a prefix is one of an entry's type: name the type, too")
+        return None
+    if not found:
+        return selected(types)
+    return selected(where=[Where(each, *prefix) for each in types for prefix in found])
+
+
+def read_prefix(text: str) -> tuple[int, bytes]:
+    """The offset and the bytes of a prefix such as ``2:0x01`` or ``0x01``. Raises `UsageError`."""
+    at, colon, digits = text.rpartition(":")
+    offset = int(at) if at.isascii() and at.isdigit() else 0 if not colon else -1
+    content = b""
+    if digits[:2] in ("0x", "0X"):
+        with suppress(ValueError):
+            content = bytes.fromhex(digits[2:])
+    if not content or len(content) > MOST_PREFIX or not 0 <= offset <= MOST_OFFSET:
+        raise UsageError(
+            f"a prefix is [OFFSET:]0xHEX, with 1 to {MOST_PREFIX} bytes and an offset up to "
+            f"{MOST_OFFSET:,}, such as 2:0x01, not {text!r:.80}"
+        )
+    return offset, content

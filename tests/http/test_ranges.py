@@ -86,6 +86,30 @@ async def test_types(filled: DataStream, format: str) -> None:
         assert (await refused(web, "/v1/entries?format=raw&type=1"))[0] == 400
 
 
+@pytest.mark.parametrize("format", FORMATS[:3])
+async def test_prefixes(filled: DataStream, format: str) -> None:
+    everything = held(filled, 0, 4000)
+    sample = next(it for it in everything if it[1] == 3 and len(it[2]) > 3)
+    at, prefix = 1, sample[2][1:3]
+    async with serving(filled) as web:
+        query = f"&type=3&type=176&prefix={at}:0x{prefix.hex()}&limit=4000"
+        found = await read(web, format, query)
+        assert found == [
+            it for it in everything if it[1] in (3, 0xB0) and it[2][at:].startswith(prefix)
+        ]
+        assert sample in found
+        assert await read(web, format, "&type=3&prefix=0xffffffffff&limit=4000") == []
+        for bad in ("prefix=0x01", "type=3&prefix=01", "type=3&prefix=0x", "format=raw&type=3"):
+            assert (await refused(web, f"/v1/entries?{bad}"))[0] == 400
+        tags = set[str]()
+        for one in ("", "&type=3", "&type=3&prefix=0x01", "&type=3&prefix=1:0x01"):
+            _, headers, _ = await ask(web.port, f"/v1/entries?from=0&to=9&format={format}{one}")
+            tags.add(headers["Etag"])
+        assert len(tags) == 4
+        _, headers, _ = await ask(web.port, "/v1/entries?limit=10&type=3&prefix=2:0x0a")
+        assert "&type=3&prefix=2:0x0a>" in headers["Link"]
+
+
 async def test_links_lead_through_the_stream(filled: DataStream) -> None:
     got, path = [], "/v1/entries?limit=2500&format=json&type=1"
     async with serving(filled) as web:

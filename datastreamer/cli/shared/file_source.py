@@ -10,6 +10,7 @@ from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import check_start
 from datastreamer.errors import DamagedFile, FileMissing, StreamBusy
 from datastreamer.format import Header
+from datastreamer.selection.clauses import Selection
 from datastreamer.storage.stream import DataStream
 
 # Interval between checks of a followed file for new entries; a check is one small read.
@@ -74,10 +75,10 @@ class FileSource:
         return self.stream.bookmark(key)
 
     def batches(
-        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+        self, start: int | bytes, stop: int | None, where: Selection | None = None
     ) -> Generator[EntryBatch, None, None]:
-        """Entries from a number or bookmark up to, not including, `stop`; with `types` only those
-        of these types.
+        """Entries from a number or bookmark up to, not including, `stop`; with `where` only
+        those that it selects.
 
         Waits for later commits; without a `stop` it does not end.
         """
@@ -87,7 +88,7 @@ class FileSource:
         while True:
             for batch in stream.batches(number, stop):
                 number = batch.next_number
-                yield batch if types is None else batch.select(types)
+                yield batch if where is None else batch.select(where)
             if stop is not None and number >= stop:
                 return
             # Without follow, only committed entries were asked for: missing ones were truncated.

@@ -17,6 +17,7 @@ from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions, check_sta
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import BadFromBookmark, UnknownBookmark, UnknownEntry
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.selection.clauses import Selection
 from datastreamer.transport.address import Address
 
 # Committed entries arrive at once; a server that sends nothing for this time is probed.
@@ -151,16 +152,16 @@ class ServerSource:
             raise self._unknown(key, error) from None
 
     def batches(
-        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+        self, start: int | bytes, stop: int | None, where: Selection | None = None
     ) -> Generator[EntryBatch, None, None]:
         client = self.client
         try:
             if isinstance(start, int) and stop is not None and self._batch_reads:
-                yield from client.read_batches(from_entry=start, stop=stop, types=types)
+                yield from client.read_batches(from_entry=start, stop=stop, where=where)
             elif isinstance(start, int):
-                yield from client.batches(from_entry=start, stop=stop, types=types)
+                yield from client.batches(from_entry=start, stop=stop, where=where)
             else:
-                yield from client.batches(from_bookmark=start, stop=stop, types=types)
+                yield from client.batches(from_bookmark=start, stop=stop, where=where)
         except BadFromBookmark as error:
             assert isinstance(start, bytes)
             raise self._unknown(start, error) from None

@@ -34,8 +34,9 @@ from datastreamer.cli.shared.options import (
 from datastreamer.cli.shared.output import form_of
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import named_not_found, open_source
-from datastreamer.errors import HistoryChanged
+from datastreamer.errors import HistoryChanged, UsageError
 from datastreamer.format import U64_MAX
+from datastreamer.selection.clauses import with_prefixes
 
 LastOption = Annotated[int | None, number_option("--last", "N", "Begin N entries before the head.")]
 FromBookmarkOption = Annotated[
@@ -55,6 +56,15 @@ CountOption = Annotated[int | None, number_option("--count", "N", "Print at most
 TypeOption = Annotated[
     list[str] | None,
     text_option("--type", "T", "Print only entries of this type, decimal or 0x...; repeatable."),
+]
+PrefixOption = Annotated[
+    list[str] | None,
+    text_option(
+        "--prefix",
+        "[OFFSET:]0xHEX",
+        "Of each --type, print only entries with these bytes at this offset of their data [0]; "
+        "repeatable.",
+    ),
 ]
 TimeoutOption = Annotated[
     float | None,
@@ -91,6 +101,7 @@ def cat(
     to_bookmark: ToBookmarkOption = None,
     count: CountOption = None,
     types: TypeOption = None,
+    prefixes: PrefixOption = None,
     follow: FollowOption = False,
     timeout: TimeoutOption = None,
     decode: DecodeOption = None,
@@ -119,7 +130,10 @@ def cat(
         number = read_number(start or "", U64_MAX, "--from")
         if to is not None and to < number:
             raise typer.BadParameter(f"--to {to} is less than --from {number}")
-    wanted = frozenset(map(read_type, types or ()))
+    try:
+        where = with_prefixes([read_type(each) for each in types or ()], prefixes or ())
+    except UsageError as error:
+        raise typer.BadParameter(f"--prefix: {error}") from None
     shape = output.chosen()
     if decode is not None and shape in ("raw", "hex"):
         raise typer.BadParameter(
@@ -158,7 +172,7 @@ def cat(
         if isinstance(begin, int) and stop is not None:
             if stop <= begin:
                 return
-            if count is not None and not wanted:
+            if count is not None and where is None:
                 # Ask a server for no more entries than are printed.
                 stop = min(stop, begin + max(count, 1))
         if decode is None:
@@ -182,7 +196,7 @@ def cat(
             ) as progress,
             _history_advice(),
             # Closed here: in a garbage collection a signal would get lost, with a traceback.
-            closing(stream.batches(begin, stop, wanted or None)) as batches,
+            closing(stream.batches(begin, stop, where)) as batches,
         ):
             for batch in batches:
                 chosen = batch if count is None else batch[:count]

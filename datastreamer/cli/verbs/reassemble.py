@@ -46,6 +46,7 @@ from datastreamer.cli.shared.options import (
     text_option,
 )
 from datastreamer.cli.shared.server_options import MetricsOptions
+from datastreamer.cli.verbs.cat import NoBatchReadsOption
 from datastreamer.cli.verbs.split import MessageTypeOption
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.blocking_reassembly import BlockingReassembly
@@ -140,6 +141,7 @@ def reassemble(
     follow: FollowOption = False,
     reorg_threshold: ReorgThresholdOption = 1000,
     type: MessageTypeOption = MESSAGE_TYPE,
+    no_batch_reads: NoBatchReadsOption = False,
     budget: BudgetOption = 1024,
     max_age: MaxAgeOption = 600.0,
     store: StoreOption = None,
@@ -176,6 +178,7 @@ def reassemble(
             BlockingReassembly(
                 upstreams,
                 subscribe=prefixes,
+                batch_reads=not no_batch_reads,
                 store=kept,
                 on_event=lambda event: logs.say_verbatim(event_line(event)),
                 follow=follow,

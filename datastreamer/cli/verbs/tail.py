@@ -11,7 +11,7 @@ from datastreamer.cli.shared.options import (
     StreamVersionOption,
     number_option,
 )
-from datastreamer.cli.verbs.cat import DecodeOption, TypeOption, cat
+from datastreamer.cli.verbs.cat import DecodeOption, PrefixOption, TypeOption, cat
 
 LastOption = Annotated[int, number_option("--last", "N", "Begin N entries before the head.")]
 
@@ -21,6 +21,7 @@ def tail(
     *,
     last: LastOption = 10,
     types: TypeOption = None,
+    prefixes: PrefixOption = None,
     decode: DecodeOption = None,
     stream_version: StreamVersionOption = None,
     output: EntryOutput,
@@ -37,6 +38,7 @@ def tail(
         last=last,
         follow=True,
         types=types,
+        prefixes=prefixes,
         decode=decode,
         stream_version=stream_version,
         output=output,

@@ -221,6 +221,13 @@ _PATHS: Final = {
             {"type": "integer", "minimum": 1},
         ),
         _parameter("type", "Only entries of these types", _list(_NUMBER), explode=True),
+        _parameter(
+            "prefix",
+            "Of these types, only entries that have these bytes at this offset of their data, as "
+            "2:0x01",
+            _list(_TEXT),
+            explode=True,
+        ),
         _parameter("format", "Instead of Accept", {"enum": ["ndjson", "json", "arrow", "raw"]}),
         headers=_LINKED,
         errors=(404, 406, 409, 416),

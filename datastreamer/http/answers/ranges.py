@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import trio
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DamagedFile, StreamClosed, UnknownEntry
+from datastreamer.errors import DamagedFile, StreamClosed, UnknownEntry, UsageError
 from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.http.answers.entries import NOT_CACHED, CachePolicy
 from datastreamer.http.answers.formats import (
@@ -38,6 +38,7 @@ from datastreamer.http.port.messages import (
     Parameters,
 )
 from datastreamer.protocol.messages import BatchQuery
+from datastreamer.selection.clauses import Clause, Selection, with_prefixes
 from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.server.streaming.output import ClientOutput
@@ -59,11 +60,11 @@ _ACKNOWLEDGE_SECONDS: Final = (0.0005, 0.01)
 
 
 class WantedRange(NamedTuple):
-    """The entries that a client asks for, of these types (all, if empty). `closed`: later commits
+    """The entries that a client asks for; None: all of the range. `closed`: later commits
     do not change it. `rest` is where a further request continues; None if there is nothing."""
 
     entries: range
-    types: tuple[int, ...]
+    where: Selection | None
     closed: bool
     rest: str | None
 
@@ -76,13 +77,17 @@ class EntryRanges:
         self._cache = cache
 
     async def entries(self, request: HttpRequest) -> HttpAnswer:
-        parameters = request.parameters("from", "to", "limit", "format", repeated=["type"])
+        parameters = request.parameters(
+            "from", "to", "limit", "format", repeated=["type", "prefix"]
+        )
         kind = chosen_kind(request, parameters.choice("format", *NAMES))
         encoding = chosen_encoding(request) if kind in (JSON, NDJSON) else None
         reading = self._source.reading()
         wanted = await self._range(reading, parameters, kind)
-        if kind == OCTETS and wanted.types:
-            raise HttpProblem(400, "type is for the other formats; leave it out for raw")
+        if kind == OCTETS and wanted.where:
+            raise HttpProblem(
+                400, "type and prefix are for the other formats; leave them out for raw"
+            )
         answer = None
         if kind != OCTETS and request.method != "HEAD":
             answer = FormedRange(reading, wanted, await trio.to_thread.run_sync(form_of, kind))
@@ -90,7 +95,7 @@ class EntryRanges:
         # Now: the tag is of the epoch of what was read.
         headers = list(NOT_CACHED)
         if wanted.closed:
-            kinds = "".join(f".{each}" for each in wanted.types)
+            kinds = "".join(f".{_short(each)}" for each in wanted.where or ())
             first, stop = wanted.entries.start, wanted.entries.stop
             named = f"{first}-{stop}{kinds}-{name_of(kind)}-{encoding or ''}"
             headers = list(self._cache.headers(reading, named))
@@ -112,7 +117,11 @@ class EntryRanges:
         last = parameters.number("to")
         most = MOST_JSON if kind == JSON else None
         limit = parameters.number("limit", least=1, most=most or U64_MAX) or most
-        types = tuple(sorted(set(parameters.numbers("type", most=U32_MAX))))
+        types, prefixes = parameters.numbers("type", most=U32_MAX), parameters.texts("prefix")
+        try:
+            where = with_prefixes(types, prefixes)
+        except UsageError as error:
+            raise HttpProblem(400, f"prefix: {error}") from None
         total = reading.total
         if first > total:
             raise HttpProblem(
@@ -131,8 +140,9 @@ class EntryRanges:
             named = f"/v1/entries?from={stop}"
             named += "" if last is None else f"&to={last}"
             named += "" if limit is None else f"&limit={limit}"
-            rest = named + f"&format={name_of(kind)}" + "".join(f"&type={each}" for each in types)
-        return WantedRange(range(first, stop), types, closed, rest)
+            named += f"&format={name_of(kind)}" + "".join(f"&type={each}" for each in types)
+            rest = named + "".join(f"&prefix={each}" for each in prefixes)
+        return WantedRange(range(first, stop), where, closed, rest)
 
 
 class FormedRange:
@@ -142,7 +152,7 @@ class FormedRange:
         self._reading = reading
         self._range = wanted.entries
         self._form = form
-        self._encode = _selecting(form.piece, wanted.types)
+        self._encode = _selecting(form.piece, wanted.where)
         self._epoch = 0
         # Read, and not sent yet.
         self._piece = Piece(b"", 0, wanted.entries.start)
@@ -226,13 +236,20 @@ class FormedRange:
         await output.send(data)
 
 
-def _selecting(encode: Encode, types: tuple[int, ...]) -> Encode:
-    """`encode` of the entries of these types; nothing if there is none."""
-    if not types:
+def _short(clause: Clause) -> str:
+    """A clause as a part of a tag."""
+    if isinstance(clause, int):
+        return str(clause)
+    return f"{clause.type}-{clause.offset}-{clause.prefix.hex()}"
+
+
+def _selecting(encode: Encode, where: Selection | None) -> Encode:
+    """`encode` of the selected entries; nothing if there is none."""
+    if where is None:
         return encode
 
     def selecting(batch: EntryBatch) -> bytes:
-        found = batch.select(types)
+        found = batch.select(where)
         return encode(found) if len(found) else b""
 
     return selecting

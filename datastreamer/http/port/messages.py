@@ -209,6 +209,9 @@ class Parameters:
     def numbers(self, name: str, *, most: int) -> list[int]:
         return [number(name, each, most=most) for each in self._values.get(name, ())]
 
+    def texts(self, name: str) -> list[str]:
+        return self._values.get(name, [])
+
     def choice(self, name: str, *known: str) -> str | None:
         found = self.text(name)
         if found is not None and found not in known:

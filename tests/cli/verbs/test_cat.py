@@ -18,11 +18,12 @@ from datastreamer.protocol.messages import (
     Stop,
 )
 from datastreamer.protocol.server import End, Event
+from datastreamer.selection.clauses import Where
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.interop.plain import digest, scan
-from tests.network.stub import Filtering, Stub, StubServer, handler, key, sample
+from tests.network.stub import Filtering, Selecting, Stub, StubServer, handler, key, sample
 
 
 def numbers(outcome: object) -> list[int]:
@@ -164,6 +165,49 @@ def test_filtered_reads_are_used_if_the_server_supports_them(
     if "--no-batch-reads" not in options:
         asked = [CapabilitiesQuery(), *asked]
     assert questions == asked
+
+
+@pytest.mark.parametrize(
+    "options, asked",
+    [
+        (
+            ["--type", "3", "--prefix", "0x1f", "--prefix", "2:0x2D"],
+            [FilteredRead(0, (Where(3, 0, b"\x1f"), Where(3, 2, b"\x2d")), 50, 0, 1 << 20)],
+        ),
+        (["--type", "3", "--prefix", "0x1f", "--no-batch-reads"], [Start(0), Stop()]),
+    ],
+)
+def test_selected_reads_are_used_if_the_server_supports_them(
+    invoke: Invoke, options: list[str], asked: list[Event]
+) -> None:
+    stub = Selecting(sample(50), span=100)
+    old = Filtering(sample(50))
+    with StubServer(handler(stub)) as server, StubServer(handler(old)) as before:
+        cat = invoke("cat", f"127.0.0.1:{server.port}", *options)
+        assert cat.code == 0, cat
+        assert 31 in numbers(cat)
+        assert invoke("cat", f"127.0.0.1:{before.port}", *options) == cat
+    questions = [event for event in stub.seen if not isinstance(event, HeaderQuery | End)]
+    if "--no-batch-reads" not in options:
+        asked = [CapabilitiesQuery(), *asked]
+    assert questions == asked
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--prefix", "0x01"], "name the type, too"),
+        (["--type", "3", "--prefix", "01"], "[OFFSET:]0xHEX"),
+        (["--type", "3", "--prefix", "0x"], "[OFFSET:]0xHEX"),
+        (["--type", "3", "--prefix", "70000:0x01"], "[OFFSET:]0xHEX"),
+        (["--type", "3", "--prefix", "-1:0x01"], "[OFFSET:]0xHEX"),
+    ],
+)
+def test_prefixes_that_are_none(invoke: Invoke, options: list[str], says: str) -> None:
+    cat = invoke("cat", "stream.bin", *options)
+    assert cat.code == 2
+    assert says in cat.err
+    assert "--prefix" in cat.err
 
 
 def test_following_some_types(invoke: Invoke) -> None:
