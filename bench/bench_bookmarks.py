@@ -19,7 +19,7 @@ import pytest
 
 from bench.measure import Done, Latencies
 from datastreamer import DataStream
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from datastreamer.zkevm.bookmark_keys import raw_key
 
 Versus = Callable[..., None]

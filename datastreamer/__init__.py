@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from datastreamer.storage.stream import DataStream as DataStream
     from datastreamer.storage.view import IndexName as IndexName
     from datastreamer.storage.write.atomic_op import AtomicOp as AtomicOp
-    from datastreamer.storage.write.durability import SyncPolicy as SyncPolicy
-    from datastreamer.storage.write.syncer import PendingCommit as PendingCommit
+    from datastreamer.storage.write.background import PendingCommit as PendingCommit
+    from datastreamer.storage.write.sync_policy import SyncPolicy as SyncPolicy
     from datastreamer.transport.tls import ServerTLS as ServerTLS
     from datastreamer.transport.tls import client_tls as client_tls
 
@@ -102,7 +102,7 @@ _names, __getattr__, __dir__ = load_on_use(
         "storage.stream": ("DataStream",),
         "storage.view": ("IndexName",),
         "storage.write.atomic_op": ("AtomicOp",),
-        "storage.write.durability": ("PendingCommit", "SyncPolicy"),
+        "storage.write.sync_policy": ("PendingCommit", "SyncPolicy"),
         "transport.tls": ("ServerTLS", "client_tls"),
     },
 )

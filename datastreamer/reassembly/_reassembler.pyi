@@ -6,7 +6,7 @@ from typing import final
 from _typeshed import ReadableBuffer
 
 from datastreamer._codec import EntryBatch
-from datastreamer.reassembly._ledger import Ledger
+from datastreamer.reassembly._memory import Ledger
 from datastreamer.reassembly.checkpoint import Checkpoint
 from datastreamer.reassembly.events import Event
 

@@ -19,7 +19,7 @@ from libc.string cimport memcmp
 
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, get_u32
-from datastreamer.reassembly._ledger cimport Ledger, LedgerSource, id_of
+from datastreamer.reassembly._memory cimport Ledger, LedgerSource, id_of
 from datastreamer.reassembly._shares cimport (
     header_weight, message_weight, share_lose, share_sent, share_sent_again,
 )

@@ -34,7 +34,7 @@ from datastreamer.server.server import Server
 from datastreamer.storage.disk.file_ops import Disk
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from datastreamer.transport.listeners import Hosts, open_listeners
 from datastreamer.transport.tls import ServerTLS
 

@@ -23,7 +23,7 @@ from datastreamer.service.worker_pool import Workers
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.atomic_op import raised_after
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from datastreamer.transport.listeners import Hosts, address_of, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
 

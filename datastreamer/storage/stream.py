@@ -34,9 +34,9 @@ from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.write._lane import Appending
 from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
 from datastreamer.storage.write.changes import ChangeWriter
-from datastreamer.storage.write.durability import SyncPolicy, check_policy
 from datastreamer.storage.write.opening import create_stream, open_to_write
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
+from datastreamer.storage.write.sync_policy import SyncPolicy, check_policy
 from datastreamer.storage.write.writer import StreamWriter
 
 PathLike = str | os.PathLike[str]

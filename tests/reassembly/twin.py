@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from datastreamer.reassembly._ledger import CHARGES
+from datastreamer.reassembly._memory import CHARGES
 from datastreamer.reassembly.checkpoint import Checkpoint
 from datastreamer.reassembly.events import Conflict, Dropped, Event, Malformed, PayloadComplete
 

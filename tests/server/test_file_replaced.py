@@ -33,7 +33,7 @@ from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write import owned_file as owned
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from datastreamer.transport.listeners import open_listeners
 from tests.network import model
 from tests.network.fixtures import PATIENCE, append, in_memory, until

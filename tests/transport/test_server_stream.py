@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from datastreamer.server.streaming._fanout import fan_out
+from datastreamer.server.streaming._feed_pass import fan_out
 from datastreamer.transport.listeners import NOTSENT_LOWAT
 from datastreamer.transport.server_stream import RECEIVE_SIZE, SocketTransport
 from tests.network.stream_transport import StreamTransport

@@ -29,8 +29,7 @@ from datastreamer.server.streaming import feed
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.pages import completer
 from datastreamer.storage.parts import StreamPages
-from datastreamer.storage.write import durability
-from datastreamer.storage.write.syncer import PendingCommit
+from datastreamer.storage.write.background import PendingCommit
 from tests.storage.lab.model import booted
 from tests.world import cache
 from tests.world.threads import Stepped, from_thread_run, from_thread_run_sync, in_loop, run_stepped
@@ -208,7 +207,7 @@ def simulated(sim_time: SimTime, chance: random.Random) -> Iterator[None]:
             (trio.to_thread, "run_sync", _threads(chance)),
             (trio.from_thread, "run", from_thread_run),
             (trio.from_thread, "run_sync", from_thread_run_sync),
-            (durability, "Syncer", syncer),
+            (sync_policy, "Syncer", syncer),
             (completer, "Syncer", syncer),
             (IndexBuilder, "start", _start_builder),
             # Other tasks run between any two members of a pass.

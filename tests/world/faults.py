@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.lab.cuts import MODES
 
 LOSE = "lose a connection"

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.lab.cuts import Cut
 from tests.storage.lab.disk import Interruption
 from tests.world import faults

@@ -20,7 +20,7 @@ from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from datastreamer.transport.server_stream import SocketTransport
 from tests.storage.lab.image import Image
 from tests.storage.lab.model import abandon

@@ -15,7 +15,7 @@ from datastreamer.errors import FileMissing
 from datastreamer.storage.pages.page_states import Verify
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import IndexName
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.errors import FileMissing
 from datastreamer.storage.stream import DataStream
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 
 OpsOption = Annotated[
     int | None,

@@ -23,7 +23,7 @@ from datastreamer.format import (
 )
 from datastreamer.protocol.publish.messages import Commit, encode_refusal
 from datastreamer.storage.stream import DataStream
-from datastreamer.storage.write.syncer import PendingCommit
+from datastreamer.storage.write.background import PendingCommit
 
 CLOSING: Final = (RESULT_BAD_OPERATION,)
 """Results after which the connection is closed: its further requests cannot be trusted."""

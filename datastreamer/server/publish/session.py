@@ -48,7 +48,7 @@ from datastreamer.server.publish.apply import (
     commit_together,
 )
 from datastreamer.server.publish.lease import PublishLease
-from datastreamer.storage.write.syncer import PendingCommit
+from datastreamer.storage.write.background import PendingCommit
 from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)

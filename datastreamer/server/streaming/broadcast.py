@@ -19,7 +19,7 @@ import trio
 from datastreamer.errors import DamagedFile, StreamFileError
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.counters import Counts
-from datastreamer.server.streaming._fanout import fan_out
+from datastreamer.server.streaming._feed_pass import fan_out
 from datastreamer.server.streaming.cold_reads import ColdReads
 from datastreamer.server.streaming.feed import Feed, FeedForm, Member
 from datastreamer.server.streaming.live_clients import LiveClients, LiveSender, socket_of

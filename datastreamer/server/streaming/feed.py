@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from datastreamer.errors import DamagedFile, NotFound
-from datastreamer.server.streaming._fanout import fan_out
+from datastreamer.server.streaming._feed_pass import fan_out
 from datastreamer.server.streaming.turns import Turns
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Chunk, Cursor

@@ -20,9 +20,9 @@ from datastreamer.spark.read.page_sums import PageComparison, SumsState, open_re
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.remote_file import RemoteFile
 from datastreamer.storage.disk.file_ops import OsDisk, Readable
+from datastreamer.storage.header.judgement import judge
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import NO_ID, Head
-from datastreamer.storage.header.recovery import judge
 from datastreamer.storage.pages.hashes import EndSum
 from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile
 from datastreamer.storage.read.file import StreamFile

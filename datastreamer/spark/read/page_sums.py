@@ -18,8 +18,8 @@ from datastreamer.format import page_start
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile, Readable
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import last_page_matches
 from datastreamer.storage.header.records import NO_ID, Head
-from datastreamer.storage.header.recovery import last_page_matches
 from datastreamer.storage.pages.compare import differs
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.proof import KnownChain

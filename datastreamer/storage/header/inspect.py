@@ -1,6 +1,6 @@
 """The values in a stream file, damaged or not, for `datastreamer info`.
 
-Decides nothing (`recovery.py` does), writes nothing, and also reads a file that an open rejects.
+Decides nothing (`judgement.py` does), writes nothing, and also reads a file that an open rejects.
 """
 
 from __future__ import annotations

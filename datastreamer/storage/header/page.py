@@ -2,7 +2,7 @@
 
 The commit record's sum covers magic and header. If these were damaged (or written by a program
 that keeps no records), the header that the record was made with can be found again: it is one of
-the ends that the synced headers and the mark name. Decides nothing: `recovery.py` does.
+the ends that the synced headers and the mark name. Decides nothing: `judgement.py` does.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import longest_whole, undone_by
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head
-from datastreamer.storage.header.recovery import longest_whole, undone_by
 from datastreamer.storage.maintain.kept_end import Reach, find_kept_end
 from datastreamer.storage.maintain.page_problems import first_damaged, page_problems
 from datastreamer.storage.maintain.report import Examination, Help, Report

@@ -10,8 +10,8 @@ from __future__ import annotations
 from datastreamer._codec import EntryBatch
 from datastreamer.format import U64_MAX, page_start
 from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.header.judgement import longest_whole
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import longest_whole
 from datastreamer.storage.maintain.report import Examination
 from datastreamer.storage.read.reader import doubt
 

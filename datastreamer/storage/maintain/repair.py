@@ -41,6 +41,7 @@ from datastreamer.storage.disk.dry_run import DryRun
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import hash_last_page
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
     NO_ID,
@@ -49,7 +50,6 @@ from datastreamer.storage.header.records import (
     SyncedHeader,
     Writer,
 )
-from datastreamer.storage.header.recovery import hash_last_page
 from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
 from datastreamer.storage.maintain.repair_plan import (
     Plan,
@@ -68,7 +68,7 @@ from datastreamer.storage.pages.restore import FileHealer, HealedPages, SourcePe
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
 from datastreamer.storage.write.opening import locked_by
-from datastreamer.storage.write.undo import keep_journal, undo_update
+from datastreamer.storage.write.undo_after_crash import keep_journal, undo_update
 
 _log = logging.getLogger(__name__)
 

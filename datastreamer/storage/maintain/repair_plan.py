@@ -19,8 +19,8 @@ from datastreamer.format import (
 )
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header import records
+from datastreamer.storage.header.judgement import sums_up_to
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.maintain.report import Examination, Report, counted
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.restore import HealedPages

@@ -34,9 +34,9 @@ from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import undone_by
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head, SyncedHeader
-from datastreamer.storage.header.recovery import undone_by
 from datastreamer.storage.pages.copy import Copied, CopySums
 from datastreamer.storage.pages.hashes import EndSum
 from datastreamer.storage.pages.sidecar import SUFFIX, SumsFile

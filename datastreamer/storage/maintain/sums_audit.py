@@ -12,9 +12,9 @@ from typing import NamedTuple
 from datastreamer.format import PAGE_SIZE, page_of
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import sums_up_to
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.pages.compare import compare, differs, pages_in_words
 from datastreamer.storage.pages.hashes import hash_page, last_page
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain, known_chains

@@ -17,8 +17,8 @@ from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.pages.hashes import HASH_SIZE, PageHash, hash_page
 from datastreamer.storage.pages.proof import Digests, KnownChain
+from datastreamer.storage.write.background import Syncer
 from datastreamer.storage.write.owned_file import OwnedFile
-from datastreamer.storage.write.syncer import Syncer
 
 _log = logging.getLogger(__name__)
 

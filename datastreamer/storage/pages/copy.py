@@ -15,9 +15,9 @@ from xxhash import xxh3_64_intdigest
 from datastreamer.errors import DamagedEntry, DamagedPage
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.header.judgement import hash_last_page, sums_up_to
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
 from datastreamer.storage.pages.compare import differs
 from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, chained, hash_page, last_page
 from datastreamer.storage.pages.keeper import ALL_TRUSTED

@@ -21,8 +21,8 @@ from datastreamer.errors import BadArgument, DamagedPage
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.disk.residency import CAN_SAY, Residency
+from datastreamer.storage.header.judgement import sums_up_to
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import sums_up_to
 from datastreamer.storage.pages.compare import MOVED, PAUSE_SECONDS, RecordSource, compare
 from datastreamer.storage.pages.hashes import EndSum, last_page
 

@@ -14,8 +14,8 @@ from xxhash import xxh3_128_digest
 
 from datastreamer.format import ENTRY_HEAD_STRUCT, PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.header.judgement import hash_last_page, sums_up_to
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
 from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, PageHash, hash_page, last_page
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain

@@ -32,15 +32,15 @@ from datastreamer.storage.disk.file_ops import (
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
-from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import Change, Head, PublisherRecord
-from datastreamer.storage.header.recovery import (
+from datastreamer.storage.header.judgement import (
     Judgement,
     as_shown,
     judge,
     shown,
     undone_by,
 )
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import Change, Head, PublisherRecord
 from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile, Verify

@@ -17,9 +17,9 @@ from datastreamer.errors import (
 from datastreamer.storage.disk.file_ops import Disk, File, OsFile
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import undone_by
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.header.recovery import undone_by
 from datastreamer.storage.read.reader import Reader
 
 

@@ -5,7 +5,7 @@ from datastreamer._packer import EntryPacker
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.write._stream_end import StreamEnd
-from datastreamer.storage.write.syncer import PendingCommit
+from datastreamer.storage.write.background import PendingCommit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

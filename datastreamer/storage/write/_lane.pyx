@@ -20,7 +20,7 @@ from datastreamer.storage.write._stream_end cimport (
 )
 
 from datastreamer.errors import NoOperation, OperationOpen
-from datastreamer.storage.write.syncer import PendingCommit
+from datastreamer.storage.write.background import PendingCommit
 
 cdef extern from *:
     """

@@ -29,8 +29,8 @@ from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import PageHash
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.write._lane import Appender
+from datastreamer.storage.write.background import PendingCommit
 from datastreamer.storage.write.pending_bookmarks import PendingBookmarks
-from datastreamer.storage.write.syncer import PendingCommit
 from datastreamer.storage.write.writer import StreamWriter
 
 _log = logging.getLogger(__name__)

@@ -34,16 +34,16 @@ from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import hash_last_page, sums_up_to
 from datastreamer.storage.header.records import Change, Head
-from datastreamer.storage.header.recovery import hash_last_page, sums_up_to
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import SealedTail, last_page
 from datastreamer.storage.pages.sidecar import PageSum
-from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
-from datastreamer.storage.write.undo import keep_journal, opened_sums
+from datastreamer.storage.write.sync_policy import Durability
+from datastreamer.storage.write.undo_after_crash import keep_journal, opened_sums
 
 _log = logging.getLogger(__name__)
 

@@ -39,16 +39,16 @@ from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.inspect import is_running
+from datastreamer.storage.header.judgement import Judgement, judge, sums_up_to
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, CommitRecord, Head
-from datastreamer.storage.header.recovery import Judgement, judge, sums_up_to
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, SealedTail, last_page
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.read.open_file import open_file, os_error
-from datastreamer.storage.write.durability import SyncPolicy, write_again
 from datastreamer.storage.write.owned_file import OwnedFile
-from datastreamer.storage.write.undo import undo_update
+from datastreamer.storage.write.sync_policy import SyncPolicy, write_again
+from datastreamer.storage.write.undo_after_crash import undo_update
 from datastreamer.storage.write.writer import StreamWriter
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Owns the end of the file, the bytes of the header page and how they are written, whether anything
 may be written, and the descriptors that a commit wakes. Knows no order of steps and no syncs:
-`durability.py`, `uncommitted.py`, `changes.py` and `writer.py` do.
+`sync_policy.py`, `uncommitted.py`, `changes.py` and `writer.py` do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from datastreamer.storage.disk.file_ops import Disk, File, boot_id
 from datastreamer.storage.disk.identity import LOOK_SECONDS, OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import Judgement
 from datastreamer.storage.header.records import Head, SyncedHeader
-from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import EndSum

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datastreamer.errors import WriteFailed
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import Agreement, PublisherRecord
-from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.sync_policy import Durability
 
 
 class SourceRecords:

@@ -14,8 +14,8 @@ from datastreamer.storage.disk.file_ops import Buffer, Placing, Segments
 from datastreamer.storage.disk.preallocation import Preallocation
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import Claim, CommitRecord
-from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.sync_policy import Durability
 
 _log = logging.getLogger(__name__)
 

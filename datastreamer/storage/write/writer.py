@@ -17,9 +17,9 @@ from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.pages.completer import SumsCompleter
 from datastreamer.storage.write._lane import Appender
 from datastreamer.storage.write.changes import ChangeWriter
-from datastreamer.storage.write.durability import Durability, SyncPolicy
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.source_records import SourceRecords
+from datastreamer.storage.write.sync_policy import Durability, SyncPolicy
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write import owned_file as owned
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.lab.disk import SimDisk
 
 POLICIES: list[SyncPolicy] = ["commit", "os", 5]

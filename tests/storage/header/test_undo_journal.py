@@ -17,7 +17,7 @@ from datastreamer.storage.header.undo_journal import SUFFIX, Undo
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import repair
 from datastreamer.storage.maintain.snapshot import snapshot
-from datastreamer.storage.write.undo import undo_update
+from datastreamer.storage.write.undo_after_crash import undo_update
 from tests.storage.made import FaultyDisk, add, copied, items
 
 OLD, NEW = b"o" * 2000, b"n" * 2000

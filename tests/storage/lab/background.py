@@ -1,6 +1,6 @@
 """The writer's thread that syncs behind its commits, as far as a machine lets it.
 
-Replaces ``datastreamer/storage/write/syncer.py``. Nothing runs by itself: the machine says
+Replaces ``datastreamer/storage/write/background.py``. Nothing runs by itself: the machine says
 when a sync that was asked for begins, and may hold it before one of its operations while
 the writer continues. Only one of the two threads ever runs, and time is a number, so that an
 example does the same each time it is run.

@@ -31,8 +31,8 @@ from datastreamer.errors import (
 from datastreamer.storage.disk import preallocation as room
 from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.pages import completer
-from datastreamer.storage.write import durability as durable
-from datastreamer.storage.write.syncer import PendingCommit
+from datastreamer.storage.write import sync_policy as durable
+from datastreamer.storage.write.background import PendingCommit
 from tests.storage.lab.background import Background, IdleSyncer, Turn
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble
 from tests.storage.lab.disk import Gone, SimDisk

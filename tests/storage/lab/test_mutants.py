@@ -26,21 +26,20 @@ from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt
 from datastreamer.format import Header
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.header import recovery
+from datastreamer.storage.header.judgement import Judgement
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, Writer, get_record
-from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.pages.completer import SumsCompleter
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.sidecar import SumsFile
 from datastreamer.storage.read import file as file_module
 from datastreamer.storage.write import changes as changes_module
-from datastreamer.storage.write import durability as durable
 from datastreamer.storage.write import opening
+from datastreamer.storage.write import sync_policy as durable
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
-from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.source_records import SourceRecords
+from datastreamer.storage.write.sync_policy import Durability
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 from datastreamer.storage.write.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
@@ -302,7 +301,7 @@ MUTANTS: dict[str, Mutant] = {
     "a truncation without a sync": replaced(ChangeWriter, "_change", no_sync_in_a_change),
     "a truncation without an epoch": replaced(ChangeWriter, "_change", no_epoch),
     "the record's hash is not checked": replaced(
-        recovery, "longest_whole", lambda _: lambda file, record: record.after
+        judgement, "longest_whole", lambda _: lambda file, record: record.after
     ),
     "the record's base is not moved on": both(
         replaced(DataStream, "commit_atomic_op", base_stays),

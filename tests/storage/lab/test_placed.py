@@ -13,7 +13,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import WriteFailed
-from datastreamer.storage.write import durability as durable
+from datastreamer.storage.write import sync_policy as durable
 from datastreamer.storage.write.uncommitted import UncommittedSpace
 from tests.storage.lab.background import Background
 from tests.storage.lab.cuts import Cut

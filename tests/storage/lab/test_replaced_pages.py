@@ -9,7 +9,6 @@ import pytest
 from datastreamer._codec import Entry
 from datastreamer.storage.pages import completer
 from datastreamer.storage.stream import DataStream
-from datastreamer.storage.write import durability
 from tests.storage.lab.background import IdleSyncer
 from tests.storage.lab.cuts import ARRIVED, MODES, Cut
 from tests.storage.lab.disk import Gone, Interruption, SimDisk
@@ -102,7 +101,7 @@ def test_it_is_damaged_or_replaced(
     page: int, mode: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also as far as checksums say, and no open is refused. Without a mode the system continues."""
-    for module in (durability, completer):
+    for module in (sync_policy, completer):
         monkeypatch.setattr(module, "Syncer", IdleSyncer)
     killed, after, outcomes = True, 0, set()
     while killed:

@@ -24,7 +24,7 @@ from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import EMPTY
 from datastreamer.storage.write._lane import CommitLane
-from datastreamer.storage.write.durability import SyncPolicy
+from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.made import FaultyDisk, sum_at
 from tests.storage.steps import SteppedCommit, Writes, before_the_report
 

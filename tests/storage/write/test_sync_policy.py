@@ -12,7 +12,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt, EntriesLost, StreamClosed, WriteFailed
-from datastreamer.storage.write.syncer import PendingCommit
+from datastreamer.storage.write.background import PendingCommit
 from tests.storage.made import BOOKMARK, FaultyDisk, add, items
 
 EVENT = (1, b"event")

@@ -6,8 +6,8 @@ import queue
 
 import pytest
 
-from datastreamer.storage.write import syncer as syncer_module
-from datastreamer.storage.write.syncer import Syncer
+from datastreamer.storage.write import background as syncer_module
+from datastreamer.storage.write.background import Syncer
 
 PATIENCE = 60
 

@@ -1,4 +1,4 @@
-"""The ledger's fields and methods, for `_reassembler.pyx`; see `_ledger.pyx`."""
+"""The ledger's fields and methods, for `_reassembler.pyx`; see `_memory.pyx`."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 

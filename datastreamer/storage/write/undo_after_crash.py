@@ -14,8 +14,8 @@ from datastreamer.format import page_of
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.judgement import undone_by
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.recovery import undone_by
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.pages.sidecar import SUFFIX as SUMS_SUFFIX
 from datastreamer.storage.pages.sidecar import SumsFile, discard

@@ -25,10 +25,10 @@ from datastreamer.errors import (
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header import records
+from datastreamer.storage.header.judgement import longest_whole
 from datastreamer.storage.header.records import CommitRecord, Head
-from datastreamer.storage.header.recovery import longest_whole
+from datastreamer.storage.write.background import Syncer
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
-from datastreamer.storage.write.syncer import Syncer
 
 SyncPolicy = Literal["commit", "os"] | int
 
