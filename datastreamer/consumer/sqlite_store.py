@@ -6,6 +6,7 @@ Owns the tables. A payload costs a few rows, however many are known.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ _TABLES: Final = (
         "id BLOB, prefixes BLOB)"
     ),
     "reassembly_saves (one INTEGER PRIMARY KEY, count INTEGER)",
+    "reassembly_subscription (one INTEGER PRIMARY KEY, prefixes TEXT)",
 )
 
 
@@ -50,6 +52,8 @@ class SqliteStore:
         self._own = not isinstance(database, sqlite3.Connection)
         # The number of saves in the database, as of the last load or save here.
         self._saves: int | None = None
+        # The subscription in the database, likewise.
+        self._subscribed: tuple[bytes, ...] | None = None
         self._name = "the database"
         try:
             if isinstance(database, sqlite3.Connection):
@@ -100,11 +104,13 @@ class SqliteStore:
                     "SELECT * FROM reassembly_chain ORDER BY number"
                 )
             ]
+            row = ask("SELECT prefixes FROM reassembly_subscription").fetchone()
         except sqlite3.Error as error:
             raise self._failed("cannot be read", error) from error
+        self._subscribed = None if row is None else tuple(map(bytes.fromhex, json.loads(row[0])))
         if not (places or known or chain):
             return None
-        return ReassemblyProgress(places, known, len(known), chain)
+        return ReassemblyProgress(places, known, len(known), chain, subscribed=self._subscribed)
 
     def save(self, progress: ReassemblyProgress) -> None:
         """Save `progress`, and commit the transaction that is open."""
@@ -112,6 +118,12 @@ class SqliteStore:
         try:
             with self._transaction():
                 saves = self._count_save()
+                subscribed = progress.subscribed
+                if subscribed is not None and subscribed != self._subscribed:
+                    database.execute(
+                        "REPLACE INTO reassembly_subscription VALUES (0, ?)",
+                        (json.dumps([prefix.hex() for prefix in subscribed]),),
+                    )
                 database.executemany(
                     "REPLACE INTO reassembly_place VALUES (?, ?, ?, ?)",
                     [
@@ -151,7 +163,7 @@ class SqliteStore:
                     )
         except sqlite3.Error as error:
             raise self._failed("cannot be written", error) from error
-        self._saves = saves
+        self._saves, self._subscribed = saves, subscribed
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

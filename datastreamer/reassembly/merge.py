@@ -23,7 +23,12 @@ from datastreamer.reassembly.checkpoint import Checkpoint, Stats
 from datastreamer.reassembly.events import Conflict, Event, PayloadComplete
 from datastreamer.reassembly.orderer import Applied, Block, Gap, Orderer, Rejected, Reorg
 from datastreamer.reassembly.producer import MESSAGE_TYPE
-from datastreamer.reassembly.progress import Name, ReassemblyProgress, SourceProgress
+from datastreamer.reassembly.progress import (
+    Name,
+    ReassemblyProgress,
+    SourceProgress,
+    subscription,
+)
 
 _PART_BYTES: Final = 128
 """Memory of a part beside its bytes, as Python objects."""
@@ -81,6 +86,7 @@ class Merge:
         if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
             raise UsageError(f"messages need a u32 entry type that is no bookmark's, not {type}")
         before = ReassemblyProgress() if resume is None else resume
+        wanted = None if subscribe is None else tuple(subscribe)
         known = reorg_threshold
         if order is not None:
             # A later run reads the payloads of the chain again, and those between them.
@@ -93,7 +99,7 @@ class Merge:
             name: place for name, place in before.places.items() if name in self._sources
         }
         self._reassembler = Reassembler(
-            subscribe,
+            wanted,
             reorg_threshold=known,
             budget=budget,
             max_age=max_age,
@@ -103,6 +109,8 @@ class Merge:
                 before.known,
             ),
         )
+        self._subscribed = subscription(wanted)
+        before.check(self._subscribed)
         # Entries below were processed; a source sends them if its batch begins earlier.
         self._floors = {name: place.position for name, place in self._places.items()}
         # Rewound sources: how far they are, until they are where they were before.
@@ -176,9 +184,11 @@ class Merge:
             places[name] = SourceProgress(position, furthest, place.read)
         known = list(self._delivered.unsaved)
         count = self._delivered.needed(self._reassembler.known_count, read_again)
-        if self._ordering is None:
-            return ReassemblyProgress(places, known, count)
-        return ReassemblyProgress(places, known, count, *self._ordering.changed())
+        chain: Sequence[tuple[Block, Name]] = ()
+        floor = 0
+        if self._ordering is not None:
+            chain, floor = self._ordering.changed()
+        return ReassemblyProgress(places, known, count, chain, floor, self._subscribed)
 
     def saved(self) -> None:
         """The last `progress` has been saved."""

@@ -58,7 +58,9 @@ def test_a_place_is_true_to_the_event_that_was_given_last() -> None:
         assert [int(own) for own, _ in merge.progress().known] == [number]
         merge.saved()
     assert list(events) == []
-    assert merge.progress() == ReassemblyProgress({"a": SourceProgress(6, 6, Position(6))}, [], 2)
+    assert merge.progress() == ReassemblyProgress(
+        {"a": SourceProgress(6, 6, Position(6))}, [], 2, subscribed=(b"",)
+    )
 
 
 def test_what_is_not_whole_is_read_again_from_all() -> None:
