@@ -133,8 +133,6 @@ class ClientConnection(Packets):
         answered."""
         self.refused = False
         """Whether the server refused the capabilities query."""
-        self.out_of_step = False
-        """Whether the server reads parameters as commands: send no further requests."""
         self.streamed = Streamed(None, {})
         self._commands: deque[Command] = deque()
         # What may answer the first of these now.
