@@ -198,8 +198,7 @@ class ServerLink(ForkGuard):
         """Whether `call` needs another request after this answer, and whose time has come."""
         if not self._may_wait and self.peer not in self._singly:
             self._singly.add(self.peer)
-            why = "it does not support batches" if self._may_ask else "batch_reads is off"
-            _log.info("batch_read requests single entries from %s: %s", self.peer, why)
+            _log.info("batch_read requests single entries from %s, without batches", self.peer)
         due = call.due(batch, self.total_entries or 0, waits=self._may_wait)
         if due is None:
             return False

@@ -134,6 +134,8 @@ def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
     types = servable(wanted_types) if capabilities.filters else None
     singly = types is None and not capabilities.batch_reads
     number, count, wait_ms = wanted.from_entry, wanted.max_count, wanted.wait_ms
+    paused = wait_ms > 0 and connection.ended_at == number
+    connection.ended_at = None
     total = -1 if connection.total_entries is None else connection.total_entries
     due = number < 0 or (number > total and (wanted.checked or singly))
     # While a caller waits at the end, the query of the entry itself is enough.
@@ -147,7 +149,8 @@ def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
         raise UnknownEntry(number, total)
     if number > total and singly:
         raise past_the_end(number)
-    if number == total and singly and (is_new or due):
+    if number == total and singly and (is_new or due or paused):
+        connection.ended_at = None if wait_ms else number
         return scan(b"", number)
     size = bytes_to_ask_for(capabilities, wanted.max_bytes)
     if singly:

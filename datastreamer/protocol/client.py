@@ -131,6 +131,8 @@ class ClientConnection(Packets):
         self.asked_at: int | None = None
         """The number of bytes received when the capabilities were requested, until they are
         answered."""
+        self.ended_at: int | None = None
+        """The entry for which a wait has just ended; another one begins with a pause."""
         self.refused = False
         """Whether the server refused the capabilities query."""
         self.streamed = Streamed(None, {})

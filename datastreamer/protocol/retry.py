@@ -1,5 +1,4 @@
-"""When a client asks again, after it has lost its server or for an entry that is to come, and which
-of several servers.
+"""When a client asks again, and which of several servers.
 
 Owns which errors are worth another attempt, the waits between attempts, and the next server. Must
 not know sockets, clocks or randomness: the caller passes times, or its clock, and random numbers.
@@ -134,9 +133,8 @@ class BatchCall:
         self._now = now
         self._until = now() + wait_ms(wait) / 1000
         self._wanted = wanted
-        # Where the answer begins, where the last request did, and how many there were.
+        # Where the answer begins, and how many requests there were.
         self._first: int | None = None
-        self._begun_at = 0
         self._requests = 0
 
     @property
@@ -148,7 +146,6 @@ class BatchCall:
         """The next request."""
         wanted = replace(self._wanted, wait_ms=wait_ms(self.left))
         batch = yield from read(connection, wanted)
-        self._begun_at = batch.first_number
         if self._first is None:
             self._first = batch.first_number
         if batch.first_number == self._first:
@@ -159,7 +156,7 @@ class BatchCall:
     def due(self, batch: EntryBatch, total: int, *, waits: bool) -> float | None:
         """When to send another request; None: `batch` is the answer. `waits`: whether the server
         waits for a commit itself; it may be one of other types."""
-        waited = waits and batch.next_number == self._begun_at
+        waited = waits and batch.next_number == max(self._wanted.from_entry, self._first or 0)
         if batch or waited or self.stopped or total > batch.next_number or not wait_ms(self.left):
             return None
         self._wanted = replace(self._wanted, from_entry=batch.next_number)

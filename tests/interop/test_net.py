@@ -254,6 +254,8 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
             assert [(e.number, e.type, e.data) for e in got] == entries
             with pytest.raises(UnknownEntry):
                 await client.batch_read(len(entries) + 1)
+            assert len(await client.batch_read(len(entries), wait=0.2)) == 0
+            assert list(await client.batch_read(-3)) == got[-3:]
             again = [e async for batch in client.read_batches(max_count=9) for e in batch]
             assert again == got
             with pytest.raises(NotSupported, match="does not support ranges"):
