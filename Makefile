@@ -21,8 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help core setup jar test test-fast test-oldest demo spark-demo lint format types proto build docs wheels \
-	bench soak mutants sanitize clean distclean
+.PHONY: help core setup jar test test-fast test-oldest demo spark-demo lint format types proto build build-dsapp \
+	docs wheels bench soak mutants sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make spark-demo the pipeline on a live server: tables, a report, charts; needs Java"
 	@echo "make lint       ruff, generated files    make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
+	@echo "make build-dsapp  the demo app of the Go program's users, as ./dsapp"
 	@echo "make jar        the reader in Java for Spark; needs a JDK 17 and Maven"
 	@echo "make bench      measure, one table       make soak      the long tests"
 	@echo "make mutants    plant faults in the package: the tests have to find each"
@@ -89,6 +90,9 @@ build: setup jar
 	rm -rf dist
 	$(PY) -m build
 
+build-dsapp: core
+	cp $(VENV)/bin/dsapp dsapp
+
 docs: setup $(VENV)/.docs
 	$(PY) .ci/site.py pages build/pages
 	$(VENV)/bin/zensical build --strict
@@ -114,7 +118,7 @@ sanitize: setup
 	PYTHON=$(abspath $(PY)) tests/sanitize.sh $(SIDE_BY_SIDE)
 
 clean:
-	rm -rf build dist jvm/target *.egg-info .cache .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf dsapp build dist jvm/target *.egg-info .cache .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f $(patsubst %.pyx,%.c,$(filter %.pyx,$(CYTHON))) $(VENV)/.built
 	find datastreamer -name '*.so' -delete -o -name '*.jar' -delete
 	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -79,7 +79,7 @@ The options are those of `connect`; `timeout` (seconds) bounds the wait for an a
 The wait for streamed entries has no limit. Raises `ConnectFailed` and `TLSFailed`. Errors and
 lost connections leave what they leave of a `Client`.""",
             "BlockingClient.stop": """\
-End the iteration that is open, if there is one; it ends without an error.
+End the iteration that is open, or the wait of a `batch_read`, without an error.
 
 While another thread waits for its next item, that thread still receives what has
 arrived, and the connection is given up; the next call makes another.""",

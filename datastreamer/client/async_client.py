@@ -18,7 +18,7 @@ from datastreamer.client.link import MAX_LAG
 from datastreamer.client.upstream import ServerAddress, upstreams_of
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.batches import Read, probe, read, wait_ms
+from datastreamer.protocol.batches import Read, probe
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.selection.clauses import Where, selected
@@ -206,19 +206,19 @@ class Client(ClientBase[Batches, Entries]):
         types: Collection[int] | None = None,
         where: Iterable[Where | int] | None = None,
         confirmed: bool = True,
-        fallback: bool = False,
+        fallback: bool = True,
     ) -> EntryBatch:
         """The entries from `from_entry` on, in one answer: at most `max_count`, of at most
-        `max_bytes` with their heads (0: as many as the server gives).
+        `max_bytes` with their heads (0: as many as the server gives). From -n on: the last n.
 
         The server returns any number of entries from one to these limits: the first even if it is
         larger than `max_bytes`. The batch is empty only at the end of the stream, if no entry was
-        committed for `wait` seconds.
+        committed for `wait` seconds or `stop` was called.
 
         With `confirmed`, a `from_entry` that is not known to be in the stream is compared with
         the server's total first, and raises `UnknownEntry` if it is greater; without `confirmed`,
-        the server refuses it: `BadFromEntry`. A server without batches raises `NotSupported`; with
-        `fallback`, the client requests single entries from it.
+        the server refuses it: `BadFromEntry`. From a server without batches the client requests
+        single entries, repeatedly during `wait`; without `fallback`, it raises `NotSupported`.
 
         With `types`, only entries of these types, and with `where` those that one of its clauses
         matches, all of them before `next_number`: possibly none, since a server scans a limited
@@ -226,8 +226,8 @@ class Client(ClientBase[Batches, Entries]):
         others.
         """
         chosen = selected(types, where)
-        wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, chosen)
-        return await self._driver.run(self._engine.ask(read, wanted, wait=wait))
+        wanted = Read(from_entry, max_count, max_bytes, 0, confirmed, fallback, chosen)
+        return await self._driver.run(self._engine.read(wanted, wait))
 
     async def run(
         self,
@@ -245,7 +245,7 @@ class Client(ClientBase[Batches, Entries]):
         await self._driver.run(self._run(callback, from_entry, from_bookmark, stop))
 
     async def stop(self) -> None:
-        """End the iteration that is open, if there is one; it ends without an error.
+        """End the iteration that is open, or the wait of a `batch_read`, without an error.
 
         May be called while another task waits for entries; that task still receives what
         arrives before the server's answer.

@@ -15,7 +15,6 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.effects import Call, Steps
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
-from datastreamer.errors import UsageError
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
@@ -80,7 +79,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         `requests` in flight: the server sends no more than is requested.
 
         Ends before entry `stop`, or at the stream's end as of the beginning. A server without
-        batches streams the same entries.
+        batches streams the same entries, and the client cuts them into such batches.
         """
         start = (from_entry if from_position is None else None, None, from_position)
         batched = BatchLimits(max_count, max_bytes, requests)
@@ -158,14 +157,11 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         """As `entries`, in runs as they arrive: the fast way for many entries.
 
         A batch keeps its bytes, in a receive buffer of up to 1 MiB. With `commits`, a server that
-        can reports where atomic operations end (`commit_ahead`): for a streaming from an entry,
-        without `types`.
+        can reports where atomic operations end (`commit_ahead`): for a streaming from an entry or
+        a position; `from_bookmark` and `types` raise `UsageError`.
         """
         start = (from_entry, from_bookmark, from_position)
-        chosen = selected(types, where)
-        if commits and chosen is not None:
-            raise UsageError("commits=True is for all entries; leave out types and where")
-        options = {"where": chosen, "commits": commits}
+        options = {"where": selected(types, where), "commits": commits}
         return self._batches(self._streaming(start, stop, cursor, on_rollback, **options))
 
     def _streaming(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from datastreamer._codec import EntryBatch
 from datastreamer.client import bulk_receive
 from datastreamer.client.bulk_receive import Settle, Take
 from datastreamer.client.effects import (
@@ -31,9 +32,6 @@ from datastreamer.client.link import ServerLink
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
-    DatastreamerError,
-    DifferentStream,
-    HistoryChanged,
     NoAnswer,
     NotFound,
     PeerError,
@@ -41,10 +39,11 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.batches import Read
 from datastreamer.protocol.exchanges import Exchange, Lookup, Work
 from datastreamer.protocol.history import LastRead
 from datastreamer.protocol.resume import Resumable
-from datastreamer.protocol.retry import Recovery
+from datastreamer.protocol.retry import BatchCall, Recovery
 from datastreamer.transport.connection_errors import say_back, say_lost
 
 T = TypeVar("T")
@@ -81,6 +80,8 @@ class ClientEngine(ServerLink):
     # The iteration that is open, on which the server may send at any time.
     _active: OpenIteration | None = None
     _rejoining = False
+    # The `read` that is in progress.
+    _batch: BatchCall | None = None
     # Set at the end of the call that is in progress.
     _released: Signal | None = None
 
@@ -111,21 +112,24 @@ class ClientEngine(ServerLink):
 
     # Exchanges
 
-    def ask(
-        self, exchange: Callable[..., Exchange[T]], *arguments: Any, wait: float = 0.0
-    ) -> Steps[T]:
-        """One exchange from its request to its answer, which the server may delay by `wait`
-        seconds."""
-        limit = self.answer_timeout
-        return self._call(exchange, arguments, None if limit is None else limit + wait)
+    def ask(self, exchange: Callable[..., Exchange[T]], *arguments: Any) -> Steps[T]:
+        """One exchange from its request to its answer."""
+        return self._call(exchange, arguments, self.answer_timeout)
+
+    def read(self, wanted: Read, wait: float) -> Steps[EntryBatch]:
+        """One batch. At the end of the stream, the next entry is waited for, for `wait` seconds."""
+        call = BatchCall(wanted, wait, self._driver.now)
+        return self._call(call.read, (), self.answer_timeout, call)
 
     def _call(
         self,
-        exchange: Callable[..., Exchange[T]],
+        exchange: Callable[..., Exchange[Any]],
         arguments: tuple[Any, ...],
         seconds: float | None,
-    ) -> Steps[T]:
+        batch: BatchCall | None = None,
+    ) -> Steps[Any]:
         self._claim()
+        self._batch = batch
         if self._read is not None:
             self._servers.begin()
         asked_again = False
@@ -139,13 +143,21 @@ class ClientEngine(ServerLink):
                         asked_again = asked_again or self._read is not None
                     before = self._connection.received_bytes
                     flow = exchange(self._connection, *arguments)
-                    answer = yield from self._drive(flow, seconds)
+                    wait = batch.left if batch is not None and self._may_wait else 0.0
+                    limit = None if seconds is None else seconds + wait
+                    answer = yield from self._drive(flow, limit)
                     if self.moves and (yield from self._is_elsewhere(answer)):
+                        continue
+                    if batch is not None and (yield from self._repeats(batch, answer)):
+                        asked_again = False
+                        self._servers.begin()
                         continue
                     if self._read is not None:
                         self._read.note(answer)
                     return answer
-                except (PeerError, NotFound) as error:
+                except (PeerError, NotFound, Interrupted) as error:
+                    if batch is not None and batch.stopped and not isinstance(error, NotFound):
+                        return batch.nothing()
                     lost = isinstance(error, ConnectionLost)
                     lost = lost and not (self.moves and isinstance(error, NoAnswer))
                     if lost and self._is_asked_again(before, self.resumes and not asked_again):
@@ -158,6 +170,9 @@ class ClientEngine(ServerLink):
             yield from self._judge(error, in_step=not self._connection.outstanding)
             raise
         finally:
+            self._batch = None
+            if batch is not None and batch.stopped:
+                yield from self._drop()
             self._release()
             if self._closed:
                 yield from self._close_down()
@@ -285,7 +300,14 @@ class ClientEngine(ServerLink):
                 self._release()
 
     def stop(self) -> Steps[None]:
-        """End the open iteration, also while another task or thread waits for its next item."""
+        """End the open iteration, also while another task or thread waits for its next item; or
+        the wait of a `read`."""
+        if (batch := self._batch) is not None and batch.left and self.ours:
+            batch.stopped = True
+            yield Interrupt(self.channel)
+            if self._batch is batch and not self._driver.threaded:
+                yield from self._until_released()
+            return
         while (active := self._active) is not None and self.ours:
             if self._turn.acquire(False):
                 active.finish()
@@ -308,9 +330,12 @@ class ClientEngine(ServerLink):
             except BaseException:
                 yield from self._drop()
                 raise
-            if self._released is None:
-                self._released = self._driver.signal()
-            yield Wait(self._released)
+            yield from self._until_released()
+
+    def _until_released(self) -> Steps[None]:
+        if self._released is None:
+            self._released = self._driver.signal()
+        yield Wait(self._released)
 
     # Turns
 
@@ -336,32 +361,7 @@ class ClientEngine(ServerLink):
             self._turn.release()
         return True
 
-    def _ensure_not_closed(self, error: BaseException) -> None:
-        """Raise `StreamClosed` in place of what the closed connection raised."""
-        if isinstance(error, PeerError | Interrupted):
-            self._ensure_open()
-
     # Losses
-
-    def _is_asked_again(self, received_before: int, resumes: bool) -> bool:
-        """Whether to send a request over another connection: the lost one had worked before and was
-        stale, or the server closed it during the capabilities query, repeated once at most."""
-        stale = resumes and 0 < received_before == self._connection.received_bytes
-        return stale or self._lost_by_asking()
-
-    def _move(self, error: BaseException) -> Steps[None]:
-        """Go to the next server after what this one said. Raises what all said if all were asked
-        since the request began; `error` if there is no other, or if the history was rewritten."""
-        self._ensure_not_closed(error)
-        rewritten = isinstance(error, HistoryChanged) and not isinstance(error, DifferentStream)
-        if not self.moves or rewritten or not isinstance(error, DatastreamerError):
-            raise error
-        self._servers.failed(error, supposed=self._seems_without)
-        self._closings.pop(self.peer, None)
-        if self._servers.all_failed:
-            raise self._servers.error() from error
-        yield from self._hang_up()
-        self._servers.go_on()
 
     def _look_up_elsewhere(self, work: Lookup, error: BaseException) -> Steps[None]:
         """Have another server continue after `error`. Raises what `_move` does."""

@@ -19,13 +19,17 @@ from datastreamer.client.effects import (
     Close,
     Connect,
     Driver,
+    Interrupted,
     Receive,
     Send,
+    Sleep,
     Steps,
 )
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
+    DatastreamerError,
+    DifferentStream,
     HistoryChanged,
     NoAnswer,
     NotFound,
@@ -43,7 +47,14 @@ from datastreamer.protocol.exchanges import Exchange, Work
 from datastreamer.protocol.history import LastRead
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable
-from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, ServerChoice, check_waits
+from datastreamer.protocol.retry import (
+    BACKOFF,
+    Backoff,
+    BatchCall,
+    RetryPolicy,
+    ServerChoice,
+    check_waits,
+)
 from datastreamer.transport.connection_errors import answer_timeout, silent_server
 from datastreamer.transport.fork_guard import ForkGuard
 
@@ -112,6 +123,8 @@ class ServerLink(ForkGuard):
         # then.
         self._may_ask = batch_reads
         self._without: set[str] = set()
+        # The servers from which `batch_read` requests single entries.
+        self._singly: set[str] = set()
         # How often in a row each server closed the connection then. Of several, any may be killed
         # at that moment: once proves nothing.
         self._closings: dict[str, int] = {}
@@ -174,6 +187,33 @@ class ServerLink(ForkGuard):
             self._compared.clear()
             for server in self._servers.others():
                 self._compare_after(server, self._retry_policy.heartbeat or 0.0)
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether the server may wait for a commit itself: it may have batches."""
+        known = self._connection.capabilities
+        return known is None or known.batch_reads
+
+    def _repeats(self, call: BatchCall, batch: EntryBatch) -> Steps[bool]:
+        """Whether `call` needs another request after this answer, and whose time has come."""
+        if not self._may_wait and self.peer not in self._singly:
+            self._singly.add(self.peer)
+            _log.info("batch_read requests single entries from %s, without batches", self.peer)
+        due = call.due(batch, self.total_entries or 0, waits=self._may_wait)
+        if due is None:
+            return False
+        try:
+            yield Sleep(due)
+        except Interrupted:
+            self._ensure_open()
+            if call.stopped:
+                raise
+        return True
+
+    def _ensure_not_closed(self, error: BaseException) -> None:
+        """Raise `StreamClosed` in place of what the closed connection raised."""
+        if isinstance(error, PeerError | Interrupted):
+            self._ensure_open()
 
     def _ensure_open(self) -> None:
         if self._closed:
@@ -406,12 +446,30 @@ class ServerLink(ForkGuard):
             self._closings[self.peer] = self._closings.get(self.peer, 0) + 1
         return True
 
+    def _is_asked_again(self, received_before: int, resumes: bool) -> bool:
+        """Whether to send a request over another connection: the lost one had worked before and was
+        stale, or the server closed it during the capabilities query, repeated once at most."""
+        stale = resumes and 0 < received_before == self._connection.received_bytes
+        return stale or self._lost_by_asking()
+
+    def _move(self, error: BaseException) -> Steps[None]:
+        """Go to the next server after what this one said. Raises what all said if all were asked
+        since the request began; `error` if there is no other, or if the history was rewritten."""
+        self._ensure_not_closed(error)
+        rewritten = isinstance(error, HistoryChanged) and not isinstance(error, DifferentStream)
+        if not self.moves or rewritten or not isinstance(error, DatastreamerError):
+            raise error
+        self._servers.failed(error, supposed=self._seems_without)
+        self._closings.pop(self.peer, None)
+        if self._servers.all_failed:
+            raise self._servers.error() from error
+        yield from self._hang_up()
+        self._servers.go_on()
+
     def _is_spent(self, error: BaseException, *, in_step: bool) -> bool:
         if isinstance(error, ConnectFailed):
             self._without.discard(self._connection.peer)
             self._closings.pop(self._connection.peer, None)
-        if self._connection.out_of_step:
-            return True
         if isinstance(error, NotSupported):
             return False
         if isinstance(error, ServerRefused) and not self._connection.outstanding:

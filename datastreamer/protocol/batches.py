@@ -8,15 +8,15 @@ time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import (
     BadRange,
     ConnectionLost,
-    InvalidCommand,
     NotSupported,
     ServerRefused,
     UnknownEntry,
@@ -102,39 +102,60 @@ def probe(connection: ClientConnection) -> Exchange[Capabilities]:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A request for one batch. `checked`: compare `from_entry` with the total first; `fallback`:
-    request single entries from a server without batches; `where`: only the entries that it
-    selects, by the server if it can."""
+    """A request for one batch. `from_entry`: if negative, counted from the total; `checked`:
+    compare it with the total first; `fallback`: request single entries from a server without
+    batches; `where`: only the entries that it selects, by the server if it can."""
 
     from_entry: int
     max_count: int = 0
     max_bytes: int = 0
     wait_ms: int = 0
     checked: bool = True
-    fallback: bool = False
+    fallback: bool = True
     where: Selection | None = None
 
 
 def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
-    """At least one entry, or none at the end of the stream.
+    """At least one entry, or none at the end of the stream. A server without batches does not wait
+    for a commit: the caller repeats the request.
 
     Raises `NotSupported`; for an entry after the end `UnknownEntry` if `checked`, else
     `BadFromEntry`; `UsageError` and `BadEntryType` for invalid arguments.
     """
-    check_number("from_entry", wanted.from_entry)
+    check_number("from_entry", wanted.from_entry, -U64_MAX)
     check_number("max_count", wanted.max_count, most=U32_MAX)
     check_number("max_bytes", wanted.max_bytes, most=U32_MAX)
+    # The capabilities query requests the header, too.
+    is_new = connection.capabilities is None
     capabilities = yield from probe(connection)
     if not capabilities.batch_reads and not wanted.fallback:
         raise not_supported(connection, "batches")
-    if wanted.checked:
-        yield from _check(connection, wanted.from_entry)
     where = asked_for(capabilities, wanted.where)
-    if where is None and not capabilities.batch_reads:
-        batch = yield from _one_by_one(connection, wanted)
+    singly = where is None and not capabilities.batch_reads
+    number, count, wait_ms = wanted.from_entry, wanted.max_count, wanted.wait_ms
+    paused = wait_ms > 0 and connection.ended_at == number
+    connection.ended_at = None
+    total = -1 if connection.total_entries is None else connection.total_entries
+    due = number < 0 or (number > total and (wanted.checked or singly))
+    # While a caller waits at the end, the query of the entry itself is enough.
+    due = due or (singly and number == total and not wait_ms)
+    if due and not is_new:
+        total = (yield from exchanges.header(connection)).total_entries
+    if number < 0:
+        count = min(count or U32_MAX, -number)
+        number = max(0, total + number)
+    if number > total and wanted.checked:
+        raise UnknownEntry(number, total)
+    if number > total and singly:
+        raise past_the_end(number)
+    if number == total and singly and (is_new or due or paused):
+        connection.ended_at = None if wait_ms else number
+        return scan(b"", number)
+    size = bytes_to_ask_for(capabilities, wanted.max_bytes)
+    if singly:
+        wanted = replace(wanted, from_entry=number, max_count=count, max_bytes=size)
+        batch = yield from _one_by_one(connection, wanted, at_end=number == total)
     else:
-        number, count, wait_ms = wanted.from_entry, wanted.max_count, wanted.wait_ms
-        size = bytes_to_ask_for(capabilities, wanted.max_bytes)
         if where is None:
             yield connection.request(BatchQuery(number, count, size, wait_ms))
         else:
@@ -172,22 +193,15 @@ def bytes_to_ask_for(capabilities: Capabilities, wanted: int) -> int:
     return min(wanted or capabilities.max_batch_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
 
 
-def _check(connection: ClientConnection, number: int) -> Exchange[None]:
-    """Raise `UnknownEntry` if entry `number` is after the total, which is requested if unknown."""
-    total = connection.total_entries
-    if total is None or number > total:
-        total = (yield from exchanges.header(connection)).total_entries
-        if number > total:
-            raise UnknownEntry(number, total)
-
-
-def _one_by_one(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
-    """Read from a server without batches, by single queries."""
-    size = min(wanted.max_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
-    number, found, ended = wanted.from_entry, 0, False
+def _one_by_one(
+    connection: ClientConnection, wanted: Read, *, at_end: bool
+) -> Exchange[EntryBatch]:
+    """Read from a server without batches, by single queries. `at_end`: there was no such entry when
+    the total was known last, and it may still be so."""
+    number, size, found, ended = wanted.from_entry, wanted.max_bytes, 0, False
     packed: list[bytes] = []
     # Few at first, since the sizes of the entries are unknown.
-    window = 16
+    window = 1 if at_end else 16
     while not ended and (not wanted.max_count or found < wanted.max_count):
         count = window if not wanted.max_count else min(window, wanted.max_count - found)
         queries = [EntryQuery(number + at) for at in range(count)]
@@ -205,7 +219,7 @@ def _one_by_one(connection: ClientConnection, wanted: Read) -> Exchange[EntryBat
             number += 1
             found += 1
         window = max(1, min(exchanges.WINDOW, size * found // (sum(map(len, packed)) or 1)))
-    if not packed:
+    if not packed and not at_end:
         total = (yield from exchanges.header(connection)).total_entries
         if number > total:
             raise past_the_end(number)
@@ -313,6 +327,8 @@ class BatchReading(LongReading):
         # next one only when an answer shows where it ends.
         self._stride = limits.max_count
         self._streaming: exchanges.Streaming | None = None
+        # What was streamed and is not yet returned.
+        self._rest: EntryBatch | None = None
 
     def begin(self, connection: ClientConnection) -> Exchange[None]:
         yield from super().begin(connection)
@@ -325,7 +341,10 @@ class BatchReading(LongReading):
 
     def advance(self) -> Exchange[EntryBatch | None]:
         if self._streaming is not None:
-            return (yield from self._streaming.advance())
+            run = self._rest or (yield from self._streaming.advance())
+            batch = run and self._within_limits(run)
+            self._rest = None if batch is None or run is None else run.since(batch.next_number)
+            return batch
         assert self.stop is not None
         while self._next < self.stop and not self._stopping:
             yield self._ask(self.stop)
@@ -342,6 +361,12 @@ class BatchReading(LongReading):
                 return batch
             self.on_nothing(total)
         return None
+
+    def _within_limits(self, run: EntryBatch) -> EntryBatch:
+        """The first entries of a run, as a server with batches would limit them."""
+        offsets, size = run.offsets, self._limits.max_bytes or run.nbytes
+        fit = bisect_right(offsets, offsets[0] + size) - (size < run.nbytes)
+        return run[: max(1, min(fit, self._limits.max_count or fit))]
 
     def _ask(self, stop: int) -> bytes:
         """The requests that may be sent now, for entries that are known to exist."""
@@ -401,13 +426,10 @@ class RangeReading:
 
     def begin(self, connection: ClientConnection) -> Exchange[None]:
         self._connection = connection
+        if not (yield from probe(connection)).ranges:
+            raise not_supported(connection, "ranges between bookmarks")
         yield connection.request(self._query)
-        try:
-            event = yield from next_event(connection)
-        except InvalidCommand:
-            # Such a server reads the bookmarks as another command: the connection is unusable.
-            connection.out_of_step = True
-            raise not_supported(connection, "ranges between bookmarks") from None
+        event = yield from next_event(connection)
         if not isinstance(event, RangeReceived):
             raise unexpected(connection, event)
         self._last = event.last

@@ -131,10 +131,10 @@ class ClientConnection(Packets):
         self.asked_at: int | None = None
         """The number of bytes received when the capabilities were requested, until they are
         answered."""
+        self.ended_at: int | None = None
+        """The entry for which a wait has just ended; another one begins with a pause."""
         self.refused = False
         """Whether the server refused the capabilities query."""
-        self.out_of_step = False
-        """Whether the server reads parameters as commands: send no further requests."""
         self.streamed = Streamed(None, {})
         self._commands: deque[Command] = deque()
         # What may answer the first of these now.

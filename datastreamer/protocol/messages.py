@@ -230,6 +230,11 @@ class Capabilities(NamedTuple):
         return cls(features, stream_id, epoch, max_count, max_bytes, revision)
 
     @property
+    def ranges(self) -> bool:
+        """Whether the server has ranges between bookmarks."""
+        return bool(self.features & FEATURE_RANGE_BOOKMARK)
+
+    @property
     def batch_reads(self) -> bool:
         """Whether the server has batch reads."""
         return bool(self.features & FEATURE_BATCH_READ)

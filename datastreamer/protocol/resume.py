@@ -94,8 +94,9 @@ class Resumable:
         if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
             raise UsageError("pass only one of from_entry, from_bookmark and from_position")
         for what, number in (("from_entry", from_entry), ("stop", stop)):
-            if number is not None:
-                check_number(what, number)
+            check_number(what, 0 if number is None else number)
+        if commits and (from_bookmark, where) != (None, None):
+            raise UsageError("commits are not reported from a bookmark, nor with types or where")
         self._start: int | bytes = index(from_entry or 0)
         if from_bookmark is not None:
             check_key(from_bookmark)

@@ -1,16 +1,17 @@
-"""When a client retries after it has lost its server, and which of several servers it asks.
+"""When a client asks again, and which of several servers.
 
 Owns which errors are worth another attempt, the waits between attempts, and the next server. Must
-not know sockets, clocks or randomness: the caller passes times and random numbers.
+not know sockets, clocks or randomness: the caller passes times, or its clock, and random numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from datastreamer._codec import EntryBatch, scan_chosen
 from datastreamer.errors import (
     BadFromBookmark,
     ConnectFailed,
@@ -29,6 +30,9 @@ from datastreamer.errors import (
     TLSFailed,
     UsageError,
 )
+from datastreamer.protocol.batches import Read, read, wait_ms
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.exchanges import Exchange
 
 UNANSWERED_LIMIT: Final = 16
 """Connections in a row that were closed without an answer, after which the loss is reported again
@@ -115,6 +119,56 @@ class RetryPolicy:
 
 # What the same server would raise again.
 _FINAL: Final = (BadFromBookmark, DifferentStream, TLSFailed, ProtocolViolation)
+
+# The pauses between requests to a server that cannot wait for a commit.
+_POLLING: Final = Backoff(0.02, 1.0)
+
+
+class BatchCall:
+    """The requests of one `batch_read`, which waits up to `wait` seconds for an entry, on the clock
+    `now`. Raises `UsageError`."""
+
+    def __init__(self, wanted: Read, wait: float, now: Callable[[], float]) -> None:
+        self.stopped = False
+        self._now = now
+        self._until = now() + wait_ms(wait) / 1000
+        self._wanted = wanted
+        # Where the answer begins, and how many requests there were.
+        self._first: int | None = None
+        self._requests = 0
+
+    @property
+    def left(self) -> float:
+        """The rest of the wait."""
+        return max(0.0, self._until - self._now())
+
+    def read(self, connection: ClientConnection) -> Exchange[EntryBatch]:
+        """The next request."""
+        wanted = replace(self._wanted, wait_ms=wait_ms(self.left))
+        batch = yield from read(connection, wanted)
+        if self._first is None:
+            self._first = batch.first_number
+        if batch.first_number == self._first:
+            return batch
+        packed = batch.packed()
+        return scan_chosen(packed, self._first, batch.next_number, start=0, end=len(packed))
+
+    def due(self, batch: EntryBatch, total: int, *, waits: bool) -> float | None:
+        """When to send another request; None: `batch` is the answer. `waits`: whether the server
+        waits for a commit itself; it may be one of other types."""
+        waited = waits and batch.next_number == max(self._wanted.from_entry, self._first or 0)
+        if batch or waited or self.stopped or total > batch.next_number or not wait_ms(self.left):
+            return None
+        self._wanted = replace(self._wanted, from_entry=batch.next_number)
+        pause = 0.0 if waits else _POLLING.wait(self._requests, 1.0)
+        self._requests += 1
+        return min(self._until, self._now() + pause)
+
+    def nothing(self) -> EntryBatch:
+        """The answer where the wait was stopped."""
+        reached = max(0, self._wanted.from_entry)
+        first = reached if self._first is None else self._first
+        return scan_chosen(b"", first, reached, start=0, end=0)
 
 
 class ServerChoice:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.interop.plain import header, scan
 from tests.ports import free_port
 
 MODULE = "datastreamer.cli.dsapp"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_help(invoke_dsapp: Invoke) -> None:
@@ -32,6 +35,24 @@ def test_help(invoke_dsapp: Invoke) -> None:
         assert option in invoke_dsapp("help", verb).out
         assert invoke_dsapp("help", verb) == invoke_dsapp(verb, "-h")
     assert "no such command 'nonsense'" in invoke_dsapp("help", "nonsense").failed(2)
+
+
+def test_help_has_a_short_name(invoke_dsapp: Invoke) -> None:
+    listing = invoke_dsapp()
+    assert re.search(rb"^  help, h +Show", listing.out, re.MULTILINE)
+    assert invoke_dsapp("h") == listing
+    assert invoke_dsapp("h", "client") == invoke_dsapp("help", "client")
+    for name in ("help", "h"):
+        shown = invoke_dsapp(name, "-h")
+        assert shown.out.startswith(b"Usage: dsapp " + name.encode() + b" [OPTIONS]")
+        assert invoke_dsapp("help", name).code == 0
+
+
+def test_the_makefile_makes_an_executable(tmp_path: Path) -> None:
+    make = ["make", "-f", ROOT / "Makefile", "-o", "core", f"VENV={sys.prefix}", "build-dsapp"]
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
+    shown = subprocess.run(["./dsapp", "h"], cwd=tmp_path, check=True, capture_output=True)
+    assert b"help, h" in shown.stdout
 
 
 def test_header(invoke_dsapp: Invoke, made: Path, server: str) -> None:

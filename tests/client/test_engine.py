@@ -23,6 +23,7 @@ from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.errors import ConnectFailed, ConnectionLost, NoAnswer
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.batches import Read
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
 from tests.network.stub import Stub, sample
@@ -124,12 +125,18 @@ def test_each_run_that_arrives_is_one_receive() -> None:
 
 def test_limits_of_time_are_those_of_the_effects() -> None:
     driver, engine = made(Stub(FIFTY), answer_timeout=7.0, resume=False)
-    driver.run(engine.ask(exchanges.header, wait=2.0))
-    assert [effect.seconds for effect in driver.done if isinstance(effect, Receive)] == [9.0]
+    driver.run(engine.read(Read(50), 2.0))
+    assert [effect.seconds for effect in driver.done if isinstance(effect, Receive)] == [9.0, 9.0]
     driver.fails = lambda effect: TimeoutError() if isinstance(effect, Receive) else None
     with pytest.raises(NoAnswer, match="within 7 s"):
         driver.run(engine.ask(exchanges.header))
     assert driver.kinds()[-1] is Close
+    # A server without batches does not wait.
+    driver, engine = made(Stub(FIFTY, extensions="refused"), answer_timeout=7.0)
+    driver.run(engine.read(Read(49), 2.0))
+    driver.run(engine.read(Read(50), 2.0))
+    waits = [effect.seconds for effect in driver.done if isinstance(effect, Receive)]
+    assert set(waits[2:]) == {7.0}
 
 
 @pytest.mark.parametrize("kind, kept", [(Receive, True), (Send, False)])

@@ -123,12 +123,9 @@ async def test_single_batches(kind: str, server: str) -> None:
     for types in TYPES:
         with StubServer(*map(handler, SERVERS[server]())) as listening:
             async with opened(kind, listening.port, backoff=SOON) as client:
-                calls = [
-                    partial(client.batch_read, fallback=True),
-                    partial(client.batch_read, confirmed=False, fallback=True),
-                ]
+                calls = [client.batch_read, partial(client.batch_read, confirmed=False)]
                 if "old" not in server:
-                    calls += [client.batch_read, partial(client.batch_read, confirmed=False)]
+                    calls += [partial(call, fallback=False) for call in calls]
                 for call in calls:
                     number = 0
                     while number < 100:
@@ -139,7 +136,7 @@ async def test_single_batches(kind: str, server: str) -> None:
                         number = batch.next_number
                     assert list(await call(100, types=types)) == []
                 with pytest.raises(BadEntryType):
-                    await client.batch_read(0, types=[-1], fallback=True)
+                    await client.batch_read(0, types=[-1])
 
 
 @kinds

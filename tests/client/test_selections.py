@@ -120,7 +120,7 @@ async def test_what_cannot_be_asked_for(kind: str) -> None:
                     with pytest.raises(UsageError, match=says):
                         await called(call, named, wait=method == "batch_read")
             for selection in ({"where": [Where(1, 0, b"a")]}, {"types": [1]}):
-                with pytest.raises(UsageError, match="commits=True is for all entries"):
+                with pytest.raises(UsageError, match="commits are not reported"):
                     client.client.batches(commits=True, **selection)
 
 

@@ -205,12 +205,12 @@ def test_servers_that_are_killed_when_they_are_asked_what_they_support(kind: str
     first = behind(*[Fatal(HUNDRED) for _ in range(2)], *[Stub(HUNDRED) for _ in range(MANY)])
     second = behind(Fatal(HUNDRED), *[Stub(HUNDRED) for _ in range(MANY)])
     with client_of(kind, first, second) as client:
-        assert list(client.batch_read(50, 5)) == HUNDRED[50:55]
+        assert list(client.batch_read(50, 5, fallback=False)) == HUNDRED[50:55]
     first = behind(*[Fatal(HUNDRED) for _ in range(3)], *[Stub(HUNDRED) for _ in range(MANY)])
     with client_of(kind, first, failing(HUNDRED, *[Fault(0, End.RESET)] * MANY)) as client:
         with pytest.raises(ConnectionLost):
-            client.batch_read(50, 5)
-        assert list(client.batch_read(50, 5)) == HUNDRED[50:55]
+            client.batch_read(50, 5, fallback=False)
+        assert list(client.batch_read(50, 5, fallback=False)) == HUNDRED[50:55]
 
 
 def test_a_server_of_another_stream_is_passed_over(kind: str) -> None:

@@ -87,13 +87,13 @@ def test_all_ways_to_filter_at_their_server(theirs: tuple[GoPeer, Path]) -> None
                 assert got == [each for each in expected if each[0] >= 7]
             got, reached = [], 0
             while reached < total:
-                batch = client.batch_read(reached, max_count=50, types=types, fallback=True)
+                batch = client.batch_read(reached, max_count=50, types=types)
                 assert batch.next_number > reached
                 reached = batch.next_number
                 got += plain(batch)
             assert got == expected
             with pytest.raises(NotSupported):
-                client.batch_read(0, types=types)
+                client.batch_read(0, types=types, fallback=False)
         for key, number in islice(keys(entries).items(), 5):
             wanted = {e.type for e in entries[number::3]}
             found = client.entries(from_bookmark=key, types=wanted, stop=total)

@@ -247,13 +247,15 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
         async with connect(*server.address) as client:
             assert not (await client.capabilities()).batch_reads
             with pytest.raises(NotSupported, match="does not support batches"):
-                await client.batch_read(0)
+                await client.batch_read(0, fallback=False)
             got = []
             while len(got) < len(entries):
-                got += await client.batch_read(len(got), 7, 10_000, fallback=True)
+                got += await client.batch_read(len(got), 7, 10_000)
             assert [(e.number, e.type, e.data) for e in got] == entries
             with pytest.raises(UnknownEntry):
-                await client.batch_read(len(entries) + 1, fallback=True)
+                await client.batch_read(len(entries) + 1)
+            assert len(await client.batch_read(len(entries), wait=0.2)) == 0
+            assert list(await client.batch_read(-3)) == got[-3:]
             again = [e async for batch in client.read_batches(max_count=9) for e in batch]
             assert again == got
             with pytest.raises(NotSupported, match="does not support ranges"):
@@ -261,7 +263,7 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
             assert await client.entry(0) == got[0]
 
     with GoPeer.serve(path) as server, BlockingClient(*server.address, batch_reads=False) as other:
-        assert list(other.batch_read(3, 5, fallback=True)) == got[3:8]
+        assert list(other.batch_read(3, 5)) == got[3:8]
         assert [e for batch in other.read_batches(from_entry=3) for e in batch] == got[3:]
 
 

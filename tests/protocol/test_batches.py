@@ -117,7 +117,7 @@ def test_an_old_server_costs_one_round_trip_once() -> None:
     for _ in range(2):
         assert wire.drive(probe(wire.connection)) is NO_EXTENSIONS
         with pytest.raises(NotSupported, match="stub:1 does not support batches"):
-            wire.drive(read(wire.connection, Read(0)))
+            wire.drive(read(wire.connection, Read(0, fallback=False)))
     assert wire.trips == 1
     assert not wire.connection.outstanding
 
@@ -146,7 +146,7 @@ def test_a_gap_is_no_end(max_count: int) -> None:
     """Where single entries are asked for, and one in the middle is not found."""
     wire = Wire(Stub(sample(5), extensions="refused", header_total=8))
     with pytest.raises(UnknownEntry, match="no entry 5: the stream holds 0 to 7"):
-        wire.drive(read(wire.connection, Read(5, max_count, fallback=True)))
+        wire.drive(read(wire.connection, Read(5, max_count)))
 
 
 @pytest.mark.parametrize("fallback", [False, True])
@@ -209,7 +209,7 @@ def test_with_fallback_the_result_is_the_same_from_any_server(
             max_batch_bytes=limits[1],
         )
         wire = Wire(stub, cut)
-        wanted = Read(number, count, size, fallback=True)
+        wanted = Read(number, count, size)
         try:
             results.append(list(wire.drive(read(wire.connection, wanted))))
         except UnknownEntry:
@@ -224,8 +224,8 @@ def test_with_fallback_the_result_is_the_same_from_any_server(
 def test_single_reads_can_be_forced() -> None:
     wire = Wire(Stub(sample(30)), extensions=False)
     with pytest.raises(NotSupported):
-        wire.drive(read(wire.connection, Read(0)))
-    assert list(wire.drive(read(wire.connection, Read(3, 5, fallback=True)))) == sample(30)[3:8]
+        wire.drive(read(wire.connection, Read(0, fallback=False)))
+    assert list(wire.drive(read(wire.connection, Read(3, 5)))) == sample(30)[3:8]
     assert all(type(event) in (EntryQuery, HeaderQuery) for event in wire.stub.seen)
 
 
@@ -257,7 +257,7 @@ def test_all_entries_in_order_whatever_the_limits(
     assert entries_of(wire.all(work)) == due
     assert wire.drive(work.end(None))
     assert not wire.connection.outstanding
-    assert wire.drive(read(wire.connection, Read(0, 1, fallback=True)))[0] == sample(1)[0]
+    assert wire.drive(read(wire.connection, Read(0, 1)))[0] == sample(1)[0]
 
 
 def test_the_next_is_asked_for_before_the_last_is_answered() -> None:
@@ -340,15 +340,17 @@ def test_a_range_that_is_refused_leaves_the_connection() -> None:
     for last in (b"none", key(10)):
         with pytest.raises(BadToBookmark):
             wire.drive(RangeReading(key(20), last).begin(wire.connection))
-    assert not wire.connection.out_of_step
     assert len(entries_of(wire.all(RangeReading(key(10), key(20))))) == 11
 
 
-def test_a_server_that_does_not_know_ranges_is_out_of_step_after_it() -> None:
-    wire = Wire(Stub(sample(55), extensions="refused"))
+@pytest.mark.parametrize("extensions", [True, False])
+def test_a_server_that_does_not_know_ranges_is_never_sent_them(extensions: bool) -> None:
+    """It would read the bookmarks as its next command."""
+    wire = Wire(Stub(sample(55), extensions="refused"), extensions=extensions)
     with pytest.raises(NotSupported, match="does not support ranges between bookmarks"):
         wire.drive(RangeReading(key(10), key(20)).begin(wire.connection))
-    assert wire.connection.out_of_step
+    assert not any(isinstance(event, RangeQuery) for event in wire.stub.seen)
+    assert list(wire.drive(read(wire.connection, Read(3, 2)))) == sample(55)[3:5]
 
 
 def test_a_range_that_was_left_is_read_to_its_end() -> None:

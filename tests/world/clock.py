@@ -29,6 +29,7 @@ from datastreamer.server.streaming import feed
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.pages import completer
 from datastreamer.storage.parts import StreamPages
+from datastreamer.storage.write import sync_policy
 from datastreamer.storage.write.background import PendingCommit
 from tests.storage.lab.model import booted
 from tests.world import cache

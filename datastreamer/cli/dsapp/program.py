@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from datastreamer.cli.commands.building import expand, new_program
-from datastreamer.cli.commands.classes import VerbCommand
+from datastreamer.cli.commands.classes import ProgramGroup, VerbCommand
 from datastreamer.cli.dsapp.client import client
 from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
 
+_HELP = "help, h"
+
+
+class _Group(ProgramGroup):
+    """The program, whose help has two names."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, _HELP if cmd_name in _HELP.split(", ") else cmd_name)
+
+
 program = new_program(
-    "Run a demo server, client or relay of a stream; for operators, see datastreamer.", {}
+    "Run a demo server, client or relay of a stream; for operators, see datastreamer.", {}, _Group
 )
 
 
-@program.command("help")
+@program.command(_HELP)
 def show_help(
     context: typer.Context,
     command: Annotated[str | None, typer.Argument(help="Command of dsapp.")] = None,

@@ -26,6 +26,7 @@ from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt
 from datastreamer.format import Header
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.header import judgement
 from datastreamer.storage.header.judgement import Judgement
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, Writer, get_record

@@ -9,6 +9,7 @@ import pytest
 from datastreamer._codec import Entry
 from datastreamer.storage.pages import completer
 from datastreamer.storage.stream import DataStream
+from datastreamer.storage.write import sync_policy
 from tests.storage.lab.background import IdleSyncer
 from tests.storage.lab.cuts import ARRIVED, MODES, Cut
 from tests.storage.lab.disk import Gone, Interruption, SimDisk
