@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from datastreamer.errors import UsageError
 from datastreamer.position import Position
 from datastreamer.reassembly.orderer import Block
+from datastreamer.reassembly.portions import NESTED
 
 Name: TypeAlias = tuple[bytes, tuple[bytes, ...]]
 """A delivered payload: its id and its prefixes."""
@@ -74,8 +75,9 @@ def subscription(subscribe: Iterable[bytes] | None) -> tuple[bytes, ...]:
 
 
 def _shown(prefixes: Iterable[bytes]) -> str:
+    """Without nested headers, which every subscription has."""
     names = [f"0x{prefix.hex()}" if prefix else "everything" for prefix in prefixes]
-    return ", ".join(names) or "nothing"
+    return ", ".join(name for name in names if name != f"0x{NESTED.hex()}") or "nothing"
 
 
 class ReassemblyStore(Protocol):

@@ -32,11 +32,12 @@ from datastreamer.protocol.messages import (
     RangeQuery,
 )
 from datastreamer.protocol.server import Event
+from datastreamer.selection.clauses import Where
 from tests.client.test_batch_reads import HUNDRED, SOON, Trio, asked, kinds, opened
 from tests.client.test_faults import client_behind
 from tests.network.fixtures import PATIENCE, until
 from tests.network.proxy import NONE
-from tests.network.stub import Filtering, Stub, StubServer, handler, key
+from tests.network.stub import Filtering, Stub, StubServer, handler, is_wanted, key
 from tests.network.wired import client_of, commands
 
 SIZES = [len(entry.pack()) for entry in HUNDRED]
@@ -432,10 +433,26 @@ async def streamed_types(client: Trio, server: str) -> None:
         assert found == [e for e in HUNDRED[30:63] if e.type in (3, 0xB0)]
 
 
+WHERE = [Where(3, 0, b"\x1f"), Where(0xB0, 3, b"\x28"), Where(5, 1, b"\x0c")]
+
+
+@holds("batches", "where")
+@holds("read_batches", "where")
+@holds("batch_read", "where")
+async def selected_entries(client: Trio, server: str) -> None:
+    wanted = [entry for entry in HUNDRED if is_wanted(entry, WHERE)]
+    assert len(wanted) == 3
+    for call in ("batches", "read_batches"):
+        assert await client.listed(call, from_entry=0, stop=100, where=WHERE) == wanted
+    batch = await client.batch_read(3, where=WHERE)
+    assert batch.first_number == 3 < batch.next_number
+    assert list(batch) == [e for e in wanted if 3 <= e.number < batch.next_number]
+
+
 @holds("batches", "commits")
 async def reports_of_commits(client: Trio, server: str) -> None:
     assert await client.listed("batches", from_entry=30, stop=63, commits=True) == HUNDRED[30:63]
-    for named in ({"types": [3]}, {"from_bookmark": key(30)}):
+    for named in ({"types": [3]}, {"where": WHERE}, {"from_bookmark": key(30)}):
         with pytest.raises(UsageError, match="commits are not reported"):
             await client.listed("batches", stop=63, commits=True, **named)
 

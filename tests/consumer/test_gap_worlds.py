@@ -15,16 +15,16 @@ import pytest
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.consumer import sources
+from datastreamer.consumer.options import ReassemblyOptions
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.consumer.state import SourceBack, SourceLost, SourceRolledBack
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.protocol.filter.messages import FilteredStart
 from datastreamer.protocol.messages import Start
-from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import pack_message
 from datastreamer.reassembly.progress import ReassemblyProgress
+from datastreamer.selection.clauses import selected
 from tests.consumer.test_sources import Kept
 from tests.network.fixtures import seeds
 from tests.network.network import Network, hosts, messages_of
@@ -45,7 +45,8 @@ SERVERS: list[Callable[[list[Entry]], Stub]] = [
 
 def filter_by(monkeypatch: pytest.MonkeyPatch, types: list[int] | None) -> None:
     """Have servers send the entries of these types alone."""
-    monkeypatch.setattr(sources, "Resumable", partial(Resumable, types=types))
+    where = selected(types)
+    monkeypatch.setattr(ReassemblyOptions, "where", property(lambda _: where))
 
 
 class Crash(Exception):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from datastreamer.consumer import sources
+from datastreamer.consumer.options import ReassemblyOptions
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.consumer.state import SourceRolledBack
 from datastreamer.errors import UsageError
-from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import Splitter
 from datastreamer.reassembly.progress import SourceProgress
+from datastreamer.selection.clauses import selected
 from datastreamer.storage.stream import DataStream
 from tests.consumer.test_reassemble import Served, collected, ids, put, streams, way
 from tests.network.fixtures import append
@@ -32,7 +31,8 @@ NOISE = [(1, b"no message")] * 50
 
 def filter_by(monkeypatch: pytest.MonkeyPatch, types: list[int] | None) -> None:
     """Have servers send the entries of these types alone."""
-    monkeypatch.setattr(sources, "Resumable", partial(Resumable, types=types))
+    where = selected(types)
+    monkeypatch.setattr(ReassemblyOptions, "where", property(lambda _: where))
 
 
 def place_in(path: Path) -> SourceProgress:
