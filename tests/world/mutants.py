@@ -12,7 +12,7 @@ from datastreamer.protocol.history import Trail
 from datastreamer.protocol.publish.messages import Receipt, encode_receipt
 from datastreamer.protocol.publish.publisher import SourceConnection
 from datastreamer.protocol.resume import Resumable
-from datastreamer.relay import truncation_point, upstream
+from datastreamer.relay import joining, truncation_point
 from datastreamer.relay.apply_changes import ChangeApplier
 from datastreamer.relay.joining import _Joining
 from datastreamer.relay.upstreams import Download
@@ -356,7 +356,7 @@ MUTANTS = [
     ),
     Mutant(
         "a relay compares nothing before its end",
-        replaced(upstream, "_first_compared", lambda stream, end: end),
+        replaced(joining, "_first_compared", lambda stream, end: end),
         (TRUNCATE, PARTITION, KILL, TRUNCATE),
         relays=2,
         seed=6,

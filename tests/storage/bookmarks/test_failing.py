@@ -157,6 +157,8 @@ def test_a_block_of_another_size(tmp_path: Path) -> None:
     for read_only in (True, False):
         with DataStream.open(path, read_only=read_only) as stream:
             check(stream, known_of(path))
+            if not read_only:
+                stream.bookmarks.wait()
     check_index(path, known_of(path))
 
 
