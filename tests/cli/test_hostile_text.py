@@ -97,7 +97,7 @@ def commands(of: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
         yield " ".join(path)
     else:
         for name, each in below.items():
-            yield from commands(each, (*path, name))
+            yield from commands(each, (*path, name.partition(",")[0]))
 
 
 def test_every_command_has_a_case() -> None:
