@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 import re
 import time
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
@@ -182,10 +183,11 @@ def next_cursor(seen: str | None) -> str:
     return str(int(seen) + random.randint(1, _MOST_JITTER))  # noqa: S311 - it spreads load
 
 
+@dataclass(frozen=True)
 class DurableEvents(EventForm):
     """The events of `live=sse`: entries, and after them a control event with the next offset."""
 
-    reports_changes = False
+    reports_changes: ClassVar[bool] = False
 
     def begin(self, at: Received, total: int) -> bytes:
         return self._control(at, up_to_date=True) if at.number >= total else b""

@@ -8,11 +8,13 @@ that have everything are sent the next event in one pass (`server/streaming/feed
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
+from datastreamer._codec import EntryBatch
 from datastreamer.errors import UnknownEntry
 from datastreamer.http.answers.formats import json_items
 from datastreamer.http.answers.reading import (
@@ -31,6 +33,7 @@ from datastreamer.http.port.messages import (
     unless_gone,
 )
 from datastreamer.metrics.counters import HttpCounts
+from datastreamer.selection.clauses import Selection
 from datastreamer.server.streaming import feed
 from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.header.records import Head
@@ -56,7 +59,8 @@ class FollowQueries:
         self._source = source
 
     async def follow(self, request: HttpRequest) -> HttpAnswer:
-        parameters = request.parameters("from")
+        parameters = request.parameters("from", repeated=["type", "prefix"])
+        where = parameters.selection()
         reading = self._source.reading()
         begin, seen = parameters.text("from"), request.header(b"last-event-id")
         if seen is not None:
@@ -73,35 +77,41 @@ class FollowQueries:
                 raise HttpProblem(
                     416, f"there is no entry {at.number}; the stream has {reading.total}"
                 )
-        follower = Follower(reading, at, EVENTS)
+        follower = Follower(reading, at, EventForm(where))
         return HttpAnswer(200, EVENT_STREAM, follower.send, EVENT_HEADERS, follows=True)
 
 
+@dataclass(frozen=True)
 class EventForm:
-    """How events are written. Each is a chunk of the body."""
+    """How events are written. Each is a chunk of the body. `where` selects the entries."""
 
-    most_bytes = 12 * 1024
+    where: Selection | None = None
+    most_bytes: ClassVar[int] = 12 * 1024
     """Bytes of the file in one event, which has at most about 64 KiB, or one entry."""
-    reports_changes = True
+    reports_changes: ClassVar[bool] = True
     """Whether a follower is sent changes of what it has. If not, its answer ends."""
 
     def begin(self, at: Received, total: int) -> bytes:
         """What a follower is sent at once."""
         return b""
 
+    def items(self, batch: EntryBatch) -> bytes:
+        """The entries as items of a JSON array; empty if none is selected."""
+        chosen = batch if self.where is None else batch.select(self.where)
+        return json_items(chosen) if len(chosen) else b""
+
     def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
         """An event with entries, after which the client is at `at`: its id is the number of the
         next entry, and the epoch if it is not 0."""
         return b"%bdata: [%b]\n\n" % (_id(at), items)
 
-    def encode(self, stream: DataStream, entries: Chunk, end: Head) -> feed.Encoded:
+    def encode(self, stream: DataStream, entries: Chunk, end: Head) -> feed.Encoded | None:
         after = entries.next.number
-        items = json_items(entries.batch)
+        items = self.items(entries.batch)
+        if not items:
+            return None  # each follower passes these entries by itself
         event = self.entries(items, received(stream, after), after >= end.entries)
         return feed.Encoded(b"%x\r\n%b\r\n" % (len(event), event))
-
-
-EVENTS: Final = EventForm()
 
 
 class Follower:
@@ -115,6 +125,8 @@ class Follower:
         self._form = form
         self._until = trio.current_time() + (float("inf") if seconds is None else seconds)
         self._epoch = at.epoch
+        # The position that the client knows by the last id, and when it was sent anything last.
+        self._reported, self._heard_at = at.number, trio.current_time()
         self.cursor = Cursor(0, at.number)
         """The next entry; its offset is 0 until it is known."""
         self.transport: Transport
@@ -155,6 +167,7 @@ class Follower:
         if sent > 0:
             self._counts.bytes_sent += sent
             self.cursor = piece.after
+            self._reported, self._heard_at = piece.after.number, trio.current_time()
             self._rest = memoryview(piece.data)[sent:]
         return sent == len(piece.data) and not self.transport.holds_back
 
@@ -195,7 +208,12 @@ class Follower:
             elif self.cursor.number < reading.total:
                 event = await self._next_event()
                 if event:
+                    self._heard_at = trio.current_time()
                     await output.send(event)
+                elif trio.current_time() >= self._heard_at + _HEARTBEAT_SECONDS:
+                    await self._send_heartbeat(output)
+                else:
+                    await trio.lowlevel.checkpoint()
             else:
                 await self._wait(output)
 
@@ -217,7 +235,8 @@ class Follower:
         for entries in updated:
             first, stop = entries.start, min(entries.stop, at.number)
             while first < stop and (piece := await self._piece(Cursor(0, first), stop)):
-                await output.send(b"event: updated\ndata: [%b]\n\n" % piece.data)
+                if piece.data:
+                    await output.send(b"event: updated\ndata: [%b]\n\n" % piece.data)
                 first = piece.number
         if cut is None:
             await output.send(b"%b\n" % _id(at))
@@ -226,20 +245,25 @@ class Follower:
             await output.send(words % (_id(at), at.number))
 
     async def _next_event(self) -> bytes:
-        """The next entries; nothing if they were truncated, or others changed, meanwhile."""
+        """The next entries; nothing if none of them is selected, or if they were truncated, or
+        others changed, meanwhile."""
         reading = self._reading
         piece = await self._piece(self.cursor, reading.total)
         if piece is None or self._changes:
             return b""
         self.cursor = Cursor(piece.offset, piece.number)
+        if not piece.data:
+            return b""
         at = reading.received(piece.number)
+        self._reported = at.number
         return self._form.entries(piece.data, at, piece.number >= reading.total)
 
     async def _piece(self, place: Cursor, stop: int) -> Piece | None:
         """The next entries; None if they were truncated meanwhile. Raises `AnswerCut`."""
         reading = self._reading
         try:
-            piece = await reading.piece(json_items, place, stop, EventForm.most_bytes, inline=True)
+            form = self._form
+            piece = await reading.piece(form.items, place, stop, form.most_bytes, inline=True)
         except UnknownEntry:
             return None
         except HttpProblem as problem:
@@ -252,7 +276,7 @@ class Follower:
         broadcast = self._reading.broadcast
         if output.in_chunks:
             broadcast.join_feed(self, self._form)
-        deadline = min(self._until, trio.current_time() + _HEARTBEAT_SECONDS)
+        deadline = min(self._until, self._heard_at + _HEARTBEAT_SECONDS)
         try:
             with trio.move_on_at(deadline) as silence:
                 await (self._news.wait() if output.in_chunks else self._reading.wait(self._news))
@@ -262,7 +286,14 @@ class Follower:
             rest, self._rest = self._rest, b""
             await output.send_rest(rest)
         elif silence.cancelled_caught:
-            await output.send(_HEARTBEAT)
+            await self._send_heartbeat(output)
+
+    async def _send_heartbeat(self, output: BodyOutput) -> None:
+        """A comment; or the position behind entries that were not selected."""
+        at = self._reading.received(self.cursor.number)
+        passed, self._reported = at.number != self._reported, at.number
+        self._heard_at = trio.current_time()
+        await output.send(b"%b\n" % _id(at) if passed else _HEARTBEAT)
 
 
 def _id(at: Received) -> bytes:

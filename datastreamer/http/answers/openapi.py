@@ -185,6 +185,16 @@ def _reads(
 
 
 _FROM: Final = _parameter("from", "First entry: its number, block:N, batch:N, or a key as 0x...")
+_SELECTION: Final = (
+    _parameter("type", "Only entries of these types", _list(_NUMBER), explode=True),
+    _parameter(
+        "prefix",
+        "Of these types, only entries that have these bytes at this offset of their data, as "
+        "2:0x01",
+        _list(_TEXT),
+        explode=True,
+    ),
+)
 _PLAIN_TEXT: Final = {"text/plain": _TEXT}
 _PATHS: Final = {
     "/": _reads("The console", {"text/html": _TEXT}, headers=_OF_CONSOLE, token=False),
@@ -220,14 +230,7 @@ _PATHS: Final = {
             f"Number of entries, those of other types included; at most {MOST_JSON} for JSON",
             {"type": "integer", "minimum": 1},
         ),
-        _parameter("type", "Only entries of these types", _list(_NUMBER), explode=True),
-        _parameter(
-            "prefix",
-            "Of these types, only entries that have these bytes at this offset of their data, as "
-            "2:0x01",
-            _list(_TEXT),
-            explode=True,
-        ),
+        *_SELECTION,
         _parameter("format", "Instead of Accept", {"enum": ["ndjson", "json", "arrow", "raw"]}),
         headers=_LINKED,
         errors=(404, 406, 409, 416),
@@ -249,6 +252,7 @@ _PATHS: Final = {
         {"text/event-stream": _TEXT},
         {**_FROM, "description": "First entry; by default the next to be committed"},
         {"name": "Last-Event-ID", "in": "header", "schema": _TEXT},
+        *_SELECTION,
         headers=_CACHED | _EVENTS_TOO,
         errors=(404, 410, 416),
     ),

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import trio
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DamagedFile, StreamClosed, UnknownEntry, UsageError
+from datastreamer.errors import DamagedFile, StreamClosed, UnknownEntry
 from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.http.answers.entries import NOT_CACHED, CachePolicy
 from datastreamer.http.answers.formats import (
@@ -38,7 +38,7 @@ from datastreamer.http.port.messages import (
     Parameters,
 )
 from datastreamer.protocol.messages import BatchQuery
-from datastreamer.selection.clauses import Clause, Selection, with_prefixes
+from datastreamer.selection.clauses import Clause, Selection
 from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.server.streaming.output import ClientOutput
@@ -117,11 +117,7 @@ class EntryRanges:
         last = parameters.number("to")
         most = MOST_JSON if kind == JSON else None
         limit = parameters.number("limit", least=1, most=most or U64_MAX) or most
-        types, prefixes = parameters.numbers("type", most=U32_MAX), parameters.texts("prefix")
-        try:
-            where = with_prefixes(types, prefixes)
-        except UsageError as error:
-            raise HttpProblem(400, f"prefix: {error}") from None
+        where = parameters.selection()
         total = reading.total
         if first > total:
             raise HttpProblem(
@@ -140,8 +136,10 @@ class EntryRanges:
             named = f"/v1/entries?from={stop}"
             named += "" if last is None else f"&to={last}"
             named += "" if limit is None else f"&limit={limit}"
-            named += f"&format={name_of(kind)}" + "".join(f"&type={each}" for each in types)
-            rest = named + "".join(f"&prefix={each}" for each in prefixes)
+            named += f"&format={name_of(kind)}"
+            for name in ("type", "prefix"):
+                named += "".join(f"&{name}={each}" for each in parameters.texts(name))
+            rest = named
         return WantedRange(range(first, stop), where, closed, rest)
 
 

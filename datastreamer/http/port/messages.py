@@ -17,9 +17,11 @@ from urllib.parse import parse_qsl
 
 import trio
 
-from datastreamer.format import U64_MAX
+from datastreamer.errors import UsageError
+from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.printable import json_text
+from datastreamer.selection.clauses import Selection, with_prefixes
 from datastreamer.transport.server_stream import Buffer, Transport
 
 JSON: Final = "application/json"
@@ -211,6 +213,14 @@ class Parameters:
 
     def texts(self, name: str) -> list[str]:
         return self._values.get(name, [])
+
+    def selection(self) -> Selection | None:
+        """The entries that `type` and `prefix` select; None: all."""
+        types = self.numbers("type", most=U32_MAX)
+        try:
+            return with_prefixes(types, self.texts("prefix"))
+        except UsageError as error:
+            raise HttpProblem(400, f"prefix: {error}") from None
 
     def choice(self, name: str, *known: str) -> str | None:
         found = self.text(name)
