@@ -25,7 +25,7 @@ from datastreamer._entry cimport (
     SHORT, TYPE_BOOKMARK, Verdict, WHOLE, get_u32, get_u64, judge, page_room, put_head,
 )
 from datastreamer._run cimport Run, resize_columns, scan_run
-from datastreamer.selection._selection cimport MOST, Selection, is_wanted, select_clauses
+from datastreamer.selection._selection cimport MOST, Selection, free_selection, is_wanted, select_clauses
 
 from datastreamer.errors import BadEntryType, CorruptEntries, EntryTooLarge
 from datastreamer.selection.clauses import checked, normal
@@ -366,25 +366,23 @@ cdef class EntryBatch:
         cdef Py_ssize_t found = 0, at, i
         cdef Py_ssize_t* places = NULL
         cdef uint8_t* wanted = <uint8_t*>column(self._count, 1)
-        cdef Selection* selection = <Selection*>malloc(sizeof(Selection))
+        cdef Selection selection
         try:
             places = <Py_ssize_t*>column(self._count, sizeof(Py_ssize_t))
-            if selection == NULL:
-                raise MemoryError
             memset(wanted, 0, self._count)
             for at in range(0, len(clauses), MOST):
-                select_clauses(selection, clauses[at : at + MOST])
+                select_clauses(&selection, clauses[at : at + MOST])
                 for i in range(self._count):
-                    wanted[i] |= is_wanted(selection, self._types[i],
+                    wanted[i] |= is_wanted(&selection, self._types[i],
                                            self._bytes + self._offsets[i] + HEAD_SIZE,
                                            self._lengths[i], self._lengths[i])
+                free_selection(&selection)
             for i in range(self._count):
                 if wanted[i]:
                     places[found] = i
                     found += 1
             return self if found == self._count else self._pick(places, found)
         finally:
-            free(selection)
             free(wanted)
             free(places)
 

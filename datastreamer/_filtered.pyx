@@ -15,7 +15,7 @@ from datastreamer._entry cimport (
     EMPTY_PAGE, HEAD_SIZE, PADDING, PAGE_SIZE, PART, Verdict, WHOLE, get_u32, judge, page_room,
 )
 
-from datastreamer.selection._selection cimport Selection, is_wanted, select_clauses
+from datastreamer.selection._selection cimport Selection, free_selection, is_wanted, select_clauses
 
 from datastreamer._pages import walk
 from datastreamer.errors import UsageError
@@ -67,11 +67,14 @@ cdef class Choice:
     cdef Selection _selection
     cdef readonly tuple where
 
-    def __init__(self, where):
+    def __cinit__(self, where):
         self.where = selected(where=where)
         if len(self.where) > MAX_CLAUSES:
             raise UsageError(f"1 to {MAX_CLAUSES} clauses, not {len(self.where)}")
         select_clauses(&self._selection, self.where)
+
+    def __dealloc__(self):
+        free_selection(&self._selection)
 
     def gather(self, buffer, number, *, file_offset, committed, stop, most_entries, most_bytes,
                alone):

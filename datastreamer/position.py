@@ -99,7 +99,7 @@ class Position:
             )
 
     def to_json(self) -> str:
-        """One line of text, at most some kB, for `from_json`."""
+        """One line of text, some kB (up to 40 with 64 long clauses), for `from_json`."""
         stored: dict[str, Any] = {"next_entry": self.next_entry}
         if self.stream is not None:
             stored["version"] = self.stream.version

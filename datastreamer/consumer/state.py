@@ -16,7 +16,7 @@ from typing import Final, TypeGuard
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DatastreamerError, HistoryChanged, StreamClosed
 from datastreamer.metrics.exposition import Samples
-from datastreamer.position import Position
+from datastreamer.position import KEPT, Position
 from datastreamer.protocol.filter.compare import Remembered, trail_of
 from datastreamer.protocol.resume import Rollback
 from datastreamer.reassembly.checkpoint import Stats
@@ -132,7 +132,7 @@ class Memory:
             self.start = place.read
             if always or place.position < place.read.next_entry:
                 self.trail = trail_of(place.read)
-                begin = min(place.position, self.trail.first_number)
+                begin = min(place.position, _compared_from(self.trail))
                 self.start = Position(begin, b"", place.read.stream)
 
     def behind(self, read: Position | None) -> Memory:
@@ -175,8 +175,13 @@ class Memory:
         read = trail.position(place.read.stream)
         position = min(place.position, differing)
         self._place = SourceProgress(position, differing, read)
-        self.start = Position(min(position, trail.first_number), b"", read.stream)
+        self.start = Position(min(position, _compared_from(trail)), b"", read.stream)
         return Rollback(differing, due, read)
+
+
+def _compared_from(trail: Remembered) -> int:
+    """Where reading begins again after a comparison, so that the client remembers as much."""
+    return max(trail.first_number, trail.next_number - KEPT)
 
 
 class ConsumerState:

@@ -141,6 +141,8 @@ class Resumable:
         self._trail = trail_of(position)
         self._stream = position.stream
         self._careful = True
+        if not position.trail and position.chosen is None:
+            self._origin = position.next_entry  # nothing before it is remembered
 
     @property
     def next_number(self) -> int | None:

@@ -5,6 +5,7 @@ Knows pointers and lengths. `selection.py` has the normal form.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 cdef enum:
@@ -35,20 +36,36 @@ cdef struct Selection:
     int groups
     int prefixes
     Kind kind[MOST]
-    Group group[MOST]
-    Prefix prefix[MOST]
+    Group* group
+    Prefix* prefix
+
+
+cdef inline void free_selection(Selection* s) noexcept nogil:
+    free(s.group)
+    free(s.prefix)
+    s.group = NULL
+    s.prefix = NULL
 
 
 cdef inline int select_clauses(Selection* s, tuple clauses) except -1:
-    """Fill `s` from clauses in normal form, at most 64: types, and tuples of type, offset and
-    prefix, in the order of these."""
+    """Fill `s`, which `free_selection` frees, from clauses in normal form, at most 64: types, and
+    tuples of type, offset and prefix, in the order of these."""
+    cdef Py_ssize_t partial = sum([not isinstance(clause, int) for clause in clauses])
     cdef uint32_t type
     cdef Kind* kind = NULL
     cdef Group* group = NULL
     cdef Prefix* prefix
     cdef bytes content
     cdef uint8_t lead
+    if len(clauses) > MOST:
+        raise ValueError("too many clauses")
     memset(s, 0, sizeof(Selection))
+    if partial:
+        s.group = <Group*>calloc(partial, sizeof(Group))
+        s.prefix = <Prefix*>calloc(partial, sizeof(Prefix))
+        if s.group == NULL or s.prefix == NULL:
+            free_selection(s)
+            raise MemoryError
     for clause in clauses:
         type = clause if isinstance(clause, int) else clause[0]
         if kind == NULL or kind.type != type:

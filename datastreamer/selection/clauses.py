@@ -5,8 +5,8 @@ Owns the normal form of a selection, and its limits. `_selection.pxd` compares e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from datastreamer.errors import BadEntryType, UsageError
@@ -14,6 +14,7 @@ from datastreamer.format import MAX_CLAUSES, U32_MAX
 
 MOST_OFFSET: Final = 0xFFFF
 MOST_PREFIX: Final = 0xFF
+_PREFIX: Final = re.compile(r"(?:([0-9]{1,5}):)?0[xX]((?:[0-9a-fA-F]{2}){1,255})")
 
 
 class Where(NamedTuple):
@@ -49,6 +50,8 @@ def selected(
         return normal([checked_type(each) for each in types])
     if where is None:
         return None
+    if isinstance(where, Where):
+        raise UsageError(f"where is a list, such as [{where!r:.80}]")
     clauses = [checked(clause) for clause in where]
     if not clauses:
         raise UsageError("where=[] selects nothing; leave it out for all entries")
@@ -62,17 +65,19 @@ def checked_type(type: object) -> int:
     return type
 
 
-def checked(clause: Clause) -> Clause:
-    """Raises `UsageError` and `BadEntryType` for a value out of range."""
+def checked(clause: object) -> Clause:
+    """Raises `UsageError` and `BadEntryType` unless it is a clause with values in range."""
     if isinstance(clause, int):
         return checked_type(clause)
+    if not isinstance(clause, tuple) or len(clause) != 3:
+        raise UsageError(f"where is a list such as [Where(16, 2, b'x')], without {clause!r:.80}")
     kind, offset, prefix = clause
     checked_type(kind)
     if not isinstance(offset, int) or not 0 <= offset <= MOST_OFFSET:
-        raise UsageError(f"the offset of a prefix must be 0 to {MOST_OFFSET:,}, not {offset!r}")
+        raise UsageError(f"the offset of a prefix must be 0 to {MOST_OFFSET:,}, not {offset!r:.80}")
     if not isinstance(prefix, bytes) or len(prefix) > MOST_PREFIX:
-        raise UsageError(f"a prefix must be bytes, at most {MOST_PREFIX}, not {prefix!r}")
-    return Where(kind, offset, prefix) if prefix else kind
+        raise UsageError(f"a prefix must be bytes, at most {MOST_PREFIX}, not {prefix!r:.80}")
+    return Where(kind, offset, bytes(prefix)) if prefix else kind
 
 
 def normal(clauses: Collection[Clause]) -> Selection:
@@ -121,13 +126,10 @@ def with_prefixes(types: Collection[int], prefixes: Iterable[str]) -> Selection 
 
 def read_prefix(text: str) -> tuple[int, bytes]:
     """The offset and the bytes of a prefix such as ``2:0x01`` or ``0x01``. Raises `UsageError`."""
-    at, colon, digits = text.rpartition(":")
-    offset = int(at) if at.isascii() and at.isdigit() else 0 if not colon else -1
-    content = b""
-    if digits[:2] in ("0x", "0X"):
-        with suppress(ValueError):
-            content = bytes.fromhex(digits[2:])
-    if not content or len(content) > MOST_PREFIX or not 0 <= offset <= MOST_OFFSET:
+    found = _PREFIX.fullmatch(text)
+    offset = 0 if found is None else int(found[1] or 0)
+    content = b"" if found is None else bytes.fromhex(found[2])
+    if not 1 <= len(content) <= MOST_PREFIX or offset > MOST_OFFSET:
         raise UsageError(
             f"a prefix is [OFFSET:]0xHEX, with 1 to {MOST_PREFIX} bytes and an offset up to "
             f"{MOST_OFFSET:,}, such as 2:0x01, not {text!r:.80}"

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from datastreamer.consumer.sqlite_store import SqliteStore
+from datastreamer.consumer.state import SourceFailed
 from datastreamer.consumer.trio_reassembly import reassemble
+from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import Splitter, pack_message, wanted
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.selection.clauses import Where
@@ -177,3 +181,62 @@ def test_the_clauses() -> None:
     ]
     assert wanted([bytes(40)], 7)[1] == Where(7, 2, bytes(33))
     assert Where(3) in wanted([b""], 3)
+
+
+async def test_a_truncation_where_nothing_was_wanted(stream: DataStream) -> None:
+    """A source goes back, as one of all entries does, also if it has received nothing yet."""
+    append(stream, *((5, b"%d" % n) for n in range(1000)))
+    events: list[object] = []
+    messages = Splitter().split(own(7), {prefix_of(b"\x01", 7): [(b"", b"value")]})
+    async with (
+        over_loopback(stream) as rig,
+        reassemble(
+            [rig.address],
+            subscribe=[b"\x01"],
+            start="latest",
+            on_event=events.append,
+            backoff=Backoff(0.01, 0.05),
+        ) as payloads,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def write() -> None:
+            await trio.sleep(0.2)
+            append(stream, *((5, b"%d" % n) for n in range(300)))
+            await trio.sleep(0.3)
+            await trio.to_thread.run_sync(stream.truncate, 1200)
+            for message in messages:
+                append(stream, (MESSAGE_TYPE, pack_message(*message)))
+
+        nursery.start_soon(write)
+        with trio.fail_after(20):
+            payload = await anext(payloads)
+    assert payload.id == own(7)
+    assert not any(isinstance(event, SourceFailed) for event in events)
+
+
+async def test_a_store_that_is_continued_with_less(stream: DataStream, tmp_path: Path) -> None:
+    """The entries that an earlier run remembers count for the next selection, too."""
+    for number in range(20):
+        parts = {prefix_of(name, number): [(b"", name)] for name in (b"\x01", b"\x02")}
+        append(
+            stream,
+            *((MESSAGE_TYPE, pack_message(*each)) for each in Splitter().split(own(number), parts)),
+        )
+    async with over_loopback(stream) as rig:
+        with SqliteStore(tmp_path / "db") as store:
+            found, _ = await collected([rig.address], subscribe=[b"\x01", b"\x02"], store=store)
+            assert len(found) == 20
+        total = stream.total_entries
+        with SqliteStore(tmp_path / "db") as store:
+            await collected([rig.address], subscribe=[b"\x01"], store=store)
+        await trio.to_thread.run_sync(stream.truncate, total - 1)
+        parts = {prefix_of(b"\x01", 77): [(b"", b"again")]}
+        append(
+            stream,
+            *((MESSAGE_TYPE, pack_message(*each)) for each in Splitter().split(own(77), parts)),
+        )
+        with SqliteStore(tmp_path / "db") as store:
+            found, events = await collected([rig.address], subscribe=[b"\x01"], store=store)
+    assert own(77) in found
+    assert "SourceFailed" not in events

@@ -396,3 +396,15 @@ async def test_keep_alive_serves_one_request_after_another(filled: DataStream) -
                 got = got.partition(body)[2]
             await client.send_eof()
             assert await client.receive_some(1) == b""
+
+
+async def test_a_long_selection(stream: DataStream) -> None:
+    """It does not make the answer's head long, and has its own tag; a request has 64 clauses."""
+    append(stream, *[(16, b"\0\5%d" % at) for at in range(100)])
+    prefixes = "".join(f"&prefix=2:0x{n:02x}{'00' * 32}" for n in range(60))
+    async with serving(stream) as web:
+        code, headers, _ = await ask(web.port, f"/v1/entries?from=0&to=9&type=16{prefixes}")
+        assert code == 200
+        assert sum(len(name) + len(value) for name, value in headers.items()) < 1000
+        for types in ("&type=1&type=2", "".join(f"&type={n}" for n in range(30))):
+            assert (await refused(web, f"/v1/entries?{types[1:]}{prefixes}"))[0] == 400

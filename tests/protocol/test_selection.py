@@ -20,7 +20,14 @@ from datastreamer.protocol.filter.messages import (
     decode,
     encode,
 )
-from datastreamer.selection.clauses import Clause, Where, normal, selected, within
+from datastreamer.selection.clauses import (
+    Clause,
+    Where,
+    normal,
+    read_prefix,
+    selected,
+    within,
+)
 from tests.network.model import pack
 
 FIRST, PAGE = 4096, 1 << 20
@@ -218,3 +225,46 @@ def test_a_position_in_a_selection() -> None:
 def test_a_position_with_another_form(where: tuple[Clause, ...]) -> None:
     with pytest.raises(ValueError, match="invalid trail"):
         Position(9, bytes(8), None, Chosen(where, 2, (4,)))
+
+
+class HexBytes(bytes):
+    """As programs for Ethereum have them."""
+
+    def hex(self, *args: object) -> str:
+        return "0x" + super().hex()
+
+
+def test_bytes_of_another_class() -> None:
+    where = selected(where=[Where(16, 2, HexBytes(b"\1"))])
+    assert where == (Where(16, 2, b"\1"),)
+    batch = scan(pack(0, 16, b"\0\0\1"), 0)
+    assert len(batch.select([Where(16, 2, HexBytes(b"\1"))])) == 1
+    text = Position(1, bytes(8), None, Chosen(where, 0, (0,))).to_json()
+    assert Position.from_json(text).to_json() == text
+
+
+@pytest.mark.parametrize("where", [Where(16, 2, b"\1"), [(2,)], [None], [2.0], [b"\1"], "0x01"])
+def test_what_is_no_list_of_clauses(where: object) -> None:
+    with pytest.raises(UsageError, match="where is a list"):
+        selected(where=where)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("0x01", (0, b"\1")), ("2:0X01ff", (2, b"\1\xff")), ("65535:0x00", (65535, b"\0"))],
+)
+def test_prefixes_as_text(text: str, found: tuple[int, bytes]) -> None:
+    assert read_prefix(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "0x", "0x1", "01", "2:", "2:01", ":0x01", "-1:0x01", "65536:0x01", "1:2:0x01"),
+        *("0x01 02", "0x01\r\n", " 0x01", "0x01\n", f"{'9' * 5000}:0x01", "0x" + "00" * 256),
+        "\u0661:0x01",
+    ],
+)
+def test_texts_that_are_no_prefix(text: str) -> None:
+    with pytest.raises(UsageError, match=r"a prefix is \[OFFSET:\]0xHEX"):
+        read_prefix(text)

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Final, NamedTuple
 
 import trio
+from xxhash import xxh3_128_hexdigest
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedFile, StreamClosed, UnknownEntry
@@ -38,7 +39,7 @@ from datastreamer.http.port.messages import (
     Parameters,
 )
 from datastreamer.protocol.messages import BatchQuery
-from datastreamer.selection.clauses import Clause, Selection
+from datastreamer.selection.clauses import Selection
 from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.server.streaming.output import ClientOutput
@@ -95,7 +96,7 @@ class EntryRanges:
         # Now: the tag is of the epoch of what was read.
         headers = list(NOT_CACHED)
         if wanted.closed:
-            kinds = "".join(f".{_short(each)}" for each in wanted.where or ())
+            kinds = _tagged(wanted.where)
             first, stop = wanted.entries.start, wanted.entries.stop
             named = f"{first}-{stop}{kinds}-{name_of(kind)}-{encoding or ''}"
             headers = list(self._cache.headers(reading, named))
@@ -234,11 +235,13 @@ class FormedRange:
         await output.send(data)
 
 
-def _short(clause: Clause) -> str:
-    """A clause as a part of a tag."""
-    if isinstance(clause, int):
-        return str(clause)
-    return f"{clause.type}-{clause.offset}-{clause.prefix.hex()}"
+def _tagged(where: Selection | None) -> str:
+    """A selection as a part of a tag."""
+    if where is None:
+        return ""
+    if all(isinstance(clause, int) for clause in where):
+        return "".join(f".{each}" for each in where)
+    return f".{xxh3_128_hexdigest(repr(where).encode())}"
 
 
 def _selecting(encode: Encode, where: Selection | None) -> Encode:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 import trio
 
 from datastreamer.errors import UsageError
-from datastreamer.format import U32_MAX, U64_MAX
+from datastreamer.format import MAX_CLAUSES, U32_MAX, U64_MAX
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.printable import json_text
 from datastreamer.selection.clauses import Selection, with_prefixes
@@ -218,9 +218,14 @@ class Parameters:
         """The entries that `type` and `prefix` select; None: all."""
         types = self.numbers("type", most=U32_MAX)
         try:
-            return with_prefixes(types, self.texts("prefix"))
+            found = with_prefixes(types, self.texts("prefix"))
         except UsageError as error:
             raise HttpProblem(400, f"prefix: {error}") from None
+        if found is not None and self.texts("prefix") and len(found) > MAX_CLAUSES:
+            raise HttpProblem(
+                400, f"type and prefix select by {len(found)} clauses; at most {MAX_CLAUSES} fit"
+            )
+        return found
 
     def choice(self, name: str, *known: str) -> str | None:
         found = self.text(name)

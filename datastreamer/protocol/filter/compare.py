@@ -17,7 +17,7 @@ from datastreamer.protocol.exchanges import Exchange, Streaming
 from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.history import Trail
-from datastreamer.selection.clauses import Selection, within
+from datastreamer.selection.clauses import Selection, normal, within
 
 Reading: TypeAlias = Streaming | BatchReading | FilteredReading
 Remembered: TypeAlias = Trail | FilteredTrail
@@ -53,7 +53,7 @@ def compare(
 ) -> Exchange[int | None]:
     """The first entry before `until` that differs from the remembered ones; None if all are equal.
 
-    If the server sends all entries, the equal ones extend `fresh`, a trail of another selection.
+    What is equal extends `fresh`, a trail of another selection, if the server sends all of that.
     """
     at, differing = trail.first_number, None
     chosen = yield from filter_of(connection, trail.where)
@@ -73,12 +73,17 @@ def compare(
         assert batch is not None, "it ends at `until`"
         part = batch.before(until)
         differing = difference(trail, part)
-        if fresh is not None and chosen is None:
+        if fresh is not None and (chosen is None or _covers(chosen, fresh.where)):
             same = part if differing is None else part.before(differing)
             fresh.extend(_selected(same, fresh))
         at = batch.next_number
     yield from reading.end(None)
     return differing
+
+
+def _covers(wide: Selection, narrow: Selection | None) -> bool:
+    """Whether the first selection has all entries of the second one (None: of the stream)."""
+    return narrow is not None and normal((*wide, *narrow)) == wide
 
 
 def _selected(batch: EntryBatch, trail: Remembered) -> EntryBatch:
