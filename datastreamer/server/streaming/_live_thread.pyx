@@ -321,6 +321,7 @@ cdef void* run(void* what) noexcept nogil:
     cdef uint64_t turn
     cdef Outcome outcome
     cdef bint readable, soon, early
+    cdef int milliseconds
     cdef uint8_t[4096] ignored
     pthread_mutex_lock(&it.guard)
     while True:
@@ -340,13 +341,13 @@ cdef void* run(void* what) noexcept nogil:
             continue
         soon = SOON_FROM <= it.used <= SOON_TO
         early = 0 < it.used <= EARLY_TO
+        milliseconds = POLL_MS if it.polls or it.torn else -1
         pthread_mutex_unlock(&it.guard)
         if soon != it.soon:
             ask_to_run_soon(soon, &it.usual)
             it.soon = soon
         watch_early(it.watch, &it.early, early)
-        readable = wait_for_write(it.wakeup, it.watch, it.reports, &it.early,
-                                  POLL_MS if it.polls or it.torn else -1)
+        readable = wait_for_write(it.wakeup, it.watch, it.reports, &it.early, milliseconds)
         pthread_mutex_lock(&it.guard)
         # If it is not armed any more, the event loop waits for it.
         if readable and give_way(it, turn):
