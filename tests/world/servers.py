@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from datastreamer.errors import DatastreamerError, FileMissing, LeaseHeld, OperationOpen
+from datastreamer.errors import (
+    CommitInDoubt,
+    DatastreamerError,
+    FileMissing,
+    LeaseHeld,
+    OperationOpen,
+)
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.relay import Relay
 from datastreamer.server.limits import Limits
@@ -53,6 +59,8 @@ class Origin:
     limits: Limits
     stream: DataStream | None = None
     server: Server | None = None
+    in_doubt: int | None = None
+    """The total of a truncation that the disk refused in the middle."""
 
     async def run(self, program: Program) -> None:
         stream = await self._open(program)
@@ -88,6 +96,9 @@ class Origin:
                 _log.warning("the stream cannot be opened: %s", error)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
+            if self.in_doubt is not None:
+                self.model.truncate(self.in_doubt)
+                self.in_doubt = None
             self.model.look_anew(self.image())
             return stream
 
@@ -108,7 +119,12 @@ class Origin:
         stream.parts.writer.lend(self)
         stream.parts.writer.end_lease(self)
         self.model.truncate(keep)
-        stream.truncate(keep)
+        try:
+            stream.truncate(keep)
+        except CommitInDoubt:
+            # The entries are served until the next open, which may complete it.
+            self.in_doubt = keep
+            raise
         self.model.look_anew(self.image())
 
     def update(self, at: int) -> bool:

@@ -72,13 +72,18 @@ class RecordSource(Protocol):
 
 
 def compare(
-    file: Readable, records: RecordSource, page: int, content: bytes | None = None
+    file: Readable,
+    records: RecordSource,
+    page: int,
+    content: bytes | None = None,
+    *,
+    still: bool = False,
 ) -> tuple[PageSum | None, str]:
     """The record of a whole page, and how the page differs from it; None without a proven record,
     or if entries were changed meanwhile (`MOVED`).
 
     `content` is that of the page if it was read. If it differs, the page is read again: another
-    process may be changing it.
+    process may be changing it. Not if it is `still`: the caller keeps all from changing it.
     """
     record = records.get(page)
     why = ""
@@ -88,7 +93,7 @@ def compare(
         if content is None:
             content = file.read(PAGE_SIZE, page_start(page))
         why = differs(content, record)
-        if not why:
+        if not why or still:
             break
         if attempt == 1 and not records.renew():
             return None, MOVED

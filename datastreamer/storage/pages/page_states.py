@@ -289,11 +289,11 @@ class PageRegister:
             return self.damage(page) or self.damage(page + 1)
         return None
 
-    def damage(self, page: int) -> DamagedPage | None:
-        """How a page differs from its checksum; None if it does not, or has none. Raises
-        `OSError`."""
+    def damage(self, page: int, *, still: bool = False) -> DamagedPage | None:
+        """How a page differs from its checksum; None if it does not, or has none. `still`: the
+        caller keeps it from changing, and it is compared once. Raises `OSError`."""
         try:
-            self._is_as_written(page, self._file)
+            self._is_as_written(page, self._file, still=still)
         except DamagedPage as error:
             return error
         return None
@@ -356,7 +356,7 @@ class PageRegister:
             self.suspect([page])
         return self.is_due(page)
 
-    def _is_as_written(self, page: int, file: Readable) -> bool | None:
+    def _is_as_written(self, page: int, file: Readable, *, still: bool = False) -> bool | None:
         """Compare a page; False if it has no checksum, None if nothing can be said because entries
         are being changed. Raises `DamagedPage` and `OSError`."""
         records, bad = self._records, self._bad_end
@@ -371,7 +371,7 @@ class PageRegister:
                 return False if self.verify_last_page() else None
             return False
         try:
-            record, why = compare(file, records, page)
+            record, why = compare(file, records, page, still=still)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise

@@ -20,7 +20,7 @@ def damage_of(owned: OwnedFile, page: int, advice: str = "") -> DamagedPage | No
     with owned.lock:
         if page == owned.end.sums.page:
             owned.pages.judge_end(owned.written, owned.end.sums.sum())
-        found = owned.pages.damage(page)
+        found = owned.pages.damage(page, still=True)
         if found is None:
             return None
         first = end_before(owned, page).entries
