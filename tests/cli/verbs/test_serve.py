@@ -251,10 +251,10 @@ def test_times_and_rates(large: Path) -> None:
         port = serving.port()
         with stalled(port), BlockingClient("127.0.0.1", port) as client:
             client.header()
-            assert serving.err.until(
-                "connection ended: it has neither streamed nor sent a command for 1 s"
-            )
-            assert serving.err.until("connection ended: it has received nothing for 2 s")
+            # In either order: a busy machine may connect the second client late.
+            ends = "neither streamed nor sent a command for 1 s|received nothing for 2 s"
+            found = [serving.err.until(f"connection ended: it has ({ends})")[1] for _ in "12"]
+            assert len({*found}) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
