@@ -76,7 +76,7 @@ def test_a_file_in_memory(
 def test_many_clauses(
     versus: Any, record: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """64 portions of one type, none of which is there."""
+    """64 portions of one type; the stream has no message of them."""
     quick = request.config.getoption("benchmark_disable")
     filled(tmp_path / "s.bin", 60, 3 << 20 if quick else 200 << 20)
     with DataStream.open(tmp_path / "s.bin", read_only=True, verify="never") as stream:

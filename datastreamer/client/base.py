@@ -122,9 +122,9 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
 
         Continues with later commits, without end, or ends before entry `stop`. The iteration
         begins when its block is entered or its first item is requested, and raises `BadFromEntry`
-        or `BadFromBookmark` then. `types` omits entries of all other types, and `where` those that
-        none of its clauses matches, before objects are made of them; a server that can sends only
-        the wanted ones. `types=[2]` is short for `where=[Where(2)]`; `UsageError` for both.
+        or `BadFromBookmark` then. `types` selects entries of these types, and `where` those that
+        one of its clauses matches; others are dropped before objects are made of them, by the
+        server if it can. `types=[2]` is short for `where=[Where(2)]`; `UsageError` for both.
 
         With `cursor` it begins at the position saved there, if there is one. The position after
         an item is saved when the next is requested, and when the block ends without an error:

@@ -302,7 +302,7 @@ class Resumable:
         if batch is None:
             return None
         self._handed = batch
-        return batch if self._where is None else batch.select(self._where)
+        return self._wanted(batch)
 
     def advance(self) -> Exchange[EntryBatch | None]:
         self._settle()
@@ -320,7 +320,11 @@ class Resumable:
             self._trail = self._new_trail(batch.first_number)
             self._origin = batch.first_number
         self._handed = batch
-        return batch if self._where is None else batch.select(self._where)
+        return self._wanted(batch)
+
+    def _wanted(self, batch: EntryBatch) -> EntryBatch:
+        # What this server selects was compared with the selection when it came.
+        return batch if self._where in (None, self._filter) else batch.select(self._where or ())
 
     def request_stop(self) -> bytes:
         self.stopping = True

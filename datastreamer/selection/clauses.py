@@ -117,7 +117,7 @@ def with_prefixes(types: Collection[int], prefixes: Iterable[str]) -> Selection 
     found = [read_prefix(text) for text in prefixes]
     if not types:
         if found:
-            raise UsageError("a prefix is one of an entry's type: name the type, too")
+            raise UsageError("a prefix is compared in entries of a type: name the type, too")
         return None
     if not found:
         return selected(types)
