@@ -94,8 +94,8 @@ class Position:
         if chosen.first_entry < 0 or len(chosen.numbers) != count or not rise or not named:
             raise BadPosition(
                 f"invalid trail of {count} entries from entry {chosen.first_entry} up to "
-                f"{self.next_entry}, of types {list(chosen.where)}: types and numbers must rise, "
-                "and each entry needs its number"
+                f"{self.next_entry}, of clauses {list(chosen.where)}: clauses must be in "
+                "normal form, numbers must rise, and each entry needs its number"
             )
 
     def to_json(self) -> str:

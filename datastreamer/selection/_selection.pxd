@@ -1,6 +1,6 @@
 """Which entries are wanted: types, and bytes at a fixed place in the data, compared without objects.
 
-Knows pointers and lengths. `selection.py` has the normal form.
+Knows pointers and lengths. `clauses.py` has the normal form.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE

@@ -96,7 +96,7 @@ class EventForm:
         return b""
 
     def items(self, batch: EntryBatch) -> bytes:
-        """The entries as items of a JSON array; empty if none is selected."""
+        """The selected entries as items of a JSON array; empty if there are no such entries."""
         chosen = batch if self.where is None else batch.select(self.where)
         return json_items(chosen) if len(chosen) else b""
 
@@ -245,8 +245,8 @@ class Follower:
             await output.send(words % (_id(at), at.number))
 
     async def _next_event(self) -> bytes:
-        """The next entries; nothing if none of them is selected, or if they were truncated, or
-        others changed, meanwhile."""
+        """The next selected entries; empty if there are none, or if entries were truncated or
+        others changed meanwhile."""
         reading = self._reading
         piece = await self._piece(self.cursor, reading.total)
         if piece is None or self._changes:

@@ -1,4 +1,4 @@
-"""What a process knows of the pages of an open file: no damage is forgotten, and none is invented.
+"""What a process knows of the pages of an open file: it forgets no damage, and invents no damage.
 
 The readers of a stream and its server share the register; each test drives it as one of them does.
 """
@@ -161,11 +161,11 @@ def test_a_proof_is_told_when_its_record_is_there(
     with DataStream.open(path) as stream:
         records = stream._file.records()
         assert isinstance(records, SumsKeeper)
-        told = records.on_proven
+        pass_on = records.on_proven
 
         def count() -> None:
             proven.append(sum(record is not None for record in records.get_many(0, PAGES)))
-            told()
+            pass_on()
 
         records.on_proven = count
         stream.parts.pages.for_server()
