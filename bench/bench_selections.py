@@ -5,6 +5,8 @@ what it costs the client.
 from __future__ import annotations
 
 import os
+import select
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +15,15 @@ from typing import Any
 import pytest
 import trio
 
+from bench.bench_batch import processor_seconds, server_process
 from bench.measure import Done
 from datastreamer import DataStream, StreamServer, Where, connect
 from datastreamer._filtered import Choice
 from datastreamer.format import CHOSEN_HEAD_SIZE, HEADER_PAGE_SIZE
+from datastreamer.protocol.filter.messages import FilteredStart, encode
 from datastreamer.reassembly import Splitter, pack_message, wanted
 from datastreamer.reassembly.producer import MESSAGE_TYPE
-from datastreamer.selection.clauses import Clause
+from datastreamer.selection.clauses import Clause, selected
 from datastreamer.storage.read.type_scan import Wanted
 
 KEY_AT = 2
@@ -150,3 +154,60 @@ def test_a_portion(versus: Any, record: Any, payloads: Any) -> None:
         unit="us a payload",
         at_least=10.0,
     )
+
+
+LIVE_CLIENTS = 300
+
+
+class Live:
+    """Clients with one selection, which wait for commits of one wanted entry each."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        request = encode(FilteredStart(0, selected(where=wanted([b"\x01"])) or ()), 1)
+        self.poll = select.poll()
+        self.connections: dict[int, socket.socket] = {}
+        for _ in range(LIVE_CLIENTS):
+            connection = socket.create_connection(address)
+            self.connections[connection.fileno()] = connection
+            connection.sendall(request)
+            connection.recv(4096)
+            self.poll.register(connection, select.POLLIN)
+
+    def received(self, data: bytes) -> None:
+        """Return when each client has this entry."""
+        waiting = set(self.connections)
+        while waiting:
+            for descriptor, _ in self.poll.poll(20_000):
+                if data in self.connections[descriptor].recv(4096):
+                    waiting.discard(descriptor)
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
+def test_live(record: Any, smoke: bool, tmp_path: Path) -> None:
+    commits = 5 if smoke else 400
+    path = tmp_path / "s.bin"
+    with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
+        live = Live(server.addresses[0])
+        pid = server_process()
+        before, longest = processor_seconds(pid), []
+        for number in range(commits):
+            data = pack_message(b"\x01" + number.to_bytes(32), b"five!")
+            begin = time.perf_counter()
+            server.stream.append(MESSAGE_TYPE, data)
+            live.received(data)
+            longest.append(time.perf_counter() - begin)
+        spent = processor_seconds(pid) - before
+        live.close()
+    name = f"live, {LIVE_CLIENTS} clients with one selection"
+    record(
+        f"{name}: processor of the server",
+        spent * 1e6 / commits / LIVE_CLIENTS,
+        {"the promise": 45.0},
+        unit="us a client and commit",
+        at_least=1.0,
+    )
+    record(f"{name}: until all have it, p50", sorted(longest)[commits // 2] * 1e3, unit="ms")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from datastreamer.cli.shared.console import text
 from datastreamer.cli.shared.metrics_client import size
+from datastreamer.cli.shared.output import json_line
 from datastreamer.consumer.state import (
     Notice,
     SourceBack,
@@ -18,25 +19,73 @@ from datastreamer.consumer.state import (
 from datastreamer.printable import json_text
 from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.events import Conflict, Dropped, Malformed, PayloadComplete
+from datastreamer.reassembly.merge import Item, Payload
+from datastreamer.reassembly.orderer import Applied, Block, Gap, Rejected, Reorg
 
 if TYPE_CHECKING:
     import rich.console
 
 
-def payload_line(payload: PayloadComplete) -> bytes:
-    """A payload as a line that `split` accepts."""
-    parts = ", ".join(
-        [f'{{"key": "0x{key.hex()}", "value": "0x{value.hex()}"}}' for key, value in payload.parts]
-    )
-    return f'{{"id": "0x{payload.id.hex()}", "parts": [{parts}]}}\n'.encode("ascii")
+def lines_of(item: Item) -> bytes:
+    """What is delivered, as JSON lines: payloads as `split` accepts them, with their block if they
+    are ordered. A reorg is a line with what is rolled back, newest first, then the payloads that
+    are applied."""
+    match item:
+        case PayloadComplete():
+            return _payload_line(item)
+        case Applied():
+            return _payload_line(item.payload, item.block)
+        case Reorg():
+            back = [
+                {"number": block.number, "hash": _plain(block.hash), "id": _plain(payload.id)}
+                for block, payload in item.rolled_back
+            ]
+            lines = [_payload_line(payload, block) for block, payload in item.applied]
+            return b"".join([json_line({"rolled_back": back}), *lines])
 
 
-def described(payload: PayloadComplete) -> bytes:
-    """A payload as a line for people."""
-    amount = sum(len(key) + len(value) for key, value in payload.parts)
+def _payload_line(payload: PayloadComplete | Payload, block: Block | None = None) -> bytes:
+    """A payload that an earlier run printed, and this one has not received again, has no parts."""
+    complete = payload.complete if isinstance(payload, Payload) else payload
+    line = f'{{"id": "0x{payload.id.hex()}"'
+    if complete is not None:
+        parts = [
+            f'{{"key": "0x{key.hex()}", "value": "0x{value.hex()}"}}'
+            for key, value in complete.parts
+        ]
+        line += f', "parts": [{", ".join(parts)}]'
+    if block is not None:
+        line += f', "block": {json_text(_block(block))}'
+    return f"{line}}}\n".encode("ascii")
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {"number": block.number, "hash": _plain(block.hash), "parent": _plain(block.parent)}
+
+
+def described(item: Item) -> bytes:
+    """What is delivered, as lines for people."""
+    match item:
+        case PayloadComplete():
+            return _described(item)
+        case Applied():
+            return _described(item.payload, item.block)
+        case Reorg():
+            first, last = item.rolled_back[-1][0].number, item.rolled_back[0][0].number
+            which = f"block {first}" if first == last else f"blocks {last} to {first}"
+            lines = [_described(payload, block) for block, payload in item.applied]
+            return b"".join([f"rolled back: {which}\n".encode(), *lines])
+
+
+def _described(payload: PayloadComplete | Payload, block: Block | None = None) -> bytes:
+    number = "" if block is None else f"{block.number:>12,}  "
+    complete = payload.complete if isinstance(payload, Payload) else payload
+    if complete is None:
+        return f"{number}0x{payload.id.hex()}  printed by an earlier run\n".encode()
+    amount = sum(len(key) + len(value) for key, value in complete.parts)
     return (
-        f"0x{payload.id.hex()}  {len(payload.parts):>7,} parts  {size(amount):>10}  "
-        f"{payload.source}\n"
+        f"{number}0x{payload.id.hex()}  {len(complete.parts):>7,} parts  {size(amount):>10}  "
+        f"{complete.source}\n"
     ).encode("utf-8", "replace")
 
 
@@ -47,6 +96,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
         *("dropped", "why", "payload", "prefix", "messages", "bytes", "missing"),
         "positions",
     ),
+    Gap: ("gap", "missing", "number", "block", "source"),
+    Rejected: ("rejected", "why", "block", "payload"),
     SourceLost: ("source_lost", "source", "error"),
     SourceFailed: ("source_failed", "source", "error", "again"),
     SourceBack: ("source_back", "source", "next_entry"),
@@ -54,7 +105,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 
 
 def event_line(event: Notice) -> str:
-    """Another event as a line of JSON. Events of ordering, which is off, do not occur."""
+    """Another event as a line of JSON."""
     if isinstance(event, SourceRolledBack):
         rollback = event.rollback
         line = {
@@ -72,6 +123,10 @@ def event_line(event: Notice) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"0x{value.hex()}"
+    if isinstance(value, Block):
+        return _block(value)
+    if isinstance(value, Payload):
+        return _plain(value.id)
     return dict(value) if isinstance(value, Mapping) else value
 
 

@@ -269,6 +269,8 @@ class ConsumerState:
         if event is None and self._in_batch:
             # Only now is the source's position after the whole batch.
             self._in_batch, self._dirty = False, True
+            for warning in self.merge.warnings():
+                _log.warning("%s", warning)
         return event
 
     def expire(self, now: float) -> None:

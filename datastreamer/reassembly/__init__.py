@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from datastreamer.reassembly.orderer import Rejected as Rejected
     from datastreamer.reassembly.orderer import Reorg as Reorg
     from datastreamer.reassembly.portions import wanted as wanted
+    from datastreamer.reassembly.producer import AsyncProducer as AsyncProducer
     from datastreamer.reassembly.producer import Producer as Producer
     from datastreamer.reassembly.progress import ReassemblyProgress as ReassemblyProgress
     from datastreamer.reassembly.progress import ReassemblyStore as ReassemblyStore
@@ -48,7 +49,7 @@ _names, __getattr__, __dir__ = load_on_use(
         "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
         "orderer": ("Applied", "Block", "Gap", "Orderer", "Rejected", "Reorg"),
         "portions": ("wanted",),
-        "producer": ("Producer",),
+        "producer": ("AsyncProducer", "Producer"),
         "progress": ("ReassemblyProgress", "ReassemblyStore"),
         "splitter": ("Splitter",),
     },

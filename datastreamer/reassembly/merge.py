@@ -18,15 +18,18 @@ from datastreamer.errors import UsageError
 from datastreamer.format import TYPE_BOOKMARK, U32_MAX
 from datastreamer.metrics.exposition import Samples, Tally
 from datastreamer.position import Position
+from datastreamer.reassembly._messages import scan_records, unpack_message
 from datastreamer.reassembly._reassembler import Reassembler
 from datastreamer.reassembly.checkpoint import Checkpoint, Stats
 from datastreamer.reassembly.events import Conflict, Event, PayloadComplete
 from datastreamer.reassembly.orderer import Applied, Block, Gap, Orderer, Rejected, Reorg
+from datastreamer.reassembly.portions import NESTED
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import (
     Name,
     ReassemblyProgress,
     SourceProgress,
+    shown,
     subscription,
 )
 
@@ -41,6 +44,9 @@ _LEAST_KNOWN: Final = 100_000
 """Further payloads for which a delivered one stays known, at least, with several sources. These are
 read a batch at a time; a batch of 1 MiB may hold ten thousand payloads, and the next source sends
 them again. A known payload takes 144 bytes."""
+
+_MOST_UNMATCHED: Final = 100
+"""Payloads of a source without a part of the subscription, after which the log warns."""
 
 Order = Callable[[PayloadComplete], Block | None]
 """The block of a payload; None: the payload is delivered without an order."""
@@ -123,6 +129,7 @@ class Merge:
             )
         self.conflicts: Counter[str] = Counter()
         self._seconds = {name: Tally("datastreamer_reassembly_seconds") for name in self._sources}
+        self._unmatched = _Unmatched(self._subscribed)
 
     def source_progress(self, source: str) -> SourceProgress | None:
         """Where a source continues; None if it has not been read."""
@@ -147,6 +154,8 @@ class Merge:
         if source in self._rewound:
             self._rewound[source] = batch.first_number
         for event in self._reassembler.receive_batch(batch, source, type=self._type, now=now):
+            if isinstance(event, PayloadComplete):
+                self._unmatched.count(event, batch)
             yield from self._events_of(event, positions, now)
         if source in self._rewound:
             self._rewound[source] = read.next_entry
@@ -195,6 +204,11 @@ class Merge:
         self._delivered.unsaved.clear()
         if self._ordering is not None:
             self._ordering.saved()
+
+    def warnings(self) -> list[str]:
+        """What the log is to say about subscriptions; each once."""
+        found, self._unmatched.warnings = self._unmatched.warnings, []
+        return found
 
     @property
     def stats(self) -> Stats:
@@ -247,6 +261,36 @@ class Merge:
                 return
             self._delivered.add((event.id, event.prefixes), self._delivered.count)
         yield event
+
+
+class _Unmatched:
+    """Warns, once a source, of a subscription that matches nothing that the source announces."""
+
+    def __init__(self, subscribed: tuple[bytes, ...]) -> None:
+        self._subscribed = subscribed
+        self._counts: Counter[str] = Counter()
+        self._done: set[str] = set()
+        self.warnings: list[str] = []
+
+    def count(self, event: PayloadComplete, batch: EntryBatch) -> None:
+        """Process a payload; the message that completed it is in `batch`."""
+        source = event.source
+        if source in self._done or self._subscribed in ((), (NESTED,)):
+            return
+        self._counts[source] += 1
+        if any(prefix[:1] != NESTED for prefix in event.prefixes):
+            self._done.add(source)
+        elif self._counts[source] >= _MOST_UNMATCHED:
+            # Without parts, the message that completes it is its header, or a nested one.
+            _, records = unpack_message(batch.since(event.position or 0)[0].data)
+            announced = [prefix for prefix, _ in scan_records(records) if prefix[:1] != NESTED]
+            if announced:
+                self._done.add(source)
+                self.warnings.append(
+                    f"{source}: none of {self._counts[source]} payloads has parts of the "
+                    f"subscription to {shown(self._subscribed)}; the last one has the prefixes "
+                    f"{shown(announced[:3])}"
+                )
 
 
 class _DeliveredNames:

@@ -29,8 +29,37 @@ class Publishable(Protocol):
     def atomic_op(self) -> AbstractContextManager[Any]: ...
 
 
-class Producer:
-    """Producer(stream, type=0x10, limit=1048557): publishes payloads as messages in a stream.
+class AsyncPublishable(Protocol):
+    """The methods of a publisher of tasks that are used here; those of `connect_publisher`, for
+    Trio and for asyncio, have them."""
+
+    def atomic_op(self) -> Any: ...
+
+
+class _Cutting:
+    """What producers have in common: the entries of a payload."""
+
+    def __init__(self, type: int, limit: int) -> None:
+        if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
+            raise BadEntryType(f"messages need a u32 entry type that is no bookmark's, not {type}")
+        if limit > MAX_DATA_SIZE - 2:
+            raise BadArgument(
+                f"the limit must be at most {MAX_DATA_SIZE - 2:,} bytes, not {limit:,}"
+            )
+        self._type = type
+        self._splitter = Splitter(limit)
+
+    def _entries(self, id: bytes, parts: Mapping[bytes, Part]) -> list[bytes]:
+        return [pack_message(*message) for message in self._splitter.split(id, parts)]
+
+    def _add(self, op: PayloadOperation, id: bytes, entries: list[bytes]) -> range:
+        op.add_bookmark(id[:MAX_BOOKMARK_SIZE])
+        return op.add_entries(self._type, entries)
+
+
+class Producer(_Cutting):
+    """Producer(stream, type=0x10, limit=1048557): publishes payloads as messages in a stream, a
+    `DataStream` or that of a `BlockingPublisher`.
 
     `type` is the entry type, `limit` that of `Splitter`. Producers that publish the same payload
     with the same limit write the same entries.
@@ -39,15 +68,8 @@ class Producer:
     def __init__(
         self, stream: Publishable, type: int = MESSAGE_TYPE, limit: int = MAX_DATA_SIZE - 2
     ) -> None:
-        if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
-            raise BadEntryType(f"messages need a u32 entry type that is no bookmark's, not {type}")
-        if limit > MAX_DATA_SIZE - 2:
-            raise BadArgument(
-                f"the limit must be at most {MAX_DATA_SIZE - 2:,} bytes, not {limit:,}"
-            )
+        super().__init__(type, limit)
         self._stream = stream
-        self._type = type
-        self._splitter = Splitter(limit)
 
     def publish(self, id: bytes, parts: Mapping[bytes, Part]) -> range:
         """Commit a payload; returns the numbers of the entries that hold its messages.
@@ -57,8 +79,33 @@ class Producer:
         raises; nothing is committed then.
         """
         # Errors of the payload are raised before the operation begins.
-        entries = [pack_message(*message) for message in self._splitter.split(id, parts)]
-        operation: PayloadOperation
-        with self._stream.atomic_op() as operation:
-            operation.add_bookmark(id[:MAX_BOOKMARK_SIZE])
-            return operation.add_entries(self._type, entries)
+        entries = self._entries(id, parts)
+        with self._stream.atomic_op() as op:
+            return self._add(op, id, entries)
+
+
+class AsyncProducer(_Cutting):
+    """AsyncProducer(publisher, type=0x10, limit=1048557): the same for Trio and asyncio, through a
+    publisher of `connect_publisher`."""
+
+    def __init__(
+        self,
+        publisher: AsyncPublishable,
+        type: int = MESSAGE_TYPE,
+        limit: int = MAX_DATA_SIZE - 2,
+    ) -> None:
+        super().__init__(type, limit)
+        self._publisher = publisher
+
+    async def publish(self, id: bytes, parts: Mapping[bytes, Part], wait: bool = True) -> range:
+        """Commit a payload, as `Producer.publish`. With `wait` it is on disk when this returns;
+        without, when the publisher's `flush` returns. Raises what the operation's commit raises;
+        nothing was sent then, unless the error says so."""
+        entries = self._entries(id, parts)
+        op = self._publisher.atomic_op()
+        try:
+            numbers = self._add(op, id, entries)
+            await op.commit(wait=wait)
+        finally:
+            op.roll_back()
+        return numbers

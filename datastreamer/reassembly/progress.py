@@ -58,8 +58,8 @@ class ReassemblyProgress:
         more = [prefix for prefix in subscribed if not prefix.startswith(before)]
         if more:
             raise UsageError(
-                f"the store has the progress of a subscription to {_shown(before)}, and parts of "
-                f"{_shown(more)} before its positions would be missing: subscribe to no more than "
+                f"the store has the progress of a subscription to {shown(before)}, and parts of "
+                f"{shown(more)} before its positions would be missing: subscribe to no more than "
                 "that, or begin with a new store"
             )
 
@@ -74,8 +74,8 @@ def subscription(subscribe: Iterable[bytes] | None) -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def _shown(prefixes: Iterable[bytes]) -> str:
-    """Without nested headers, which every subscription has."""
+def shown(prefixes: Iterable[bytes]) -> str:
+    """Prefixes for a message, without nested headers, which every subscription has."""
     names = [f"0x{prefix.hex()}" if prefix else "everything" for prefix in prefixes]
     return ", ".join(name for name in names if name != f"0x{NESTED.hex()}") or "nothing"
 

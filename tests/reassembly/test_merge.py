@@ -421,3 +421,44 @@ def test_the_names_that_are_kept_do_not_grow_with_the_stream(
             list(merge.receive("a", batch, Position(at + 1)))
             store.save(merge)
             assert len(store.progress.known) <= most
+
+
+def headers_of(first: int, count: int, limit: int = 1_000_000) -> list[Message]:
+    """The headers, also nested ones, of payloads with parts 0x01 and 0x02."""
+    found = []
+    for number in range(first, first + count):
+        own = b"%032d" % number
+        parts = {name(kind, own[8:] + bytes([at])): b"" for kind in (1, 2) for at in range(2)}
+        found += [each for each in Splitter(limit).split(own, parts) if each[0][0] in (0, 0xFF)]
+    return found
+
+
+@pytest.mark.parametrize("limit", [1_000_000, 111])
+def test_a_subscription_that_nothing_matches(limit: int) -> None:
+    merge = Merge(["a", "b"], [b"\x03", b"\xff"])
+    for source in ("a", "b"):
+        merge.begin(source, Position(0))
+    taken(merge, "a", batch_of(*headers_of(0, 99, limit)))
+    taken(merge, "b", batch_of(*headers_of(200, 99, limit)))
+    assert merge.warnings() == []
+    taken(merge, "b", batch_of(*headers_of(300, 2, limit), first=10_000))
+    [message] = merge.warnings()
+    assert message.startswith(
+        "b: none of 100 payloads has parts of the subscription to 0x03; the last one has the "
+        f"prefixes 0x{2 if limit == 111 else 1:02}3030"
+    )
+    taken(merge, "b", batch_of(*headers_of(400, 200, limit), first=20_000))
+    assert merge.warnings() == []
+
+
+def test_a_subscription_that_something_matches() -> None:
+    merge = Merge(["a"], [b"\x01", b"\xff"])
+    merge.begin("a", Position(0))
+    messages = messages_of(500)
+    taken(merge, "a", batch_of(*messages, *headers_of(0, 0)))
+    empty = [each for number in range(200) for each in Splitter().split(b"%032d" % number, {})]
+    taken(merge, "a", batch_of(*empty, first=10))
+    headers = Merge(["a"], [b"\xff"])
+    headers.begin("a", Position(0))
+    assert len(taken(headers, "a", batch_of(*headers_of(0, 200)))) == 200
+    assert merge.warnings() == headers.warnings() == []

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
-from datastreamer import DataStream
+from datastreamer import (
+    BlockingPublisher,
+    DataStream,
+    Publishing,
+    StreamServer,
+    aio,
+    connect_publisher,
+)
 from datastreamer.errors import BadArgument, BadEntryType, BadPayload
 from datastreamer.format import MAX_DATA_SIZE
-from datastreamer.reassembly import PayloadComplete, Producer, Reassembler, Splitter
+from datastreamer.reassembly import (
+    AsyncProducer,
+    PayloadComplete,
+    Producer,
+    Reassembler,
+    Splitter,
+)
 from tests.reassembly.generated import name
 
 IDS = [bytes([number]) * 32 for number in range(1, 31)]
@@ -71,3 +87,72 @@ def test_wrong_options(tmp_path: Path) -> None:
                 Producer(stream, wrong)
         with pytest.raises(BadArgument, match="at most 1,048,557 bytes, not 1,048,558"):
             Producer(stream, limit=MAX_DATA_SIZE - 1)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StreamServer]:
+    token = tmp_path / "token"
+    token.write_text("a token")
+    token.chmod(0o600)
+    publishing = Publishing(token_file=token)
+    with StreamServer(
+        tmp_path / "s.bin",
+        host="127.0.0.1",
+        port=0,
+        in_process=True,
+        index="memory",
+        publishing=publishing,
+    ) as server:
+        yield server
+
+
+def expected(tmp_path: Path) -> list[tuple[int, bytes]]:
+    """The entries that a stream holds when the first two payloads were published."""
+    with DataStream.create(tmp_path / "local.bin", sync="os", index="memory") as stream:
+        for own in IDS[:2]:
+            Producer(stream, limit=200).publish(own, parts_of(own))
+        return [(entry.type, entry.data) for entry in stream.entries()]
+
+
+def published(server: StreamServer) -> list[tuple[int, bytes]]:
+    return [(entry.type, entry.data) for entry in server.stream.entries()]
+
+
+def test_to_a_server(server: StreamServer, tmp_path: Path) -> None:
+    with BlockingPublisher("127.0.0.1", server.port, token="a token") as publisher:
+        producer = Producer(publisher, limit=200)
+        for own in IDS[:2]:
+            total = server.stream.total_entries
+            numbers = producer.publish(own, parts_of(own))
+            assert numbers == range(total + 1, server.stream.total_entries)
+        with pytest.raises(BadPayload):
+            producer.publish(IDS[2], {b"short": b""})
+        with publisher.atomic_op() as op:  # no operation was left open
+            op.roll_back()
+    assert published(server) == expected(tmp_path)
+
+
+@pytest.mark.parametrize("driver", ["trio", "asyncio"])
+@pytest.mark.parametrize("wait", [True, False])
+def test_to_a_server_in_tasks(
+    server: StreamServer, tmp_path: Path, driver: str, wait: bool
+) -> None:
+    connect = connect_publisher if driver == "trio" else aio.connect_publisher
+
+    async def main() -> None:
+        async with connect("127.0.0.1", server.port, token="a token") as publisher:
+            producer = AsyncProducer(publisher, limit=200)
+            numbers = [await producer.publish(own, parts_of(own), wait) for own in IDS[:2]]
+            assert [own.start for own in numbers] == [1, numbers[0].stop + 1]
+            if wait:
+                assert server.stream.total_entries == numbers[-1].stop
+                assert publisher.unacknowledged == 0
+            with pytest.raises(BadPayload):
+                await producer.publish(IDS[2], {b"short": b""})
+            publisher.atomic_op().roll_back()  # no operation was left open
+
+    if driver == "trio":
+        trio.run(main)
+    else:
+        asyncio.run(main())
+    assert published(server) == expected(tmp_path)

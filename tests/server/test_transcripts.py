@@ -12,6 +12,14 @@ from typing import Any
 import pytest
 import trio
 
+from datastreamer.protocol.filter.messages import (
+    FilteredCommand,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    encode,
+)
+from datastreamer.selection.clauses import Where
 from datastreamer.storage.stream import DataStream
 from tests.conftest import GOLDEN, Golden, make_data
 from tests.network.fixtures import Open, Peer, over_loopback
@@ -50,6 +58,31 @@ async def test_conversation(steps: list[Step], tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", conversations())
 async def test_conversation_with_tls(steps: list[Step], tmp_path: Path, secured: Open) -> None:
     await converse(steps, tmp_path, secured)
+
+
+CLAUSES = (Where(2), Where(0xB0, 1, b"\xcd\xe9"), Where(2**32 - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("selected-read", FilteredRead(2, CLAUSES)),
+        ("selected-start", FilteredStart(4, CLAUSES)),
+        ("selected-start-bookmark", FilteredStartBookmark(b"xxxx", CLAUSES)),
+    ],
+)
+async def test_selections(
+    name: str, command: FilteredCommand, golden: Golden, tmp_path: Path
+) -> None:
+    """Requests that only we know: bytes that were packed by hand, from both of our sides."""
+    [step] = golden.transcript("selections")[name]
+    sent = bytes.fromhex(step["send_hex"])
+    assert encode(command, 1) == sent
+    path = tmp_path / "copy.bin"
+    path.write_bytes(golden.content(step["file"]))
+    with DataStream.open(path, sync="os", index="memory") as stream:
+        async with over_loopback(stream) as rig, rig.client() as peer:
+            await peer.ask(sent, bytes.fromhex(step["recv_hex"]))
 
 
 async def converse(steps: list[Step], tmp_path: Path, open_server: Open) -> None:

@@ -27,7 +27,7 @@ class StopRequest:
 
     def __init__(
         self,
-        then: Callable[[], None] = lambda: None,
+        then: Callable[[], None] | None = None,
         signals: Iterable[signal.Signals] = early_signals.SIGNALS,
     ) -> None:
         self._set = False
@@ -55,7 +55,8 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._set, self.number = True, number
-        self._then()
+        if self._then is not None:
+            self._then()
 
     def is_set(self) -> bool:
         return self._set

@@ -11,17 +11,17 @@ from typing import Any
 import typer
 
 from datastreamer.cli.shared.creation import CreationOptions
-from datastreamer.cli.shared.exit_codes import Failure, interruption
+from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
 from datastreamer.cli.shared.options import Key, TLSOptions
-from datastreamer.cli.shared.signals import StopRequest
-from datastreamer.cli.verbs.append_remote import (
+from datastreamer.cli.verbs.written import (
     PublisherOptions,
     RemoteStream,
     TargetArgument,
-    is_server,
+    commit,
+    opened,
 )
-from datastreamer.errors import CommitInDoubt, HistoryChanged, PeerError
+from datastreamer.errors import CommitInDoubt
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.atomic_op import AtomicOp
@@ -55,20 +55,8 @@ def append(
       datastreamer append stream.bin --create < operations.jsonl
       datastreamer cat a.bin --json | datastreamer append b.bin --create
     """
-    if is_server(file):
-        if creation != CreationOptions(stream_type=creation.stream_type):
-            raise typer.BadParameter(
-                "--create, --system-id and --stream-version are for files, and FILE is a server"
-            )
-        lines = InputLines("operations", _MAX_LINE)
-        with RemoteStream(file, creation.stream_type, publisher, tls) as remote:
-            _Appender(remote, lines).run()
-        return
-    publisher.check_unused(file)
-    tls.check_unused(file)
-    creation.check()
     lines = InputLines("operations", _MAX_LINE)
-    with creation.open(file) as stream:
+    with opened(file, lines, creation, publisher, tls) as stream:
         _Appender(stream, lines).run()
 
 
@@ -83,12 +71,7 @@ class _Appender:
         self._copied = True
 
     def run(self) -> None:
-        try:
-            self._lines.process(self._apply, self._roll_back)
-        except HistoryChanged as error:
-            raise Failure(f"line {self._lines.number}: {error}") from error
-        except PeerError as error:
-            raise Failure(f"line {self._lines.number}: {error}{self._in_doubt()}") from error
+        self._lines.process(self._apply, self._roll_back)
         if self._op.is_open and self._copied:
             self._commit()
         elif self._op.is_open:
@@ -96,17 +79,6 @@ class _Appender:
             raise Failure(
                 f"the input ended after line {number} without a commit; {self._roll_back()}"
             )
-
-    def _in_doubt(self) -> str:
-        """Advice about the operation that was sent last, if it was not acknowledged."""
-        remote = self._stream
-        first = remote.publisher.first_unacknowledged if isinstance(remote, RemoteStream) else None
-        if first is None:
-            return ""
-        return (
-            f"; the operation from entry {first} on may be in the stream: send it again with "
-            f"--next-entry {first}, which compares it instead of appending it twice"
-        )
 
     def _roll_back(self) -> str:
         """Roll back the open operation; says what was done and what the stream holds."""
@@ -160,20 +132,12 @@ class _Appender:
             raise BadLine(str(error)) from None
 
     def _commit(self) -> None:
-        first = self._stream.total_entries
-        # A signal waits until the result is known and printed, but not for a lost server.
-        request = StopRequest()
-        if isinstance(self._stream, RemoteStream):
-            request = StopRequest(self._stream.publisher.give_up)
-        with request as stop:
+        def work() -> dict[str, Any]:
             if self._op.is_open:
                 self._stream.commit_atomic_op()
-        total = self._stream.total_entries
-        self._lines.acknowledge(
-            {"first_entry": first, "entries": total - first, "total_entries": total}
-        )
-        if stop.is_set():
-            raise interruption(stop.number)
+            return {}
+
+        commit(self._stream, self._lines, work)
 
 
 def _payload(entry: dict[str, Any]) -> bytes:

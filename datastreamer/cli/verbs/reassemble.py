@@ -7,6 +7,7 @@ Payloads are written to standard output, all other events to stderr as JSON line
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import typer
 from datastreamer.cli.reassembly_output import (
     described,
     event_line,
-    payload_line,
+    lines_of,
     stats_line,
     stats_table,
 )
@@ -54,6 +55,7 @@ from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.format import TYPE_BOOKMARK, U32_MAX, U64_MAX
 from datastreamer.printable import json_text
 from datastreamer.reassembly.events import PayloadComplete
+from datastreamer.reassembly.orderer import Block
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.transport.listeners import metrics_listeners
 
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from datastreamer.consumer.options import Start
+    from datastreamer.reassembly.merge import Order
 
 _LOOK_SECONDS = 0.5
 
@@ -122,6 +125,23 @@ StoreOption = Annotated[
     str | None,
     text_option("--store", "FILE", "Keep the progress in this database, and resume from it."),
 ]
+OrderOption = Annotated[
+    str | None,
+    text_option(
+        "--order",
+        "MODULE:FUNCTION",
+        "Print payloads in the order of a chain, and reorgs: the function gets a payload and "
+        "returns its Block, or None. The module may be in the current folder.",
+    ),
+]
+AfterOption = Annotated[
+    str | None,
+    text_option(
+        "--after",
+        "0xHASH",
+        "With --order: the hash of the first block's parent [the first block to arrive is first].",
+    ),
+]
 StatsOption = Annotated[
     bool,
     typer.Option(
@@ -145,6 +165,8 @@ def reassemble(
     budget: BudgetOption = 1024,
     max_age: MaxAgeOption = 600.0,
     store: StoreOption = None,
+    order: OrderOption = None,
+    after: AfterOption = None,
     stats: StatsOption = False,
     output: ReportOutput,
     metrics: MetricsOptions,
@@ -155,18 +177,25 @@ def reassemble(
     Each payload is printed once, when it is complete. A line is {"id": "0x..", "parts":
     [{"key": "0x..", "value": "0x.."}, ...]}. Other events are written to stderr, as JSON lines
     with "event". The command ends at the ends of the sources; with --follow it continues, and
-    reconnects to a lost source.
+    reconnects to a lost source. With --order a line has also "block": {"number": N, "hash":
+    "0x..", "parent": "0x.."}, and a reorg is a line {"rolled_back": [...]}, followed by the
+    payloads of the other branch.
 
     Examples:
       datastreamer reassemble a.example.org b.example.org --follow
       datastreamer reassemble a.bin b.bin --subscribe 0x01 --json
+      datastreamer reassemble a.bin b.bin --order chain:block_of
     """
     if start is not None and from_bookmark is not None:
         raise typer.BadParameter("--from and --from-bookmark exclude each other")
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
+    if after is not None and order is None:
+        raise typer.BadParameter("--after requires --order")
     shape = output.chosen()
-    prefixes = None if subscribe is None else [*map(_read_prefix, subscribe)]
+    prefixes = None if subscribe is None else [_hex("--subscribe", text) for text in subscribe]
+    parent = None if after is None else _hex("--after", after)
+    block_of = None if order is None else _imported(order)
     address = metrics.address()
     begin = _start(start, from_bookmark)
     upstreams = _upstreams(sources, options)
@@ -180,6 +209,8 @@ def reassemble(
                 subscribe=prefixes,
                 batch_reads=not no_batch_reads,
                 store=kept,
+                order=block_of,
+                after=parent,
                 on_event=lambda event: logs.say_verbatim(event_line(event)),
                 follow=follow,
                 start=begin,
@@ -203,8 +234,8 @@ def _print_all(payloads: BlockingReassembly, shape: Format, stats: bool, live: L
     due = time.monotonic()
     while not payloads.over:
         item = payloads.next(_LOOK_SECONDS if stats else None)
-        if isinstance(item, PayloadComplete) and live is None:
-            write_out(described(item) if shape == "table" else payload_line(item))
+        if item is not None and live is None:
+            write_out(described(item) if shape == "table" else lines_of(item))
         if stats and (payloads.over or time.monotonic() >= due):
             found = payloads.stats, payloads.sources, payloads.oldest_seconds
             if live is None:
@@ -223,11 +254,38 @@ def _report_end(payloads: BlockingReassembly) -> None:
         raise Failure(f"{name} was not read to its end: {error}")
 
 
-def _read_prefix(text: str) -> bytes:
+def _hex(option: str, text: str) -> bytes:
     try:
         return bytes_of(text)
     except BadLine as error:
-        raise typer.BadParameter(f"--subscribe: {error}") from None
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def _imported(name: str) -> Order:
+    """The function MODULE:FUNCTION; errors of it are a `Failure`."""
+    if ":" not in name:
+        raise typer.BadParameter(f"--order {name}: write MODULE:FUNCTION")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = pkgutil.resolve_name(name)
+    except (Exception, SystemExit) as error:
+        why = f"{error.__class__.__name__}: {error}"
+        raise typer.BadParameter(f"--order {name} cannot be imported: {why}") from error
+    if not callable(found):
+        raise typer.BadParameter(f"--order {name} is not a function")
+
+    def block_of(payload: PayloadComplete) -> Block | None:
+        which = f"--order {name}, payload 0x{payload.id.hex()}"
+        try:
+            block = found(payload)
+        except Exception as error:
+            raise Failure(f"{which}: {error.__class__.__name__}: {error}") from error
+        match block:
+            case None | Block(int(), bytes(), bytes(), None | int()):
+                return block
+        raise Failure(f"{which}: it returned {block!r}, which is neither a Block nor None")
+
+    return block_of
 
 
 def _start(start: str | None, bookmark: str | None) -> Start:

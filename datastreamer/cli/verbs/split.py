@@ -12,8 +12,14 @@ import typer
 
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
-from datastreamer.cli.shared.options import FileArgument, number_option
-from datastreamer.cli.shared.signals import StopRequest
+from datastreamer.cli.shared.options import TLSOptions, number_option
+from datastreamer.cli.verbs.written import (
+    PublisherOptions,
+    RemoteStream,
+    TargetArgument,
+    commit,
+    opened,
+)
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
 from datastreamer.reassembly.producer import MESSAGE_TYPE, Producer
 from datastreamer.reassembly.splitter import PREFIX_SIZE, SMALLEST_LIMIT, Part
@@ -42,9 +48,11 @@ LimitOption = Annotated[
 
 
 def split(
-    file: FileArgument,
+    file: TargetArgument,
     *,
     creation: CreationOptions,
+    publisher: PublisherOptions,
+    tls: TLSOptions,
     type: MessageTypeOption = MESSAGE_TYPE,
     limit: LimitOption = MAX_DATA_SIZE - 2,
 ) -> None:
@@ -53,39 +61,32 @@ def split(
     The payloads are read from standard input. A line is {"id": "0x..", "parts": [{"key":
     "0x..", "value": "0x.."}, ...]}, as `reassemble` prints it, or has "blobs": {"0x..":
     "0x.."}, which are cut to fit into messages. Each payload is one atomic operation; a line is
-    printed when it is durable.
+    printed when it is durable. "block", which `reassemble --order` prints, is ignored.
 
     Examples:
       datastreamer split stream.bin --create < payloads.jsonl
       datastreamer reassemble a.bin b.bin | datastreamer split c.bin --create
+      datastreamer split tcp://source.example.org:6900 --token-file token < payloads.jsonl
     """
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
-    creation.check()
     lines = InputLines("payloads", _MAX_LINE)
-    with creation.open(file) as stream:
-        producer = Producer(stream, type, limit)
+    with opened(file, lines, creation, publisher, tls) as stream:
+        target = stream.publisher if isinstance(stream, RemoteStream) else stream
+        producer = Producer(target, type, limit)
 
         def publish(what: Any) -> None:
-            if not isinstance(what, dict) or set(what) not in _KEYS:
+            if isinstance(what, dict) and "rolled_back" in what:
+                raise BadLine("it rolls payloads back; a stream keeps what was appended")
+            if not isinstance(what, dict) or {*what} - {"block"} not in _KEYS:
                 raise BadLine(f"it is {shown(what)}; {_SHAPE}")
+            own = bytes_of(what["id"])
             parts = _parts_of(what.get("parts", []), what.get("blobs", {}))
-            first = stream.total_entries
-            # A signal waits until the result is known and printed.
-            with StopRequest() as stop:
-                messages = producer.publish(bytes_of(what["id"]), parts)
-            total = stream.total_entries
-            lines.acknowledge(
-                {
-                    "id": what["id"],
-                    "messages": len(messages),
-                    "first_entry": first,
-                    "entries": total - first,
-                    "total_entries": total,
-                }
+            commit(
+                stream,
+                lines,
+                lambda: {"id": what["id"], "messages": len(producer.publish(own, parts))},
             )
-            if stop.is_set():
-                raise KeyboardInterrupt
 
         lines.process(publish, lambda: f"the stream holds {stream.total_entries} entries")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.reassembly_output import event_line
+from datastreamer.cli.reassembly_output import described, event_line, lines_of
 from datastreamer.consumer.state import (
     SourceBack,
     SourceFailed,
@@ -22,7 +23,8 @@ from datastreamer.consumer.state import (
 from datastreamer.errors import ConnectFailed
 from datastreamer.position import Position
 from datastreamer.protocol.resume import Rollback
-from datastreamer.reassembly import Dropped, Splitter, pack_message
+from datastreamer.reassembly import Block, Dropped, Reorg, Splitter, pack_message
+from datastreamer.reassembly.merge import Payload
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
@@ -292,6 +294,151 @@ def test_following_until_a_signal(
         follower.signal(number)
         assert follower.wait() == 0
         assert follower.err.rest() == []
+
+
+CHAIN = """
+from datastreamer.reassembly import Block
+
+NUMBER = 3
+
+def block_of(payload):
+    [value] = [value for key, value in payload.parts if key[0] == 1]
+    number, branch, parent = value.decode().split()
+    if branch == "none":
+        return None
+    if branch == "wrong":
+        return number
+    return Block(int(number), (number + branch).encode(), parent.encode())
+"""
+
+
+def chained(*blocks: str) -> list[Message]:
+    """The messages of payloads, each with a block: "NUMBER BRANCH PARENT"."""
+    found: list[Message] = []
+    for block in blocks:
+        name = block.encode().ljust(32, b".")
+        found += Splitter().split(name, {b"\1" + name: block.encode()})
+    return found
+
+
+@pytest.fixture
+def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module that says which block a payload is, and the stream of a reorg."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "a_chain", raising=False)
+    (tmp_path / "a_chain.py").write_text(CHAIN)
+    write(tmp_path / "a.bin", *chained("2 a 1a", "1 a 0", "7 none -", "2 b 1a", "3 b 2b"))
+    return tmp_path
+
+
+def block_of(number: int, branch: str, parent: str) -> dict[str, Any]:
+    own = f"{number}{branch}".encode()
+    return {"number": number, "hash": f"0x{own.hex()}", "parent": f"0x{parent.encode().hex()}"}
+
+
+def test_in_the_order_of_a_chain(invoke: Invoke, chain: Path) -> None:
+    words = ("reassemble", "a.bin", "--order", "a_chain:block_of", "--after", "0x30")
+    done = invoke(*words)
+    assert done.code == 0
+    lines = done.objects
+    one, two, other, back, two_b, three_b = lines
+    assert [line.get("block") for line in lines] == [
+        block_of(1, "a", "0"),
+        block_of(2, "a", "1a"),
+        *[None, None],
+        block_of(2, "b", "1a"),
+        block_of(3, "b", "2b"),
+    ]
+    assert back == {"rolled_back": [{"number": 2, "hash": "0x3261", "id": two["id"]}]}
+    assert all(line["parts"] for line in (one, two, other, two_b, three_b))
+    [gap] = [json.loads(line) for line in done.err.splitlines()]
+    assert gap == {
+        "event": "gap",
+        "missing": "0x3161",
+        "number": 1,
+        "block": block_of(2, "a", "1a"),
+        "source": "a.bin",
+    }
+    table = invoke(*words, "--format", "table").lines
+    assert [line.split()[0] for line in table] == ["1", "2", other["id"], "rolled", "2", "3"]
+    assert table[3] == "rolled back: block 2"
+
+
+def test_a_block_that_cannot_follow(invoke: Invoke, chain: Path) -> None:
+    write(chain / "a.bin", *chained("9 a 3b"))
+    done = invoke("reassemble", "a.bin", "--order", "a_chain:block_of", "--after", "0x30")
+    assert json.loads(done.err.splitlines()[-1]) == {
+        "event": "rejected",
+        "why": "weight",
+        "block": block_of(9, "a", "3b"),
+        "payload": f"0x{b'9 a 3b'.ljust(32, b'.').hex()}",
+    }
+
+
+def test_a_chain_continues_with_a_store(invoke: Invoke, chain: Path) -> None:
+    words = ("reassemble", "b.bin", "--order", "a_chain:block_of", "--store", "place.db")
+    write(chain / "b.bin", *chained("1 a 0", "2 a 1a"))
+    assert [line["block"]["number"] for line in invoke(*words).objects] == [1, 2]
+    assert invoke(*words).out == b""
+    write(chain / "b.bin", *chained("2 b 1a", "3 b 2b"))
+    back, *applied = invoke(*words).objects
+    assert [block["hash"] for block in back["rolled_back"]] == ["0x3261"]
+    assert [line["block"]["hash"] for line in applied] == ["0x3262", "0x3362"]
+
+
+def test_a_payload_of_an_earlier_run_has_no_parts() -> None:
+    payload = Payload(b"i" * 32, None)
+    reorg = Reorg([(Block(2, b"b", b"a"), payload)], [(Block(2, b"c", b"a"), payload)])
+    _, line = (json.loads(line) for line in lines_of(reorg).splitlines())
+    assert line == {
+        "id": f"0x{b'i'.hex() * 32}",
+        "block": {"number": 2, "hash": "0x63", "parent": "0x61"},
+    }
+    assert b"printed by an earlier run" in described(reorg)
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ("a_chain", "--order a_chain: write MODULE:FUNCTION"),
+        ("a_chain.block_of", "write MODULE:FUNCTION"),
+        ("no_chain:block_of", "cannot be imported: ModuleNotFoundError: No module named"),
+        ("a_chain:nothing", "cannot be imported: AttributeError"),
+        ("a_chain:", "--order a_chain:"),
+        (":block_of", "cannot be imported: ValueError"),
+        ("a_chain:NUMBER", "--order a_chain:NUMBER is not a function"),
+        ("exits:block_of", "cannot be imported: SystemExit: 5"),
+        ("broken:block_of", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_an_order_that_cannot_be_imported(
+    invoke: Invoke, chain: Path, order: str, why: str
+) -> None:
+    (chain / "exits.py").write_text("raise SystemExit(5)")
+    (chain / "broken.py").write_text("def")
+    assert why in invoke("reassemble", "a.bin", "--order", order).failed(2)
+
+
+def test_wrong_usage_of_an_order(invoke: Invoke, chain: Path) -> None:
+    after = invoke("reassemble", "a.bin", "--after", "0x30")
+    assert "--after requires --order" in after.failed(2)
+    words = ("reassemble", "a.bin", "--order", "a_chain:block_of")
+    assert "--after: " in invoke(*words, "--after", "30").failed(2)
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        ("x a 0", "ValueError: invalid literal for int()"),
+        ("1 wrong 0", "it returned '1', which is neither a Block nor None"),
+        ("1 a 1a", "is its own parent"),
+    ],
+)
+def test_an_order_that_fails(invoke: Invoke, chain: Path, block: str, why: str) -> None:
+    write(chain / "c.bin", *chained(block))
+    message = invoke("reassemble", "c.bin", "--order", "a_chain:block_of").failed()
+    assert why in message
 
 
 def test_a_reader_that_closes_the_pipe(two: tuple[Path, Path], tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_invalid_lines(split: Split, tmp_path: Path, line: Any, why: str) -> Non
     assert len(whole(tmp_path / "s.bin")) == 1
 
 
+def test_what_reassemble_prints_of_an_order(split: Split, tmp_path: Path) -> None:
+    block = {"number": 1, "hash": "0xaa", "parent": "0x"}
+    done = split(
+        {"id": hexed(ID), "parts": [], "block": block},
+        {"rolled_back": [{**block, "id": hexed(ID)}]},
+    )
+    assert done.failed() == (
+        "line 2: it rolls payloads back; a stream keeps what was appended; the stream holds 2 "
+        "entries"
+    )
+    assert [own for own, _ in whole(tmp_path / "s.bin")] == [ID]
+
+
 def test_interrupted(split: Split) -> None:
     message = split({"id": hexed(ID), "parts": []}, KeyboardInterrupt()).failed(130)
     assert message == "interrupted after line 1; the stream holds 2 entries"
@@ -150,6 +163,7 @@ def test_interrupted(split: Split) -> None:
         (("--limit", 1_048_558), "1048557"),
         (("--type", 0xB0), "--type 176 is the entry type of bookmarks"),
         (("--system-id", 7), "require --create"),
+        (("--token-file", "t"), "--token-file is for tcp://HOST:PORT"),
     ],
 )
 def test_wrong_usage(split: Split, options: tuple[Any, ...], why: str) -> None:

@@ -1,22 +1,30 @@
-"""`append tcp://...`: publish operations to a server.
+"""The stream that `append` and `split` write: a file's, or one that a server accepts.
 
-Owns the options of a publisher, and gives `append` the part of `DataStream` that it uses.
+Owns the options of a publisher, what commands write to in either case, and how a commit ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from datastreamer.cli.shared.addresses import address_of
+from datastreamer.cli.shared.creation import CreationOptions
+from datastreamer.cli.shared.exit_codes import Failure, interruption
+from datastreamer.cli.shared.json_input import InputLines
 from datastreamer.cli.shared.options import TLSOptions, number_option, text_option
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.errors import HistoryChanged, PeerError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, Header
 from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
 from datastreamer.server.publish.policy import read_tokens
+from datastreamer.storage.stream import DataStream
 
 TargetArgument = Annotated[
     str,
@@ -80,13 +88,60 @@ class PublisherOptions:
                 raise typer.BadParameter(f"{option} is for tcp://HOST:PORT, and {file} is a file")
 
 
-def is_server(target: str) -> bool:
-    """Whether `target` is a server's address; a bare HOST:PORT is a file's name."""
-    return target.startswith(("tcp://", "tcps://", "unix:"))
+@contextmanager
+def opened(
+    target: str,
+    lines: InputLines,
+    creation: CreationOptions,
+    publisher: PublisherOptions,
+    tls: TLSOptions,
+) -> Iterator[DataStream | RemoteStream]:
+    """The stream that `lines` are written to; a bare HOST:PORT is a file's name.
+
+    Raises `typer.BadParameter` for options that do not go with the target, and `Failure` if it
+    cannot be opened, or when the server fails within the block.
+    """
+    if not target.startswith(("tcp://", "tcps://", "unix:")):
+        publisher.check_unused(target)
+        tls.check_unused(target)
+        creation.check()
+        with creation.open(target) as stream:
+            yield stream
+        return
+    if creation != CreationOptions(stream_type=creation.stream_type):
+        raise typer.BadParameter(
+            "--create, --system-id and --stream-version are for files, and FILE is a server"
+        )
+    with RemoteStream(target, creation.stream_type, publisher, tls) as remote:
+        try:
+            yield remote
+        except HistoryChanged as error:
+            raise Failure(f"line {lines.number}: {error}") from error
+        except PeerError as error:
+            raise Failure(f"line {lines.number}: {error}{remote.in_doubt()}") from error
+
+
+def commit(
+    stream: DataStream | RemoteStream, lines: InputLines, work: Callable[[], dict[str, Any]]
+) -> None:
+    """Run `work`, which commits, and print what it returns and what the stream holds then.
+
+    A signal waits until the result is known and printed, but not for a lost server.
+    """
+    first = stream.total_entries
+    request = StopRequest(stream.publisher.give_up if isinstance(stream, RemoteStream) else None)
+    with request as stop:
+        found = work()
+    total = stream.total_entries
+    lines.acknowledge(
+        {**found, "first_entry": first, "entries": total - first, "total_entries": total}
+    )
+    if stop.is_set():
+        raise interruption(stop.number)
 
 
 class RemoteStream:
-    """A publisher as the part of `DataStream` and `AtomicOp` that `append` uses; a context manager
+    """A publisher as the part of `DataStream` and `AtomicOp` that commands use; a context manager
     that releases the lease."""
 
     def __init__(
@@ -118,6 +173,16 @@ class RemoteStream:
             retry_for=60.0 if options.retry_for is None else float(options.retry_for),
         )
         self._op: BlockingOp | None = None
+
+    def in_doubt(self) -> str:
+        """Advice about the operation that was sent last, if it was not acknowledged."""
+        first = self.publisher.first_unacknowledged
+        if first is None:
+            return ""
+        return (
+            f"; the operation from entry {first} on may be in the stream: send it again with "
+            f"--next-entry {first}, which compares it instead of appending it twice"
+        )
 
     @cached_property
     def header(self) -> Header:

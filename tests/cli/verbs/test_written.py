@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,11 @@ def serving(folder: Path, token: Path, port: int = 0) -> Iterator[tuple[Running,
         yield server, server.port()
 
 
-def append(folder: Path, lines: list[object], *words: object) -> subprocess.CompletedProcess[str]:
+def append(
+    folder: Path, lines: list[object], *words: object, verb: str = "append"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("append", *words),
+        command(verb, *words),
         input="".join(json.dumps(line) + "\n" for line in lines),
         cwd=folder,
         env=ENVIRONMENT,
@@ -95,6 +98,33 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
     assert contents(tmp_path) == [(0xB0, b"k"), (3, b"\1"), (3, b"\1"), (3, b"\1")]
+
+
+def test_split_to_a_server(tmp_path: Path, token: Path) -> None:
+    with serving(tmp_path, token) as (server, port):
+        show = (f"tcp://127.0.0.1:{port}", "--token-file", token)
+
+        def split(*numbers: int, options: tuple[object, ...] = ()) -> Any:
+            lines: list[object] = [{"id": f"0x{n:064x}", "parts": []} for n in numbers]
+            return append(tmp_path, lines, *show, *options, verb="split")
+
+        done = split(1, 2)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [json.loads(line) for line in done.stdout.splitlines()] == [
+            {"id": f"0x{1:064x}", "messages": 1, "first_entry": 0, "entries": 2,
+             "total_entries": 2},
+            {"id": f"0x{2:064x}", "messages": 1, "first_entry": 2, "entries": 2,
+             "total_entries": 4},
+        ]  # fmt: skip
+        # What the stream holds is compared; other payloads are refused.
+        assert split(2, 3, options=("--next-entry", 2)).returncode == 0
+        other = split(9, options=("--next-entry", 2))
+        assert other.returncode == 1
+        assert re.search(r"error: line 1: .*Other entries: entries 2 to 3", other.stderr)
+        assert "for files" in split(1, options=("--create",)).stderr
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+    assert [data[-1] for _, data in contents(tmp_path)[1::2]] == [1, 2, 3]
 
 
 def pass_on(source: socket.socket, target: socket.socket) -> None:
