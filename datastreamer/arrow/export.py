@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -47,6 +47,7 @@ from datastreamer.errors import (
 )
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.history import Trail
+from datastreamer.selection.clauses import Selection, Where, selected
 from datastreamer.storage.disk.access import Access, check_folder, make_folder
 from datastreamer.storage.view import StreamView
 
@@ -90,6 +91,7 @@ def export(
     stop: int | None = None,
     on_error: OnError = "raise",
     version: int | None = None,
+    where: Iterable[Where | int] | None = None,
     part_bytes: int = PART_BYTES,
     advance: Advance | None = None,
 ) -> Exported:
@@ -102,11 +104,11 @@ def export(
     rewrites a part. A file gets its name when it is complete and synced. `out` may be a symbolic
     link; the parts and the tables' folders may not.
 
-    `table`, `on_error` and `version` are as in `ArrowStream`; `advance(done, total)` reports
-    entries. If an entry or a page is damaged, a folder holds everything before it when the error
-    is raised. Raises `StreamFileError` for a folder of another stream, history or format and for
-    errors of the disk, `UnknownEntry` and `BadRange` for a range outside the stream, and what
-    reading raises.
+    `table`, `on_error` and `version` are as in `ArrowStream`. The table entries has rows only of
+    the entries that `where` selects; all are read. `advance(done, total)` reports entries. If an
+    entry or a page is damaged, a folder holds everything before it when the error is raised. Raises
+    `StreamFileError` for a folder of another stream, history, selection or format and for errors of
+    the disk, `UnknownEntry` and `BadRange` for a range outside the stream, and what reading raises.
     """
     if table != ALL and table not in NAMES:
         raise UsageError(f"there is no table {table!r}: the tables are {', '.join(NAMES)}, all")
@@ -114,6 +116,9 @@ def export(
         raise UsageError(f"part_bytes must be 1 or more, not {part_bytes}")
     if not os.fspath(out):
         raise UsageError("the path to export to is empty: name a folder or a new file")
+    chosen = selected(where=where)
+    if chosen is not None and table != ENTRIES:
+        raise UsageError(f"the table {table} has rows of its own types: where is for {ENTRIES}")
     path = Path(out)
     single = path.suffix.lower() in _FILES
     if single and table == ALL:
@@ -150,6 +155,7 @@ def export(
                 Identity.of(header),
                 header.version if version is None else version,
                 on_error,
+                chosen,
                 part_bytes,
                 advance or (lambda done, total: None),
             )
@@ -188,6 +194,7 @@ class _Export:
         identity: Identity,
         version: int,
         on_error: OnError,
+        where: Selection | None,
         part_bytes: int,
         advance: Advance,
     ) -> None:
@@ -196,6 +203,8 @@ class _Export:
         self._identity = identity
         self._version = version
         self._on_error = on_error
+        self._where = where
+        self._named = [str(clause) for clause in where or ()]
         self._part_bytes = part_bytes
         self._advance = advance
         self._rows: dict[str, int] = {}
@@ -226,20 +235,24 @@ class _Export:
         trail = Trail(start)
         try:
             for batch in self._runs(start, stop, total=stop):
-                found = converter.convert(batch)
+                found = converter.convert(self._wanted(batch))
                 if found.error is not None:
                     raise found.error
                 self._put(output, table, found.batch)
                 if batch:
                     trail.extend(batch)
             if isinstance(output, PartWriter):
-                output.publish(path, start, self._position(trail), self._version_of(table))
+                position, version = self._position(trail), self._version_of(table)
+                output.publish(path, start, position, version, self._named)
             else:
                 output.finish()
                 publish(output.temporary, path)
         finally:
             output.discard()
         return Exported(start, stop, {table: self._rows.get(table, 0)}, [path])
+
+    def _wanted(self, batch: EntryBatch) -> EntryBatch:
+        return batch if self._where is None else batch.select(self._where)
 
     def to_folders(self, folders: dict[str, Path], start: int | None, stop: int) -> Exported:
         """Continue each table where it ended; tables that ended at the same entry share a pass."""
@@ -272,7 +285,7 @@ class _Export:
 
     def _check(self, part: Part) -> None:
         """Raise unless a part is of this stream and has the format that this export writes."""
-        found, position, version = read_metadata(part, self._access)
+        found, position, version, named = read_metadata(part, self._access)
         path = str(part.path)
         if position.stream != self._identity:
             raise StreamFileError(
@@ -290,6 +303,12 @@ class _Export:
                 path,
                 f"its events were decoded as version {version}, not {self._version}: export to "
                 "another folder",
+            )
+        if named != self._named:
+            raise StreamFileError(
+                path,
+                f"it has the entries of {', '.join(named) or 'every type'}, not of "
+                f"{', '.join(self._named) or 'every type'}: export to another folder",
             )
         total = header_of(self._stream).total_entries
         trail = Trail.of(position)
@@ -344,7 +363,7 @@ class _Export:
                 for plan in plans:
                     path = plan.folder / part_name(plan.table, first, trail.next_number)
                     position, version = self._position(trail), self._version_of(plan.table)
-                    writers[plan.table].publish(path, first, position, version)
+                    writers[plan.table].publish(path, first, position, version, self._named)
                     self._files.append(path)
         if damage is not None:
             raise damage
@@ -357,7 +376,8 @@ class _Export:
         trail: Trail,
     ) -> None:
         """Write the rows of a batch to all tables, up to the first entry that is not an event."""
-        found = {table: converter.convert(batch) for table, converter in converters.items()}
+        wanted = self._wanted(batch)
+        found = {table: converter.convert(wanted) for table, converter in converters.items()}
         errors = [each.error for each in found.values() if each.error is not None]
         worst: DecodeFailed | None = None
         if errors:

@@ -85,12 +85,14 @@ class PartMetadata(NamedTuple):
     """What a part records.
 
     `position` is the position in the stream after its last entry; `version` the stream version by
-    which its events were decoded, None if it has no events or does not record it.
+    which its events were decoded, None if it has no events or does not record it; `where` the
+    clauses that selected its entries, as text, none for all.
     """
 
     schema: Any
     position: Position
     version: int | None
+    where: list[str]
 
 
 class PartWriter:
@@ -158,11 +160,11 @@ class PartWriter:
             writing.result()
 
     def publish(
-        self, path: Path, first: int, position: Position, version: int | None = None
+        self, path: Path, first: int, position: Position, version: int | None, where: list[str]
     ) -> None:
         """Complete the file and give it this name; `first` and the position are of all its rows.
 
-        `version` is as in `PartMetadata`. Raises `FileExists`.
+        `version` and `where` are as in `PartMetadata`. Raises `FileExists`.
         """
         self._flush()
         self._wait_for_group()
@@ -173,6 +175,8 @@ class PartWriter:
         }
         if version is not None:
             metadata["version"] = version
+        if where:
+            metadata["where"] = where
         self._writer.add_key_value_metadata({_KEY.decode(): json.dumps(metadata)})
         self._writer.close()
         self._file.close()
@@ -225,7 +229,8 @@ def read_metadata(part: Part, access: Access) -> PartMetadata:
         fits = False
     if not fits:
         raise StreamFileError(str(part.path), "no export wrote it under this name: move it away")
-    return PartMetadata(schema.remove_metadata(), position, stored.get("version"))
+    version, where = stored.get("version"), stored.get("where", [])
+    return PartMetadata(schema.remove_metadata(), position, version, where)
 
 
 def reason(error: Exception) -> str:

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from datastreamer import DataStream, arrow
+from datastreamer import DataStream, Where, arrow
 from datastreamer.arrow.export import export
 from datastreamer.arrow.parquet import PartWriter
 from datastreamer.errors import (
@@ -70,6 +70,30 @@ def test_a_file_has_the_rows(real_stream: Path, tmp_path: Path) -> None:
         assert found.schema.remove_metadata() == arrow.schema(table)
         assert found.equals(arrow.ArrowStream(real_stream, table).reader().read_all())
     assert names(tmp_path) == sorted(f"{table}.parquet" for table in COUNTS)
+
+
+def test_a_selection(make: Make, tmp_path: Path) -> None:
+    """Rows of some entries; the next export continues after all that were read."""
+    entries = [(1 + at % 3, b"key" + bytes([at % 2])) for at in range(60)]
+    path, folder = make(entries), tmp_path / "out"
+    where = [Where(2), Where(3, 3, b"\1")]
+    done = export(path, folder, where=where, part_bytes=400)
+    add(path, [(2, b"x"), (1, b"y"), (3, b"key\1")])
+    again = export(path, folder, where=reversed(where))
+    assert (done.first, done.next, again.first, again.next) == (0, 60, 60, 63)
+    wanted = [
+        n for n, (kind, data) in enumerate(entries) if kind == 2 or (kind, data[-1]) == (3, 1)
+    ]
+    found = rows(folder)
+    assert found["number"].to_pylist() == [*wanted, 60, 62]
+    assert found["data"].to_pylist()[-1] == b"key\1"
+    for other, named in ((None, "every type"), ([Where(2)], "not of 2"), ([], "where")):
+        with pytest.raises((StreamFileError, UsageError), match=named):
+            export(path, folder, where=other)
+    with pytest.raises(UsageError, match="where is for entries"):
+        export(path, tmp_path / "blocks", "blocks", where=where)
+    nothing = export(path, tmp_path / "none.parquet", where=[Where(9)])
+    assert (nothing.rows, pq.read_table(nothing.files[0]).num_rows) == ({"entries": 0}, 0)
 
 
 def test_all_tables_in_folders(real_stream: Path, tmp_path: Path) -> None:
@@ -174,7 +198,7 @@ def test_row_groups_are_bounded(tmp_path: Path) -> None:
         writer.write(batch)
     from datastreamer.position import Position
 
-    writer.publish(tmp_path / "out.parquet", 0, Position(9))
+    writer.publish(tmp_path / "out.parquet", 0, Position(9), None, [])
     writer.discard()
     metadata = pq.ParquetFile(tmp_path / "out.parquet").metadata
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [4, 4, 1]

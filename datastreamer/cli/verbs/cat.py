@@ -36,7 +36,7 @@ from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import named_not_found, open_source
 from datastreamer.errors import HistoryChanged, UsageError
 from datastreamer.format import U64_MAX
-from datastreamer.selection.clauses import with_prefixes
+from datastreamer.selection.clauses import Selection, with_prefixes
 
 LastOption = Annotated[int | None, number_option("--last", "N", "Begin N entries before the head.")]
 FromBookmarkOption = Annotated[
@@ -55,14 +55,14 @@ ToBookmarkOption = Annotated[
 CountOption = Annotated[int | None, number_option("--count", "N", "Print at most N entries.")]
 TypeOption = Annotated[
     list[str] | None,
-    text_option("--type", "T", "Print only entries of this type, decimal or 0x...; repeatable."),
+    text_option("--type", "T", "Only entries of this type, decimal or 0x...; repeatable [all]."),
 ]
 PrefixOption = Annotated[
     list[str] | None,
     text_option(
         "--prefix",
         "[OFFSET:]0xHEX",
-        "Of each --type, print only entries with these bytes at this offset of their data [0]; "
+        "Of each --type, only entries with these bytes at this offset of their data [0]; "
         "repeatable.",
     ),
 ]
@@ -89,6 +89,14 @@ DecodeOption = Annotated[
     Literal["zkevm"] | None,
     typer.Option("--decode", help="Decode entries: add their kind and fields."),
 ]
+
+
+def selection_of(types: list[str] | None, prefixes: list[str] | None) -> Selection | None:
+    """What --type and --prefix select; None: all entries. Raises `typer.BadParameter`."""
+    try:
+        return with_prefixes([read_type(each) for each in types or ()], prefixes or ())
+    except UsageError as error:
+        raise typer.BadParameter(f"--prefix: {error}") from None
 
 
 def cat(
@@ -130,10 +138,7 @@ def cat(
         number = read_number(start or "", U64_MAX, "--from")
         if to is not None and to < number:
             raise typer.BadParameter(f"--to {to} is less than --from {number}")
-    try:
-        where = with_prefixes([read_type(each) for each in types or ()], prefixes or ())
-    except UsageError as error:
-        raise typer.BadParameter(f"--prefix: {error}") from None
+    where = selection_of(types, prefixes)
     shape = output.chosen()
     if decode is not None and shape in ("raw", "hex"):
         raise typer.BadParameter(

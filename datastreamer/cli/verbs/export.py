@@ -18,6 +18,7 @@ from datastreamer.cli.shared.options import (
 from datastreamer.cli.shared.output import count
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import ServerSource, open_source
+from datastreamer.cli.verbs.cat import PrefixOption, TypeOption, selection_of
 from datastreamer.errors import DecodeFailed, ExtraMissing, NotFound, UsageError
 
 OutArgument = Annotated[
@@ -70,6 +71,8 @@ def export(
     table: TableOption = "entries",
     start: FromOption = None,
     to: ToOption = None,
+    types: TypeOption = None,
+    prefixes: PrefixOption = None,
     on_error: OnErrorOption = "raise",
     stream_version: StreamVersionOption = None,
     options: SourceOptions,
@@ -77,16 +80,19 @@ def export(
     """Export entries to Parquet, JSON lines or CSV.
 
     A folder receives Parquet files that are named by their entries. The next export to it adds
-    the entries since, after a check that its files belong to this stream.
+    the entries since, after a check that its files belong to this stream. --type and --prefix
+    are for the table entries.
 
     Examples:
       datastreamer export stream.bin out.parquet
       datastreamer export 127.0.0.1:6900 tables --table transactions
+      datastreamer export stream.bin part.jsonl --type 16 --prefix 2:0x01
     """
     if not out:
         raise typer.BadParameter("OUT is empty; name a folder or a new file")
     if start is not None and to is not None and to < start:
         raise typer.BadParameter(f"--to {to} is less than --from {start}")
+    where = selection_of(types, prefixes)
     from datastreamer import arrow
 
     with (
@@ -101,6 +107,7 @@ def export(
                 start=start,
                 stop=None if to is None else to + 1,
                 on_error=on_error,
+                where=where,
                 version=stream_version,
                 advance=progress.reach,
             )

@@ -37,6 +37,22 @@ def test_json_lines_are_those_of_cat(invoke: Invoke, source: str, tmp_path: Path
     assert out.read_bytes() == invoke("cat", source, "--from", 3, "--to", 17, "--json").out
 
 
+def test_a_selection(invoke: Invoke, source: str, tmp_path: Path) -> None:
+    words = ("--type", "3", "--prefix", "2:0x00")
+    assert invoke("export", source, tmp_path / "a.jsonl", *words).code == 0
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    found = [(line["number"], line["type"]) for line in map(json.loads, lines)]
+    wanted = [(e["number"], e["type"]) for e in invoke("cat", source, *words, "--json").objects]
+    assert found == wanted
+    assert found
+    assert "--prefix: " in invoke("export", source, "a.csv", "--prefix", "0x00").failed(2)
+    assert "--prefix: " in invoke("export", source, "a.csv", "--type", "3", "--prefix", "x").failed(
+        2
+    )
+    blocks = invoke("export", source, tmp_path / "b.csv", "--table", "blocks", "--type", "3")
+    assert "where is for entries" in blocks.failed(2)
+
+
 def test_all_tables(invoke: Invoke, source: str, tmp_path: Path) -> None:
     # The demo stream has version 1.
     done = invoke("export", source, tmp_path, "--table", "all")
