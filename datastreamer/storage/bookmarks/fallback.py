@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final, cast
 
 from datastreamer.errors import IndexFailed
 from datastreamer.storage.bookmarks import lmdb
@@ -56,8 +56,8 @@ _BYTES_EACH = 128
 _PART = 100_000
 
 
-class FallbackIndex(BookmarkIndex):
-    """Delegates every method to an `LmdbIndex` or a `MemoryIndex`."""
+class FallbackIndex:
+    """A `BookmarkIndex`: an `LmdbIndex` or a `MemoryIndex` does all that is not done here."""
 
     def __init__(self, path: str, access: Access) -> None:
         self._path = path
@@ -80,15 +80,8 @@ class FallbackIndex(BookmarkIndex):
             why.partition("; or open the stream")[0],
         )
 
-    @property
-    def on_disk(self) -> bool:
-        return self._index.on_disk
-
-    def watermark(self) -> Watermark | None:
-        return self._index.watermark()
-
-    def newest(self, key: bytes) -> int | None:
-        return self._index.newest(key)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._index, name)
 
     def add(
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
@@ -109,16 +102,13 @@ class FallbackIndex(BookmarkIndex):
         try:
             yield
         except IndexFailed as error:
-            if not (self.on_disk and _has_no_place(error)):
+            if not (self._index.on_disk and _has_no_place(error)):
                 raise
             if not filling and self._index.watermark() is not None:
                 raise
             # `clear` replaces it by one in memory; until then it answers look-ups.
             self._full = error.what
             raise IndexDamaged(error.path, error.what) from error
-
-    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        self._index.remove(bookmarks, watermark)
 
     def clear(self) -> None:
         if self._full:
@@ -151,17 +141,11 @@ class FallbackIndex(BookmarkIndex):
         self._index = made
         _log.info("%s: the bookmark index is on disk now", self._path)
 
-    def in_place(self) -> bool:
-        return self._index.in_place()
-
     def __bool__(self) -> bool:
         return bool(self._index)
 
     def __len__(self) -> int:
         return len(self._index)
-
-    def close(self) -> None:
-        self._index.close()
 
 
 def _has_no_place(error: IndexFailed) -> bool:
@@ -187,4 +171,6 @@ def _remove(path: str, access: Access) -> None:
 
 def open_index(path: str, write: bool, access: Access) -> BookmarkIndex:
     """The index of the stream file at `path`; a reader gets an `LmdbIndex`."""
-    return FallbackIndex(path, access) if write else lmdb.open_index(path, False, access)
+    if not write:
+        return lmdb.open_index(path, False, access)
+    return cast("BookmarkIndex", FallbackIndex(path, access))
