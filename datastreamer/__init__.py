@@ -102,7 +102,8 @@ _names, __getattr__, __dir__ = load_on_use(
         "storage.stream": ("DataStream",),
         "storage.view": ("IndexName",),
         "storage.write.atomic_op": ("AtomicOp",),
-        "storage.write.sync_policy": ("PendingCommit", "SyncPolicy"),
+        "storage.write.background": ("PendingCommit",),
+        "storage.write.sync_policy": ("SyncPolicy",),
         "transport.tls": ("ServerTLS", "client_tls"),
     },
 )

@@ -135,17 +135,24 @@ def test_members_are_documented(owner: type) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_type_checkers_see_the_same_names(package: str) -> None:
-    """What is loaded when first used is also imported under TYPE_CHECKING, and nothing else is."""
+    """What is loaded when first used is also imported under TYPE_CHECKING, and nothing else is.
+    Both name the same module."""
     module = importlib.import_module(package)
     tree = ast.parse(Path(inspect.getfile(module)).read_text())
-    typed = {
-        alias.asname
+    imports = [
+        (node.module, alias)
         for block in tree.body
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-    } - {None}
+        if alias.asname is not None
+    ]
+    for home, alias in imports:
+        there = importlib.import_module(str(home))
+        its = getattr(there, alias.name, None) or importlib.import_module(f"{home}.{alias.name}")
+        assert getattr(module, str(alias.asname)) is its, alias.asname
+    typed = {alias.asname for _, alias in imports}
     defined = set(vars(module)) - typed
     assert typed <= set(module.__all__)
     assert set(module.__all__) - typed <= defined
