@@ -83,14 +83,6 @@ class RemoteRecords(RecordReader):
         file, header = self._file, self._header
         return None if file is None or header is None else (file, header, self._epoch)
 
-    @property
-    def _described(self) -> str:
-        return self._path
-
-    def renew(self) -> bool:
-        """A plan is about one state of the stream."""
-        return True
-
     def close(self) -> None:
         file, self._file = self._file, None
         if file is not None:

@@ -7,6 +7,7 @@ contents and records; `page_states.py` knows what follows.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -59,16 +60,21 @@ class RecordSource(Protocol):
 
     def get(self, page: int) -> PageSum | None:
         """The record of a page, if it is proven."""
+        return self.get_many(page, page + 1)[0]
 
+    @abstractmethod
     def get_many(self, first: int, stop: int) -> list[PageSum | None]:
         """The same for the pages from `first` up to, not including, `stop`, with one read."""
 
     def first_number(self, page: int) -> int:
         """The first entry of a page, as far as records say; else 0."""
+        before = self.get(page - 1) if page else None
+        return 0 if before is None else before.next_number
 
     def renew(self) -> bool:
         """A page differs from its record: make sure that the record is not an outdated one. False
         if the stream has changed since the state that the records are about."""
+        return True
 
 
 def compare(

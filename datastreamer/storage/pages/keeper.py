@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -23,6 +23,7 @@ from datastreamer.storage.pages._page_sums import (
     digests_of,
     missing_in,
 )
+from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import HASH_SIZE, NO_CHAIN, PageHash, chained, hash_page
 from datastreamer.storage.pages.proof import Digests, KnownChain, Link
 from datastreamer.storage.pages.sidecar import (
@@ -44,7 +45,7 @@ _UNSYNCED = 1024
 ALL_TRUSTED = U64_MAX
 
 
-class SumsKeeper:
+class SumsKeeper(RecordSource):
     """The sidecar of one stream that is open for writing.
 
     `proven` are the hashes of pages that the commit record proved at the open, or that this process
@@ -69,7 +70,7 @@ class SumsKeeper:
         """The chains in the records from this page on may be others; None: they are right."""
         # Called if the completion has work.
         self.on_doubt: Callable[[], None] = lambda: None
-        self.on_proven: Callable[[], None] = lambda: None
+        self.on_proven = lambda: None
         self._unsynced = 0
         self.begun = 0
         """How often the sidecar was begun anew because it was removed."""
@@ -197,34 +198,16 @@ class SumsKeeper:
             self._put_header(self._header)
         return self._file
 
-    def renew(self) -> bool:
-        """No other process writes the records or the stream."""
-        return True
-
-    def get(self, page: int) -> PageSum | None:
-        """The record of a page, if it is proven."""
-        return self.get_many(page, page + 1)[0]
-
     def get_many(self, first: int, stop: int) -> list[PageSum | None]:
-        """The same for the pages from `first` up to, not including, `stop`, with one read."""
-        return [
-            each if each is not None and each.digest == self.proven.get(page) else None
-            for page, each in enumerate(self.unproven(first, stop), first)
-        ]
+        return self.proven.records(first, self.unproven(first, stop))
 
     def unproven(self, first: int, stop: int) -> list[PageSum | None]:
         """The records of these pages that the sidecar has, whether or not they are proven."""
         file = self._file  # another thread may close it
         if file is not None:
             with self._failing_softly("read"):
-                found = file.get_many(first, stop, self._stream_id)
-                return [each if each is not None and each.known else None for each in found]
+                return file.get_many(first, stop, self._stream_id)
         return [None] * (stop - first)
-
-    def first_number(self, page: int) -> int:
-        """The first entry of a page, as far as records say; else 0."""
-        before = self.get(page - 1) if page else None
-        return 0 if before is None else before.next_number
 
     def chain_before(self, page: int) -> tuple[bytes, int]:
         """The chain over the pages before one, and the first page that it covers."""
@@ -432,8 +415,13 @@ class SumsKeeper:
             self._give_up("written", error)
         self.discard()
 
-    def _failing_softly(self, what: str) -> _FailingSoftly:
-        return _FailingSoftly(self, what)
+    @contextlib.contextmanager
+    def _failing_softly(self, what: str) -> Iterator[None]:
+        """A block in which a refusal of the system ends the use of the sidecar."""
+        try:
+            yield
+        except (OSError, UntrustedFile) as error:
+            self._give_up(what, error)
 
     def _give_up(self, what: str, error: Exception) -> None:
         self.close()
@@ -442,22 +430,3 @@ class SumsKeeper:
             "%s: checksums cannot be %s (%s); the pages of the stream are not verified",
             *(self._path, what, why),
         )
-
-
-class _FailingSoftly:
-    """A block in which a refusal of the system ends the use of the sidecar."""
-
-    __slots__ = ("_keeper", "_what")
-
-    def __init__(self, keeper: SumsKeeper, what: str) -> None:
-        self._keeper = keeper
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, OSError | UntrustedFile):
-            self._keeper._give_up(self._what, error)
-            return True
-        return False

@@ -7,7 +7,7 @@ checksums that lead to the same chain, which proves them, even if the server is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -34,8 +34,8 @@ class SumsPeer(Protocol):
         none. Raises `DatastreamerError`."""
 
 
-class PeerSums:
-    """The checksums that a server sent, as the records of a file's pages; a `RecordSource`.
+class PeerSums(RecordSource):
+    """The checksums that a server sent, as the records of a file's pages.
 
     The chain proves the checksums. The server's numbers of entries are used only where no whole
     page shows them.
@@ -45,7 +45,7 @@ class PeerSums:
         self, file: Readable, chain: KnownChain, sums: list[Sum], own: RecordSource | None
     ) -> None:
         """`own` are the file's records: they are used where they have the same checksums."""
-        self.on_proven: Callable[[], None] = lambda: None
+        self.on_proven = lambda: None
         self._file = file
         self._chain = chain
         self._sums = sums
@@ -77,16 +77,10 @@ class PeerSums:
         return content, found if same else None
 
     def get_many(self, first: int, stop: int) -> list[PageSum | None]:
-        """The records of the pages from `first` up to, not including, `stop`."""
         return [self.get(page) for page in range(first, stop)]
 
     def first_number(self, page: int) -> int:
-        """The first entry of a page, as far as records say; else 0."""
         return self._sums[page][0] if 0 <= page < len(self._sums) else 0
-
-    def renew(self) -> bool:
-        """They do not change."""
-        return True
 
 
 def proven_sums(

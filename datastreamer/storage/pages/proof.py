@@ -27,7 +27,7 @@ from datastreamer.storage.pages.hashes import (
     hash_page,
     last_page,
 )
-from datastreamer.storage.pages.sidecar import StoredSums
+from datastreamer.storage.pages.sidecar import PageSum, StoredSums
 
 MOST_COMPUTED: Final = 16
 """The maximum number of missing hashes that are computed from the pages while others wait."""
@@ -116,6 +116,13 @@ class Digests:
     def chain(self, first: int, stop: int, chain: bytes = NO_CHAIN) -> bytes:
         """The chain over pages whose hashes are known."""
         return chain if first == stop else chain_over(self._packed, first, stop, chain)
+
+    def records(self, first: int, found: Sequence[PageSum | None]) -> list[PageSum | None]:
+        """Those of the records of the pages from `first` on that have these hashes."""
+        return [
+            each if each is not None and each.digest == self.get(page) else None
+            for page, each in enumerate(found, first)
+        ]
 
     def cover(self, packed: bytearray, first: int) -> None:
         """Put the known ones of the hashes from page `first` on over those in `packed`."""

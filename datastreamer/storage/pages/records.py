@@ -10,12 +10,13 @@ import contextlib
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from datastreamer.errors import StreamFileError, UntrustedFile
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Disk, File, Readable
+from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.proof import MOST_COMPUTED, Digests, KnownChain, Link
 from datastreamer.storage.pages.sidecar import (
     SUFFIX,
@@ -33,9 +34,11 @@ _log = logging.getLogger(__name__)
 _AGAIN_SECONDS = 1.0
 
 
-class RecordReader(ABC):
-    """The records of a sidecar that are proven; a `RecordSource`. Safe to use from several
-    threads."""
+class RecordReader(RecordSource):
+    """The records of a sidecar that are proven. Safe to use from several threads."""
+
+    _path: str
+    """The sidecar's, for messages."""
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class RecordReader(ABC):
         again_seconds: float = _AGAIN_SECONDS,
     ) -> None:
         """`file` is the stream's; `chains()` are those of its commit record."""
-        self.on_proven: Callable[[], None] = lambda: None
+        self.on_proven = lambda: None
         self._stream: Readable = file
         self._chains = chains
         self._most_computed = most_computed
@@ -69,19 +72,11 @@ class RecordReader(ABC):
     def close(self) -> None:
         """Close the sidecar. Idempotent."""
 
-    def get(self, page: int) -> PageSum | None:
-        """The record of a page, if it is proven."""
-        return self.get_many(page, page + 1)[0]
-
     def get_many(self, first: int, stop: int) -> list[PageSum | None]:
-        """The same for the pages from `first` up to, not including, `stop`, with one read."""
         proven = Digests()
         with contextlib.suppress(OSError, StreamFileError):
             proven = self._proven(stop)
-        return [
-            each if each is not None and each.digest == proven.get(page) else None
-            for page, each in enumerate(self.unproven(first, stop), first)
-        ]
+        return proven.records(first, self.unproven(first, stop))
 
     def unproven(self, first: int, stop: int) -> list[PageSum | None]:
         """The records of these pages that the sidecar has, whether or not they are proven."""
@@ -89,19 +84,8 @@ class RecordReader(ABC):
             found = self._usable()
             if found is not None:
                 stored, header, _ = found
-                records = stored.get_many(first, stop, header.stream_id)
-                return [each if each is not None and each.known else None for each in records]
+                return stored.get_many(first, stop, header.stream_id)
         return [None] * (stop - first)
-
-    def first_number(self, page: int) -> int:
-        """The first entry of a page, as far as records say; else 0."""
-        before = self.get(page - 1) if page else None
-        return 0 if before is None else before.next_number
-
-    @abstractmethod
-    def renew(self) -> bool:
-        """A page differs from its record: make sure that the record is not an outdated one. False
-        if the stream has changed since the state that the records are about."""
 
     def _proven(self, stop: int) -> Digests:
         """The hashes that are proven, of the pages up to `stop` if that is possible."""
@@ -139,13 +123,8 @@ class RecordReader(ABC):
                 "%s: the commit record of the stream contradicts the checksums, which are those of "
                 "another copy or state, or lack those of pages that are damaged; the pages of the "
                 "stream are not verified (`datastreamer verify` says more)",
-                self._described,
+                self._path,
             )
-
-    @property
-    @abstractmethod
-    def _described(self) -> str:
-        """The sidecar's name, for messages."""
 
     def _content(self, page: int) -> bytes:
         return self._stream.read(PAGE_SIZE, page_start(page))
@@ -188,10 +167,6 @@ class SidecarRecords(RecordReader):
         for each in [*self._replaced, *([] if file is None else [file])]:
             each.close()
         self._replaced.clear()
-
-    @property
-    def _described(self) -> str:
-        return self._path
 
     def renew(self) -> bool:
         with self._guard, contextlib.suppress(OSError, UntrustedFile):

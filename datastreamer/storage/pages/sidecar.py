@@ -134,10 +134,11 @@ class StoredSums:
         return self._readable.read(size, RECORDS_OFFSET + first * RECORD_SIZE).ljust(size, b"\0")
 
     def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSum | None]:
-        """The records of the pages from `first` up to, not including, `stop`."""
+        """The records of the pages from `first` up to, not including, `stop`, that have a hash."""
         packed = self.packed(first, stop)
         parts = (packed[at : at + RECORD_SIZE] for at in range(0, len(packed), RECORD_SIZE))
-        return [PageSum.unpack(part, first + at, stream_id) for at, part in enumerate(parts)]
+        found = [PageSum.unpack(part, page, stream_id) for page, part in enumerate(parts, first)]
+        return [each if each is not None and each.known else None for each in found]
 
     def close(self) -> None:
         self._readable.close()
