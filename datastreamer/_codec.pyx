@@ -482,7 +482,7 @@ cdef class EntryBatch:
 
     cdef EntryBatch _pick(self, const Py_ssize_t* places, Py_ssize_t count):
         """The entries at these indexes, in columns of their own."""
-        cdef EntryBatch part = EntryBatch.__new__(EntryBatch)
+        cdef EntryBatch part
         cdef _Columns columns = _Columns.__new__(_Columns)
         cdef Py_ssize_t i
         columns.offsets = <int64_t*>column(count, sizeof(int64_t))
@@ -494,20 +494,8 @@ cdef class EntryBatch:
             columns.lengths[i] = self._lengths[places[i]]
             columns.types[i] = self._types[places[i]]
             columns.numbers[i] = self._number(places[i])
-        part._source = self._source
-        part._columns = columns
-        part._bytes = self._bytes
-        part._offsets = columns.offsets
-        part._lengths = columns.lengths
-        part._types = columns.types
-        part._numbers = columns.numbers
-        part._count = count
-        part._nbytes = -1
-        part.first_number = self.first_number
-        part.next_number = self.next_number
-        part.start = self.start
-        part.end = self.end
-        part.stopped_at = -1
+        part = batch_of(self._source, columns, count, self.first_number, self.next_number)
+        part.start, part.end = self.start, self.end
         return part
 
     cdef inline Entry _entry(self, Py_ssize_t i):
@@ -543,6 +531,19 @@ cdef class EntryBatch:
                 part._numbers = self._numbers + start
             part.end = self._offsets[stop - 1] + HEAD_SIZE + <Py_ssize_t>self._lengths[stop - 1]
         return part
+
+
+cdef EntryBatch batch_of(_Source source, _Columns columns, Py_ssize_t count, uint64_t first,
+                         uint64_t following):
+    """The entries of these columns, which are in the source; the caller sets `start` and `end`."""
+    cdef EntryBatch batch = EntryBatch.__new__(EntryBatch)
+    batch._source, batch._columns = source, columns
+    batch._bytes = <const uint8_t*>source.view.buf
+    batch._offsets, batch._lengths = columns.offsets, columns.lengths
+    batch._types, batch._numbers = columns.types, columns.numbers
+    batch._count, batch._nbytes, batch.stopped_at = count, -1, -1
+    batch.first_number, batch.next_number = first, following
+    return batch
 
 
 cdef int columns_of(object batch, BatchColumns* columns) except -1:
@@ -630,19 +631,9 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
             or (not run.paged and verdict in (PADDING, FOREIGN))):
         raise corrupt(verdict, run.base, run.at, run.room, run.number)
 
-    batch = EntryBatch.__new__(EntryBatch)
-    batch._source = source
-    batch._columns = columns
-    batch._bytes = run.base
-    batch._offsets = run.offsets
-    batch._lengths = run.lengths
-    batch._types = run.types
-    batch._count = run.count
+    batch = batch_of(source, columns, run.count, run.number - <uint64_t>run.count, run.number)
     batch._nbytes = run.nbytes
-    batch.first_number = run.number - <uint64_t>run.count
-    batch.next_number = run.number
-    batch.start = start
-    batch.end = run.last_end
+    batch.start, batch.end = start, run.last_end
     batch.more = verdict == PART
     batch.needed = run.at - run.last_end + run.length if verdict == PART else 0
     batch.stopped_at = run.base[run.at] if verdict in (PADDING, FOREIGN) else -1
@@ -689,21 +680,9 @@ def scan_chosen(buffer, first_number, next_number, *, Py_ssize_t start, Py_ssize
         count += 1
         at += length
         due = number + 1
-    batch = EntryBatch.__new__(EntryBatch)
-    batch._source = source
-    batch._columns = columns
-    batch._bytes = base
-    batch._offsets = columns.offsets
-    batch._lengths = columns.lengths
-    batch._types = columns.types
-    batch._numbers = columns.numbers
-    batch._count = count
+    batch = batch_of(source, columns, count, as_u64(first_number, "an entry number"), bound)
     batch._nbytes = stop - start
-    batch.first_number = as_u64(first_number, "an entry number")
-    batch.next_number = bound
-    batch.start = start
-    batch.end = stop
-    batch.stopped_at = -1
+    batch.start, batch.end = start, stop
     return batch
 
 

@@ -6,6 +6,7 @@ know pyarrow or the events: the caller passes the kinds of a message's fields (`
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport (
     INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t,
 )
@@ -146,40 +147,13 @@ def entry_columns(batch, allocate, *, bint data=True):
     return numbers, types, offsets, values
 
 
-cdef bint is_utf8(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """Whether Python's strict decoder accepts it: shortest forms, no surrogates."""
-    cdef uint8_t byte
-    cdef int more
-    cdef uint8_t least, most
-    while p < end:
-        byte = p[0]
-        p += 1
-        if byte < 0x80:
-            continue
-        least, most = 0x80, 0xBF
-        if 0xC2 <= byte <= 0xDF:
-            more = 1
-        elif 0xE0 <= byte <= 0xEF:
-            more = 2
-            if byte == 0xE0:
-                least = 0xA0
-            elif byte == 0xED:
-                most = 0x9F
-        elif 0xF0 <= byte <= 0xF4:
-            more = 3
-            if byte == 0xF0:
-                least = 0x90
-            elif byte == 0xF4:
-                most = 0x8F
-        else:
+cdef bint is_utf8(const uint8_t* text, Py_ssize_t size) noexcept nogil:
+    with gil:
+        try:
+            PyUnicode_DecodeUTF8(<const char*>text, size, "strict")
+        except UnicodeDecodeError:
             return False
-        if more > end - p or not least <= p[0] <= most:
-            return False
-        for _ in range(more):
-            if p[0] & 0xC0 != 0x80:
-                return False
-            p += 1
-    return True
+        return True
 
 
 cdef bint read_debug(const uint8_t* p, const uint8_t* end, Cell* cell) noexcept nogil:
@@ -199,7 +173,7 @@ cdef bint read_debug(const uint8_t* p, const uint8_t* end, Cell* cell) noexcept 
         if tag & 7 != LENGTH:
             return False
         p = read_size(p, end, &size)
-        if p == NULL or size > <uint64_t>(end - p) or not is_utf8(p, p + size):
+        if p == NULL or size > <uint64_t>(end - p) or not is_utf8(p, size):
             return False
         cell.at = p
         cell.number = size
