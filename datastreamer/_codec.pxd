@@ -19,6 +19,7 @@ cdef struct BatchColumns:
     Py_ssize_t count
 
 
+cdef void* column(Py_ssize_t count, size_t size) except NULL
 cdef int columns_of(object batch, BatchColumns* columns) except -1
 cdef uint64_t as_u64(object value, str what) except? 0xFFFFFFFFFFFFFFFF
 cdef uint8_t as_packet(object value) except? 0xFF

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from datastreamer._packer import EntryPacker
 from datastreamer.cli.main import main
 from datastreamer.storage.disk import file_ops as disk
 from datastreamer.storage.disk._commit import Descriptor
@@ -20,8 +21,7 @@ _begun = 0
 
 def commit(
     self: disk.OsFile,
-    arena: memoryview,
-    segments: Sequence[tuple[int, int, int]],
+    packer: EntryPacker,
     page: bytearray,
     before: tuple[int, int],
     after: tuple[int, int],
@@ -31,15 +31,15 @@ def commit(
     global _begun
     _begun += 1
     if _begun == int(sys.argv[1]):
-        room = sum(length for _, _, length in segments)
+        room = sum(length for _, _, length in packer.segments)
         if sys.argv[2] == "half":
             room //= 2
-        for offset, start, length in segments:
-            self.write(arena[start : start + min(length, room)], offset)
+        for offset, start, length in packer.segments:
+            self.write(packer.arena[start : start + min(length, room)], offset)
             room -= min(length, room)
         os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
-    Descriptor.commit(self, arena, segments, page, before, after, sync, wakers)
+    Descriptor.commit(self, packer, page, before, after, sync, wakers)
 
 
 if __name__ == "__main__":

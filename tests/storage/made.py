@@ -297,10 +297,10 @@ class FaultyFile(SteppedCommit, OsFile):
         self.disk.meet("sync")
         super().sync()
 
-    def resize(self, size: int, *, reserve: bool = True) -> None:
+    def resize(self, size: int) -> None:
         self.disk.resized.append(size)
         self.disk.meet("resize", size)
-        super().resize(size, reserve=reserve)
+        super().resize(size)
 
     def do_step(self, step: str, writes: Writes) -> None:
         self.disk.meet(f"commit {step}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from datastreamer import DataStream
+from datastreamer._packer import EntryPacker
 from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.disk.file_ops import Buffer
 
@@ -33,17 +34,18 @@ class SteppedCommit:
 
     def commit(
         self,
-        arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
+        packer: EntryPacker,
         page: Buffer,
         before: tuple[int, int],
         after: tuple[int, int],
         sync: bool,
         wakers: Sequence[int],
     ) -> None:
-        data, head = memoryview(arena), memoryview(page)
+        data, head = packer.arena, memoryview(page)
         writes: dict[str, Writes] = {
-            "data": [(data[start : start + length], offset) for offset, start, length in segments],
+            "data": [
+                (data[start : start + length], offset) for offset, start, length in packer.segments
+            ],
             "header": [(head[slice(*before)], before[0])],
             "sync": (),
             "mark": [(head[slice(*after)], after[0])],

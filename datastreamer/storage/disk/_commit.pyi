@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from datastreamer._packer import EntryPacker
 from datastreamer.storage.disk._placement import Placement, Placer
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -8,8 +9,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 class CommitFile(Protocol):
     def commit(
         self,
-        arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
+        packer: EntryPacker,
         page: Buffer,
         before: tuple[int, int],
         after: tuple[int, int],

@@ -3,15 +3,15 @@
 Decides nothing; `storage/write/_stream_end.pyx` has the bytes of the header page.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport free
 from posix.unistd cimport write
 
+from datastreamer._codec cimport column
 from datastreamer._packer cimport Packed, segment_end
-from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
+from datastreamer.storage.disk._placement cimport Piece, write_all, write_pieces
 
 import os
 
@@ -95,77 +95,33 @@ cdef int carry_out(int fd, Plan* plan, bint* entries_written) noexcept nogil:
     return 0
 
 
-cdef int run(int fd, Plan* plan, wakers) except -1:
-    """Execute a plan that lacks only its wakers."""
-    cdef int[FEW] few
-    cdef int* fds = few
-    cdef int failed
-    cdef bint entries_written
-    cdef Py_ssize_t i
-    plan.waker_count = len(wakers)
-    plan.sync_ns = 0
-    if plan.waker_count > FEW:
-        fds = <int*>malloc(plan.waker_count * sizeof(int))
-        if fds == NULL:
-            raise MemoryError
-    try:
-        for i in range(plan.waker_count):
-            fds[i] = wakers[i]
-        plan.wakers = fds
-        with nogil:
-            failed = carry_out(fd, plan, &entries_written)
-    finally:
-        if fds != few:
-            free(fds)
-    if failed:
-        raise (OSError if entries_written else EntriesNotWritten)(failed, os.strerror(failed))
-    return 0
-
-
 cdef class Descriptor:
     """The operations of a file that are compiled; `file_ops.OsFile` has the others."""
 
     def __init__(self, int fd):
         self._fd = fd
 
-    def commit(self, arena, segments, page, before, after, bint sync, wakers):
-        """Write an operation and make it visible, in this order: each segment (file offset, start
-        in `arena`, length); `page[before]` at the same offsets in the file; if `sync`, one
-        fdatasync; `page[after]`; 8 bytes to each descriptor of `wakers` (one that is full is awake
-        already). `before` and `after` are (start, end) in bytes.
+    def commit(self, Packed packed not None, page, before, after, bint sync, wakers):
+        """Write an operation and make it visible, in this order: the packed entries;
+        `page[before]` at the same offsets in the file; if `sync`, one fdatasync; `page[after]`;
+        8 bytes to each descriptor of `wakers` (one that is full is awake already). `before` and
+        `after` are (start, end) in bytes.
 
-        Raises `EntriesNotWritten` if a segment could not be written, and `OSError` for a later
+        Raises `EntriesNotWritten` if an entry could not be written, and `OSError` for a later
         step; the steps after that one were not begun.
         """
-        cdef Py_buffer data
-        cdef Py_buffer head
-        cdef Plan plan
-        plan.count = len(segments)
-        plan.before.start, plan.before.end = before
-        plan.after.start, plan.after.end = after
-        plan.sync = sync
-        plan.pieces = NULL
-        PyObject_GetBuffer(arena, &data, PyBUF_SIMPLE)
-        try:
-            PyObject_GetBuffer(page, &head, PyBUF_SIMPLE)
-        except BaseException:
-            PyBuffer_Release(&data)
-            raise
-        try:
-            if not (0 <= plan.before.start <= plan.before.end <= head.len
-                    and 0 <= plan.after.start <= plan.after.end <= head.len):
-                raise ValueError("a span is outside the page")
-            plan.pieces = pieces_of(segments, data.len)
-            plan.arena = <const char*>data.buf
-            plan.page = <const char*>head.buf
-            run(self._fd, &plan, wakers)
-        finally:
-            free(plan.pieces)
-            PyBuffer_Release(&data)
-            PyBuffer_Release(&head)
+        cdef const uint8_t[::1] view = page
+        cdef Span first, last
+        cdef uint64_t sync_ns = 0
+        first.start, first.end = before
+        last.start, last.end = after
+        if not (0 <= first.start <= first.end <= view.shape[0]
+                and 0 <= last.start <= last.end <= view.shape[0]):
+            raise ValueError("a span is outside the page")
+        write_packed(self._fd, packed, <const char*>&view[0], first, last, sync, wakers, &sync_ns)
 
     def place(self, arena, segments):
-        """Start to write the segments, as those of `commit`, in a thread, after earlier ones."""
+        """Start to write the segments, (file offset, start in `arena`, length) in a thread, after earlier ones."""
         if self._placer is None or not self._placer.runs():
             self._placer = Placer()
         return Placement(self._fd, arena, segments, self._placer)
@@ -184,11 +140,13 @@ cdef Descriptor descriptor_of(file):
 
 cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span after,
                       bint sync, wakers, uint64_t* sync_ns) except -1:
-    """As `Descriptor.commit`, directly from a packer's memory. Sets `sync_ns` to the duration of
-    the sync."""
+    """As `Descriptor.commit`. Sets `sync_ns` to the duration of the sync."""
     cdef Piece[FEW] few
+    cdef int[FEW] few_wakers
     cdef Plan plan
     cdef Py_ssize_t i
+    cdef int failed
+    cdef bint entries_written
     arena = packed._arena
     plan.arena = <const char*>arena.memory
     plan.count = packed._count
@@ -196,22 +154,32 @@ cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span
     plan.before = before
     plan.after = after
     plan.sync = sync
+    plan.sync_ns = 0
     plan.pieces = few
-    if plan.count > FEW:
-        plan.pieces = <Piece*>malloc(plan.count * sizeof(Piece))
-        if plan.pieces == NULL:
-            raise MemoryError
+    plan.wakers = few_wakers
+    plan.waker_count = len(wakers)
     # As an export: the memory does not move while another thread adds entries.
     arena.exports += 1
     try:
+        if plan.count > FEW:
+            plan.pieces = <Piece*>column(plan.count, sizeof(Piece))
+        if plan.waker_count > FEW:
+            plan.wakers = <int*>column(plan.waker_count, sizeof(int))
         for i in range(plan.count):
             plan.pieces[i].offset = packed._segments[i].file_offset
             plan.pieces[i].start = packed._segments[i].begin
             plan.pieces[i].length = segment_end(packed, i) - packed._segments[i].begin
-        run(fd, &plan, wakers)
-        sync_ns[0] = plan.sync_ns
+        for i in range(plan.waker_count):
+            plan.wakers[i] = wakers[i]
+        with nogil:
+            failed = carry_out(fd, &plan, &entries_written)
     finally:
         arena.exports -= 1
         if plan.pieces != few:
             free(plan.pieces)
+        if plan.wakers != few_wakers:
+            free(plan.wakers)
+    if failed:
+        raise (OSError if entries_written else EntriesNotWritten)(failed, os.strerror(failed))
+    sync_ns[0] = plan.sync_ns
     return 0

@@ -193,7 +193,7 @@ cdef class Placement:
     cdef Placer _placer     # None once it has finished
 
     def __cinit__(self, int fd, arena, segments, Placer placer=None):
-        """`segments` are as those of `_commit.Descriptor.commit`. The `placer` writes them after
+        """`segments` are (file offset, start in `arena`, length). The `placer` writes them after
         its earlier placements, or a new one if this process does not have its thread. If the
         system cannot start a thread, they are written when this returns."""
         PyObject_GetBuffer(arena, &self._arena, PyBUF_SIMPLE)

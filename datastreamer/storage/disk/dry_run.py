@@ -114,8 +114,7 @@ class _DryFile:
             changes.blocks[at][inside : inside + len(part)] = part
             view, offset = view[len(part) :], offset + len(part)
 
-    def resize(self, size: int, *, reserve: bool = True) -> None:
-        del reserve
+    def resize(self, size: int) -> None:
         changes = self._changes
         changes.size, changes.kept = size, min(changes.kept, size)
         for at, block in list(changes.blocks.items()):

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from datastreamer._packer import EntryPacker
 from datastreamer.errors import StreamClosed
 from datastreamer.storage.disk._commit import Descriptor
 from datastreamer.storage.disk.access import Access, create_file, open_file
@@ -77,8 +78,7 @@ class File(Readable, Protocol):
 
     def commit(
         self,
-        arena: Buffer,
-        segments: Segments,
+        packer: EntryPacker,
         page: Buffer,
         before: tuple[int, int],
         after: tuple[int, int],
@@ -94,8 +94,8 @@ class File(Readable, Protocol):
     def sync(self) -> None:
         """Make data, and the metadata needed to read it back, durable."""
 
-    def resize(self, size: int, *, reserve: bool = True) -> None:
-        """Set the size; growing allocates the space if `reserve` is true."""
+    def resize(self, size: int) -> None:
+        """Set the size; growing allocates the space."""
 
     def part(self, start: int, stop: int) -> None:
         """Move the bytes from `start` to `stop` to other pages of the page cache, if the file
@@ -162,12 +162,12 @@ class OsFile(Descriptor):
         else:  # macOS: fsync does not flush the drive's cache, F_FULLFSYNC does
             fcntl.fcntl(self._fd, getattr(fcntl, "F_FULLFSYNC", 51))
 
-    def resize(self, size: int, *, reserve: bool = True) -> None:
+    def resize(self, size: int) -> None:
         now = self.size()
         # The size changes in one step before space is allocated: if the process is killed in
         # between, the size is a requested one.
         os.ftruncate(self._fd, size)
-        if size > now and reserve and hasattr(os, "posix_fallocate"):
+        if size > now and hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(self._fd, now, size - now)
             except OSError:

@@ -243,9 +243,8 @@ cdef class StreamEnd:
                 write_packed(descriptor._fd, packed, <char*>page, before, after, sync,
                              wakers, &sync_ns)
             else:
-                self._file.commit(packer.arena, packer.segments, self._page,
-                                  (before.start, before.end), (after.start, after.end), sync,
-                                  wakers)
+                self._file.commit(packer, self._page, (before.start, before.end),
+                                  (after.start, after.end), sync, wakers)
         except OSError:
             memcpy(page, old, changed)
             self.sequence = sequence

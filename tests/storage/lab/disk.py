@@ -447,13 +447,13 @@ class SimFile(SteppedCommit):
         with disk.mutex:
             self._inode.settle(begun)
 
-    def resize(self, size: int, *, reserve: bool = True) -> None:
+    def resize(self, size: int) -> None:
         assert self._writes, "a reader writes"
         self._process.step(f"resize {size}")
         with self._process.disk.mutex:
             now = self._inode.seen.size
             self._inode.resize(size)
-        if size > now and reserve:
+        if size > now:
             try:
                 self._process.step(f"reserve {size}")
             except OSError:
