@@ -27,7 +27,7 @@ from datastreamer.protocol.following import RangeSum, SumsFound
 from datastreamer.relay.apply_changes import ChangeApplier, ensure_whole, reading
 from datastreamer.relay.client import RelayClient
 from datastreamer.storage.pages.hashes import PageHash
-from datastreamer.storage.read.range_hash import hash_range
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.stream import DataStream
 

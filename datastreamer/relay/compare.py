@@ -19,7 +19,7 @@ from datastreamer.errors import DamagedFile, EntriesDamaged, NotFound, PeerError
 from datastreamer.relay.apply_changes import ChangeApplier, Compared, ensure_whole, reading
 from datastreamer.relay.client import RelayClient
 from datastreamer.relay.writer import RelayWriter
-from datastreamer.storage.read.range_hash import hash_range
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)

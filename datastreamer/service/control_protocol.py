@@ -41,11 +41,10 @@ METRICS: Final = b"m"
 NUMBER: Final = struct.Struct(">I")
 ANSWER: Final = struct.Struct(">cII")
 """``y`` or ``n``, the request's number, the length of the result."""
-MILLISECONDS: Final = struct.Struct(">I")
 RANGE: Final = struct.Struct(">QQ")
 SIZES: Final = {
-    DRAIN: MILLISECONDS.size,
-    QUIT: MILLISECONDS.size,
+    DRAIN: NUMBER.size,
+    QUIT: NUMBER.size,
     CHANGE: RANGE.size,
     CHANGED: RANGE.size,
     RELOAD: 0,

@@ -64,7 +64,7 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
             waiting = waiting[size:]
             answer = b""
             if what in (control.DRAIN, control.QUIT):
-                (milliseconds,) = control.MILLISECONDS.unpack(words)
+                (milliseconds,) = control.NUMBER.unpack(words)
                 wait = server.drain if what == control.DRAIN else server.finish
                 done = await wait(milliseconds / 1000)
             elif what == control.RELOAD:

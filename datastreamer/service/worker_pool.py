@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.format import U64_MAX
@@ -24,13 +23,11 @@ from datastreamer.metrics.exposition import MetricsSnapshot, merge
 from datastreamer.server.admission.accept_balance import shared_block
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
+from datastreamer.service.parent_metrics import GatheredMetrics
 from datastreamer.service.worker_process import ServingProcess, never
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
-
-if TYPE_CHECKING:
-    from datastreamer.service.aggregate_metrics import GatheredMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -108,8 +105,6 @@ class Workers:
             raise
         self._stop_reporting = stream.parts.feed.subscribe(self._changing)
         if ports.metrics and count > 1:
-            from datastreamer.service.aggregate_metrics import GatheredMetrics
-
             self._metrics = GatheredMetrics(ports.metrics, self.snapshot, self._unready)
 
     @property
@@ -162,7 +157,7 @@ class Workers:
 
     def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
         seconds = max(0.0, min(seconds, _LONGEST))
-        words = control.MILLISECONDS.pack(int(seconds * 1000))
+        words = control.NUMBER.pack(int(seconds * 1000))
         return self._ask(what, words, seconds + 1, last=last)
 
     def _ask(

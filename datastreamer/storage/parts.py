@@ -28,7 +28,6 @@ from datastreamer.storage.read.range_sums import Sum, sums_from
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.owned_file import OwnedFile
-from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
 from datastreamer.storage.write.writer import StreamWriter
 
 
@@ -156,7 +155,7 @@ class StreamPages:
         if not 0 <= first < stop:
             return []
         owned = self._stream._ensure_writable().owned
-        low, high = page_of_entry(owned, first), page_of_entry(owned, stop - 1)
+        low, high = owned.page_of_entry(first), owned.page_of_entry(stop - 1)
         return _damaged(owned, range(low, high + 1))
 
     def damaged_around(self, offset: int) -> list[DamagedPage]:
@@ -282,7 +281,7 @@ class RelayPart:
     def end_before(self, page: int) -> Head:
         """The end of the pages before a page; of fewer if the number of the entry after them is not
         known."""
-        return end_before(self._stream._ensure_writable().owned, page)
+        return self._stream._ensure_writable().owned.end_before(page)
 
 
 class Counters:
@@ -330,5 +329,5 @@ class Parts:
 
 
 def _damaged(owned: OwnedFile, pages: range) -> list[DamagedPage]:
-    found = (damage_of(owned, page) for page in pages)
+    found = (owned.damage_of(page) for page in pages)
     return [damage for damage in found if damage is not None]

@@ -30,7 +30,6 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
-from datastreamer.storage.bookmarks._at_hand import NotAtHandError
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.disk.access import Access
@@ -285,43 +284,27 @@ class StreamView:
             key = bytes(memoryview(key))
         if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
             raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
-        number = self.find_bookmark(key)
-        if number is None:
-            raise UnknownBookmark(key)
-        return number
-
-    def find_bookmark(
-        self, key: bytes, *, is_resident: Callable[[int], bool] | None = None
-    ) -> int | None:
-        """The number of the newest entry that is this bookmark; None if there is none.
-
-        With `is_resident`, which says whether an entry is in the page cache, raises
-        `NotAtHandError` instead of reading the disk or repairing the index.
-        """
         keeper, doubts = self.bookmarks, 0
         while doubts < 3:
             changes = self._file.reader.turn
             try:
-                newest = keeper.newest if is_resident is None else keeper.newest_at_hand
-                number = newest(key)
+                number = keeper.newest(key)
                 if number is None:
-                    return None
-                resident = is_resident is None or is_resident(number)
-                if resident and self._is_bookmark(number, key):
+                    break
+                if self.is_bookmark(number, key):
                     return number
             except DamagedEntry:
                 if not self._is_another_history(changes):
                     raise
                 continue
-            if is_resident is not None:
-                raise NotAtHandError
             self._file.ensure_undamaged(number)
             # The stream was truncated meanwhile, or the index is wrong.
             if not (self._follows and self.refresh_open_file()):
                 doubts += keeper.distrust(key, number)
-        return None
+        raise UnknownBookmark(key)
 
-    def _is_bookmark(self, number: int, key: bytes) -> bool:
+    def is_bookmark(self, number: int, key: bytes) -> bool:
+        """Whether entry `number` is this bookmark."""
         try:
             packed = self._file.reader.packed(number)
         except UnknownEntry:

@@ -28,7 +28,7 @@ from datastreamer.relay import compare as comparing
 from datastreamer.relay.apply_changes import UpstreamRewritten
 from datastreamer.server.session import Session
 from datastreamer.storage.header.records import Agreement
-from datastreamer.storage.read.range_hash import hash_range
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.read.reader import Reader, truncated_below
 from datastreamer.storage.stream import DataStream
 from tests.network.proxy import NONE, FaultyServer

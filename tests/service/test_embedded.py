@@ -615,7 +615,7 @@ async def test_a_request_before_readiness_is_reported(stream: DataStream) -> Non
     ours, theirs = trio.testing.memory_stream_pair()
     number = control.NUMBER.pack(7)
     with trio.fail_after(PATIENCE):
-        await ours.send_all(control.DRAIN + number + control.MILLISECONDS.pack(0))
+        await ours.send_all(control.DRAIN + number + control.NUMBER.pack(0))
         async with trio.open_nursery() as nursery:
             server = Server(stream)
             nursery.start_soon(child._serve_parent, theirs, server, None, nursery.cancel_scope)

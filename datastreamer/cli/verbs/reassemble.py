@@ -322,7 +322,7 @@ def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -
     """Serve metrics within the block."""
     from datastreamer.metrics.exposition import MetricsSnapshot
     from datastreamer.server.metrics import of_process
-    from datastreamer.service.aggregate_metrics import GatheredMetrics
+    from datastreamer.service.parent_metrics import GatheredMetrics
 
     def ask(limit: int) -> MetricsSnapshot:
         metrics = of_process()

@@ -10,7 +10,7 @@ from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput
 from datastreamer.cli.shared.output import count, json_line, text_lines
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.storage.maintain.sums import make_sums
+from datastreamer.storage.write.opening import make_sums
 
 AcceptOption = Annotated[
     bool,

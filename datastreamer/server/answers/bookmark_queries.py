@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from datastreamer.errors import UnknownBookmark
+from datastreamer.errors import DamagedEntry, UnknownBookmark
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.bookmarks._at_hand import LookUpsAtHand, NotAtHandError
 
@@ -51,7 +51,7 @@ class BookmarkQueries(trio.abc.Instrument):
                 return await trio.to_thread.run_sync(self._scan, key)
             if not cold.index_at_hand:
                 return await cold.run(self._look_up, key)
-            with contextlib.suppress(NotAtHandError):
+            with contextlib.suppress(NotAtHandError, DamagedEntry):
                 return cold.look_up(self._bookmark_at_hand, key)
             # It needs the disk, or the index has to be repaired first.
             return await cold.run(stream.bookmark, key)
@@ -107,4 +107,9 @@ class BookmarkQueries(trio.abc.Instrument):
         return self._broadcast.cold.look_up(self._stream.bookmark, key)
 
     def _bookmark_at_hand(self, key: bytes) -> int | None:
-        return self._stream.find_bookmark(key, is_resident=self._broadcast.is_resident)
+        number = self.at_hand(self._stream.reader.state).newest(key)
+        if number is None or (
+            self._broadcast.is_resident(number) and self._stream.is_bookmark(number, key)
+        ):
+            return number
+        raise NotAtHandError

@@ -29,7 +29,7 @@ from datastreamer.protocol.following import (
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.turns import Changed
 from datastreamer.storage.header.records import NO_ID, Change
-from datastreamer.storage.read.range_hash import hash_range
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.stream import DataStream
 
 # Reports are sent in parts of about this size: an update carries the entry's bytes.

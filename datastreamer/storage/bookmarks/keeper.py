@@ -78,16 +78,6 @@ class BookmarkKeeper:
 
     # Look-ups.
 
-    def newest_at_hand(self, key: bytes) -> int | None:
-        """As `newest`; raises `NotAtHandError` instead of repairing the index or waiting for a
-        truncation."""
-        if not self.recent.unfinished:
-            with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
-                found = self._look_up(key)
-                if found is not None or self.builder.damage is None:
-                    return found
-        raise NotAtHandError
-
     def at_hand(self, most: int) -> LookUpsAtHand:
         """For look-ups that follow each other at once. Raises `NotAtHandError` if the index has to
         be repaired, or more than `most` bytes of the stream to be read."""

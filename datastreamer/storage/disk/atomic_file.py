@@ -24,7 +24,8 @@ NEW: Final = r"\.[0-9a-f]{8}\.new"
 
 _LEFT_OVER = re.compile(NEW)
 _KEPT = r"\.\d{8}T\d{6}\.[0-9a-f]{4}\."
-_BEGUN = re.compile(_KEPT + "(?:cut|repair)" + NEW)
+BEGUN: Final = re.compile(_KEPT + "(?:cut|repair)" + NEW)
+"""The endings of unfinished copies beside a stream."""
 
 
 @contextlib.contextmanager
@@ -119,9 +120,3 @@ def remove_older(disk: Disk, path: str, suffix: str, beside: Access, most: int) 
     ending = re.compile(_KEPT + re.escape(suffix))
     found = sorted(name for name in disk.beside(path) if ending.fullmatch(name, len(path)))
     return [name for name in found[:-most] if _unlinked(disk, name, beside)]
-
-
-def remove_begun(disk: Disk, path: str, file: File) -> None:
-    """Unlink the unfinished copies that killed processes left beside the stream `file` at
-    `path`."""
-    remove_left_overs(disk, path, file.access(), _BEGUN)

@@ -35,7 +35,7 @@ from datastreamer.storage.header.records import (
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, last_page
-from datastreamer.storage.read.reader import doubt
+from datastreamer.storage.read.page_scan import doubt
 
 
 class Judgement(NamedTuple):

@@ -13,7 +13,7 @@ from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.judgement import longest_whole
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.maintain.report import Examination
-from datastreamer.storage.read.reader import doubt
+from datastreamer.storage.read.page_scan import doubt
 
 
 class Reach:

@@ -36,7 +36,7 @@ from datastreamer.format import (
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.bookmarks.trust import TrustedIndex
-from datastreamer.storage.disk.atomic_file import keep_beside, remove_begun
+from datastreamer.storage.disk.atomic_file import BEGUN, keep_beside, remove_left_overs
 from datastreamer.storage.disk.dry_run import DryRun
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
@@ -50,7 +50,8 @@ from datastreamer.storage.header.records import (
     SyncedHeader,
     Writer,
 )
-from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
+from datastreamer.storage.maintain.check import PathLike, examine, opened
+from datastreamer.storage.maintain.examiner import Progress
 from datastreamer.storage.maintain.repair_plan import (
     Plan,
     end_before_damage,
@@ -118,7 +119,7 @@ def plan(
         if made.healthy or found.live:
             return made
         dry = DryRun(disk)
-        return _prepare(dry.over(file, name), name, found, dry, sources, cut=cut, dry=True).plan
+        return _prepare(dry.over(file, name), name, found, dry, sources, cut=cut, dry=True)[1]
 
 
 def repair(
@@ -140,7 +141,7 @@ def repair(
         place = journal.path_of(name)
         if not file.lock():
             raise locked_by(file.read(HEADER_PAGE_SIZE, 0).ljust(HEADER_PAGE_SIZE, b"\0"), name)
-        remove_begun(disk, name, file)
+        remove_left_overs(disk, name, file.access(), BEGUN)
         first = examine(file, name, disk, progress)
         made = _plan(file, name, first, disk, cut=cut)
         if made.healthy:
@@ -167,13 +168,6 @@ def repair(
 # The damaged pages.
 
 
-class Prepared(NamedTuple):
-    """The file after its damaged pages were restored, and the plan for all steps."""
-
-    found: Examination
-    plan: Plan
-
-
 def _prepare(
     file: File,
     path: str,
@@ -183,9 +177,10 @@ def _prepare(
     *,
     cut: bool,
     dry: bool = False,
-) -> Prepared:
-    """The first steps of a repair: undo an update, restore pages. `dry`: on a `DryRun`."""
-    found, healed = first, NOTHING
+) -> tuple[Examination, Plan]:
+    """The first steps of a repair: undo an update, restore pages. The file as it is then, and the
+    plan for all steps. `dry`: on a `DryRun`."""
+    found = first
     place = journal.path_of(path)
     if first.half_updated:
         undo = journal.find(disk, place, file.access()) if dry else None
@@ -202,7 +197,7 @@ def _prepare(
         # Truncated, or with a new checksum of what no server has, no server could help any more.
         made = replace(made, header=None, size=found.size, steps=[], held=held(made, found))
     steps = [*healed.steps, *made.steps]
-    return Prepared(found, replace(made, report=first.report, healed=healed.results, steps=steps))
+    return found, replace(made, report=first.report, healed=healed.results, steps=steps)
 
 
 class Healed(NamedTuple):

@@ -47,7 +47,8 @@ from datastreamer.storage.read.change_watch import (
     steady_page,
 )
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.read.reader import Reader, doubt, end_of
+from datastreamer.storage.read.page_scan import doubt
+from datastreamer.storage.read.reader import Reader, end_of
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ from datastreamer.storage.pages.hashes import NO_CHAIN
 from datastreamer.storage.pages.restore import HealedPages, KnownStream, Peer, ask
 from datastreamer.storage.pages.survey import LostPages
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
-from datastreamer.storage.write.page_damage import damage_of, end_before
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def _brought_to_disk(owned: OwnedFile, page: int) -> HealedPages | None:
         owned.file.sync()
     except OSError as error:
         raise WriteFailed(owned.path, refusal(error)) from error
-    first = end_before(owned, page).entries
+    first = owned.end_before(page).entries
     healed = HealedPages(page, page + 1, first, record.next_number, "the page cache", "")
     _log.warning("%s: %s written again from the page cache", owned.path, healed.described())
     return healed
@@ -129,13 +128,13 @@ def _remove_old_copies(owned: OwnedFile) -> None:
 def _damaged(owned: OwnedFile, page: int) -> LostPages | None:
     """What a page held, if it does not match its checksum. Requires the lock."""
     end = owned.end
-    damage = damage_of(owned, page) if 0 <= page <= end.sums.page else None
+    damage = owned.damage_of(page) if 0 <= page <= end.sums.page else None
     if damage is None:
         return None
     last = page == end.sums.page
     record = None if last else owned.sums.get(page)
     digest = end.sums.sum().tail if record is None else record.digest
-    before = end_before(owned, page)
+    before = owned.end_before(page)
     if digest == NO_CHAIN or before.length != page_start(page):
         return None
     within = end.written.length if last else None

@@ -15,10 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from datastreamer.errors import (
-    DamagedFile,
-    DamagedHeader,
-)
+from datastreamer.errors import DamagedFile, DamagedHeader
 from datastreamer.format import Header, page_of
 from datastreamer.storage.disk.file_ops import (
     Disk,
@@ -47,6 +44,7 @@ from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile, V
 from datastreamer.storage.pages.proof import known_chains
 from datastreamer.storage.pages.records import SidecarRecords
 from datastreamer.storage.read._at_hand import ReadsAtHand
+from datastreamer.storage.read.change_watch import steady_page
 from datastreamer.storage.read.open_file import ensure_whole, open_file, os_error
 from datastreamer.storage.read.reader import Reader
 
@@ -103,7 +101,7 @@ class StreamFile:
         # The newest changes that were made or seen while the file was open: the header page names
         # a few only.
         self.known_changes: deque[Change] = deque(maxlen=_KNOWN_CHANGES)
-        self._closed = False
+        self.closed = False
         self.lock = threading.RLock()
         self._end_sum = judged.end_sum, judged.head
         self._records: SidecarRecords | None = None
@@ -294,8 +292,7 @@ class StreamFile:
         return self.header_at(self.reader.head)
 
     def header_at(self, head: Head) -> Header:
-        version, system_id, stream_type, _, _ = self._header
-        return Header(version, system_id, stream_type, *head)
+        return Header(*self._header[:3], *head)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -313,10 +310,9 @@ class StreamFile:
 
         Raises `DamagedHeader` if its record is damaged.
         """
-        for _ in range(_TORN_READS):
-            found = records.get_source(HeaderPage.of(self.file), self.stream_id)
-            if found is not None:
-                return found
+        found = records.get_source(steady_page(self.file), self.stream_id)
+        if found is not None:
+            return found
         raise DamagedHeader(
             self.path,
             records.SOURCE_OFFSETS[0],
@@ -471,10 +467,6 @@ class StreamFile:
     # The end.
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def replaced(self) -> str:
         """Why `path` does not lead to the open file any more; empty while it does, or if only a
         descriptor is known."""
@@ -482,7 +474,7 @@ class StreamFile:
 
     def close(self) -> None:
         """Close the descriptor, and write nothing. Idempotent."""
-        self._closed = True
+        self.closed = True
         if self._records is not None:
             self._records.close()
         self.file.close()

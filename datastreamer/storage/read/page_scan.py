@@ -248,17 +248,40 @@ def read_page(file: Readable, content: bytes, start: int, due: int | None) -> Pa
     return Page(start, content, batch, None).broken_at(what, following)
 
 
-def entries_before(file: File, length: int) -> int | None:
+def entries_before(file: Readable, length: int) -> int | None:
     """How many entries the stream has if it ends at file offset `length`, by the numbers in
     that page; None where no entry ends there. For an offset inside a whole chain."""
     if length <= HEADER_PAGE_SIZE:
         return 0 if length == HEADER_PAGE_SIZE else None
+    count, why = _ends_at(file, length)
+    return None if why else count
+
+
+def doubt(file: Readable, head: Head) -> str:
+    """Why the entries of the last page do not end exactly at `head`; empty if they do.
+
+    A head at the start of a page may follow the padding of the page before.
+    """
+    if head.entries == 0:
+        empty = head.length == HEADER_PAGE_SIZE
+        return "" if empty else "an empty stream ends with the header page"
+    count, why = _ends_at(file, head.length)
+    if why or count == head.entries:
+        return why
+    return f"the last entry is {count - 1}, which does not match the header"
+
+
+def _ends_at(file: Readable, length: int) -> tuple[int, str]:
+    """The number after the last entry that ends at file offset `length`, or why none does."""
     start = page_start(page_of(length - 1))
     content = file.read(length - start, start)
+    if len(content) < length - start:
+        return 0, "the file ends before"
     try:
         batch = scan(content, None, file_offset=start)
-    except CorruptEntries:
-        return None
-    padded = len(content) == PAGE_SIZE and not batch.more
-    ends = bool(batch) and (start + batch.end == length or padded)
-    return batch.next_number if ends else None
+    except CorruptEntries as error:
+        return 0, f"at byte {start + error.offset}: {error.reason}"
+    end = start + batch.end
+    if end == length or (len(content) == PAGE_SIZE and not batch.more):
+        return batch.next_number, ""
+    return 0, f"at byte {end}: {'an entry is cut off' if batch.more else 'there is padding'}"

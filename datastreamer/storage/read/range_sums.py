@@ -1,14 +1,20 @@
-"""What checksums say of ranges of entries of an open stream, for other copies of it.
+"""The hashes of ranges of entries, by which two copies of a stream are compared.
 
-Owns which ranges have a checksum. A server and a relay use it. Changes nothing.
+Owns what is hashed: the packed entries without padding, so that the hash is the same wherever
+the entries are in a file; and which ranges have a checksum. Changes nothing.
 """
 
 from __future__ import annotations
+
+from xxhash import xxh3_128
 
 from datastreamer.format import page_of
 from datastreamer.storage.pages.compare import RecordSource
 from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.reader import Reader
+
+_PART = 1 << 20
 
 Sum = tuple[int, int, bytes]
 """The first entry of a range, the one after its last, and the xxh3 (128 bits) of its entries."""
@@ -53,3 +59,19 @@ def page_with(file: StreamFile, records: RecordSource, number: int, last: int) -
         else:
             low = middle + 1
     return low
+
+
+def hash_range(reader: Reader, first: int, end: int, most_bytes: int) -> tuple[int, bytes]:
+    """The xxh3 (128 bits) of the entries from `first` up to `end`, or to where about `most_bytes`
+    are hashed; at least one. Gives where that ends, and the digest.
+
+    `first` is committed. Raises what the reader does.
+    """
+    hasher, left, number = xxh3_128(), most_bytes, first
+    for batch in reader.batches(first, end, min(_PART, most_bytes)):
+        hasher.update(batch.packed())
+        number = batch.next_number
+        left -= batch.nbytes
+        if left <= 0:
+            break
+    return number, hasher.digest()

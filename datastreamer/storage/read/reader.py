@@ -11,7 +11,8 @@ import contextlib
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer._pages import entry_at
@@ -27,7 +28,6 @@ from datastreamer.format import (
     U64_MAX,
     page_of,
     page_start,
-    pages_for,
 )
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
@@ -39,8 +39,39 @@ from datastreamer.storage.read.page_scan import Page
 from datastreamer.storage.read.spans import Chunk, Cursor, Span
 from datastreamer.storage.read.type_scan import Matches, Wanted, look
 
-A = TypeVar("A")
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _steadily(
+    read: Callable[Concatenate[Reader, SeenState, P], T],
+) -> Callable[Concatenate[Reader, P], T]:
+    """A method that is called with a state of the stream: again if entries were changed meanwhile,
+    and before damage is believed."""
+
+    @wraps(read)
+    def steady(self: Reader, /, *words: P.args, **named: P.kwargs) -> T:
+        doubted = False
+        while True:
+            state = self.cell.now
+            if state.turn & 1:
+                with self._change:
+                    # Still odd: a signal's exception came before the end of the change.
+                    self._end_change(Head(0, U64_MAX))
+                continue
+            try:
+                found = read(self, state, *words, **named)
+            except DamagedEntry:
+                if state.turn == self.turn:
+                    if doubted:
+                        raise
+                    doubted = True
+                    state.pages.clear()
+            else:
+                if state.turn == self.turn:
+                    return found
+
+    return steady
 
 
 class Reader:
@@ -123,46 +154,17 @@ class Reader:
                 self._cuts.append(now.head.entries)
             self.cell.change(now.head, now.turn + 1, self._new_pages())
 
-    def _steadily(self, read: Callable[[SeenState, A], T], what: A) -> T:
-        """`read(state, what)`, repeated if the stream was changed meanwhile, and before damage is
-        believed."""
-        doubted = False
-        while True:
-            state = self.cell.now
-            if state.turn & 1:
-                with self._change:
-                    # Still odd: a signal's exception came before the end of the change.
-                    self._end_change(Head(0, U64_MAX))
-                continue
-            try:
-                found = read(state, what)
-            except DamagedEntry:
-                if state.turn == self.turn:
-                    if doubted:
-                        raise
-                    doubted = True
-                    state.pages.clear()
-            else:
-                if state.turn == self.turn:
-                    return found
-
     # Places of entries.
 
-    def cursor(self, number: int) -> Cursor:
+    @_steadily
+    def cursor(self, state: SeenState, number: int) -> Cursor:
         """The place of entry `number`; for the total, the place of the next entry."""
-        return self._steadily(self._cursor, number)
-
-    def _cursor(self, state: SeenState, number: int) -> Cursor:
         if number == state.head.entries:
             return Cursor(state.head.length, number)
         if not number:
             return Cursor(HEADER_PAGE_SIZE, 0)
-        offset, number_there, limit = state.pages.near(state.head, number)
-        if number_there != number:
-            near = self._file.read(limit - offset, offset)
-            at = self._entry_at(near, number, offset, number_there)[0]
-            offset += at
-        return Cursor(offset, number)
+        _, offset, at, _ = self._look_up(state, number)
+        return Cursor(offset + at, number)
 
     def packed(self, number: int, *, prefix: bytes = b"", packet_type: int = PACKET_ENTRY) -> bytes:
         """`prefix` and entry `number` with its 17-byte head, as in the file except for the packet
@@ -175,7 +177,7 @@ class Reader:
                 found = tables[at].read(number, self._file.read, prefix, packet_type)
                 if found is not None and state.turn == self.turn:
                     return found
-        near, start, size = self._find(number)
+        near, _, start, size = self._find(number)
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
 
     def page_with(self, number: int) -> tuple[int, int] | None:
@@ -197,15 +199,13 @@ class Reader:
                 return None
         return start, min(behind, head.length) - start
 
-    def page_holding(self, number: int) -> int:
+    @_steadily
+    def page_holding(self, state: SeenState, number: int) -> int:
         """The page of entry `number`, found by the first entries of pages alone."""
-        return self._steadily(self._page_holding, number)
-
-    def _page_holding(self, state: SeenState, number: int) -> int:
         return state.pages.holding(state.head, number)
 
     def entry(self, number: int) -> Entry:
-        near, at, size = self._find(number)
+        near, _, at, size = self._find(number)
         kind = ENTRY_HEAD_STRUCT.unpack_from(near, at)[2]
         at += ENTRY_HEAD_SIZE
         return Entry(number, kind, near[at : at + size])
@@ -221,23 +221,18 @@ class Reader:
             size = min(2 * size, PAGE_SIZE)
         return None
 
-    def _find(self, number: int) -> tuple[bytes, int, int]:
-        """Bytes that hold entry `number`, the offset of its head in them, its data's size."""
-        return self._steadily(self._look_up, number)
-
-    def _look_up(self, state: SeenState, number: int) -> tuple[bytes, int, int]:
+    def _look_up(self, state: SeenState, number: int) -> tuple[bytes, int, int, int]:
+        """Bytes that hold entry `number`, their file offset, the offset of its head in them, its
+        data's size."""
         offset, number_there, limit = state.pages.near(state.head, number)
         near = self._file.read(limit - offset, offset)
-        at, size, _ = self._entry_at(near, number, offset, number_there)
-        return near, at, size
-
-    def _entry_at(
-        self, near: bytes, number: int, offset: int, number_there: int
-    ) -> tuple[int, int, int]:
         try:
-            return entry_at(near, number, start_number=number_there)
+            at, size, _ = entry_at(near, number, start_number=number_there)
         except CorruptEntries as error:
             raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
+        return near, offset, at, size
+
+    _find = _steadily(_look_up)
 
     def first_number(self, page: int) -> int:
         """The number of the entry that data page `page` starts with."""
@@ -245,18 +240,17 @@ class Reader:
 
     # Runs and spans.
 
-    def run(self, cursor: Cursor, max_bytes: int = PAGE_SIZE) -> tuple[EntryBatch, Cursor]:
+    @_steadily
+    def run(
+        self, state: SeenState, cursor: Cursor, max_bytes: int = PAGE_SIZE
+    ) -> tuple[EntryBatch, Cursor]:
         """The whole entries from `cursor`, at most `max_bytes` of file, and the place after.
 
         They are in one page, so their bytes are contiguous. At least one entry if any is
         committed after the cursor, even one larger than `max_bytes`; none after damage, which
         raises only if a run begins with it.
         """
-        return self._steadily(self._run, (cursor, max_bytes))
-
-    def _run(self, state: SeenState, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
-        (offset, number), max_bytes = what
-        head = state.head
+        (offset, number), head = cursor, state.head
         if number > head.entries:
             raise DamagedEntry(
                 self._path, offset, f"entry {number} is due, and there are {head.entries}"
@@ -359,12 +353,9 @@ class Reader:
         batch, following = self.run(cursor, max_bytes)
         data = memoryview(batch.base)[batch.start : batch.end]
         start = cursor.offset
-        if batch and start + len(data) != following.offset and not self._entry_at_byte(start):
+        if batch and start + len(data) != following.offset and self._padding_at(start):
             start = page_start(page_of(start) + 1)
         return Chunk(start, data, batch, following)
-
-    def _entry_at_byte(self, offset: int) -> bool:
-        return self._probe.read(1, offset) == bytes([PACKET_ENTRY])
 
     def batches(
         self, start: int, stop: int | None = None, max_bytes: int = PAGE_SIZE
@@ -395,13 +386,14 @@ class Reader:
                 batch = batch[: stop - batch.first_number]
             yield batch
 
-    def span(self, cursor: Cursor) -> Span:
+    @_steadily
+    def span(self, state: SeenState, cursor: Cursor) -> Span:
         """The entries from `cursor` to the end of its page or to the head, unread.
 
         Empty (start = end) if nothing is committed after the cursor. The entry at the cursor is
         read; the page directory confirms the others.
         """
-        return self._steadily(self._span, cursor)
+        return self._span(state, cursor)
 
     def _span(self, state: SeenState, cursor: Cursor) -> Span:
         offset, number = cursor
@@ -420,21 +412,18 @@ class Reader:
         end = pages.end_of(page, beyond)
         return Span(offset, end, Cursor(following, beyond))
 
-    def portion(self, wanted: Measure) -> Portion:
+    @_steadily
+    def portion(self, state: SeenState, wanted: Measure) -> Portion:
         """As many entries as `wanted` allows: counted and measured, and read if they are few."""
-        return self._steadily(self._portion, wanted)
 
-    def _portion(self, state: SeenState, wanted: Measure) -> Portion:
         def span(offset: int, number: int) -> Span:
             return self._span(state, Cursor(offset, number))
 
         return take(wanted, state.head, self._path, self._file.read, span)
 
-    def matches(self, wanted: Wanted) -> Matches:
+    @_steadily
+    def matches(self, state: SeenState, wanted: Wanted) -> Matches:
         """The matches of `wanted` in the next part of the file."""
-        return self._steadily(self._matches, wanted)
-
-    def _matches(self, state: SeenState, wanted: Wanted) -> Matches:
         return look(wanted, state.head, self._path, self._file.read)
 
     def raw(self, start: int, count: int) -> bytes:
@@ -477,30 +466,6 @@ class Reader:
 def truncated_below(number: int) -> NotFound:
     """The error of an iteration whose next entry was `number`."""
     return NotFound(f"entry {number} was removed by a truncation during the read")
-
-
-def doubt(file: Readable, head: Head) -> str:
-    """Why the entries of the last page do not end exactly at `head`; empty if they do.
-
-    A head at the start of a page may follow the padding of the page before.
-    """
-    length, entries = head
-    if entries == 0:
-        return "" if length == HEADER_PAGE_SIZE else "an empty stream ends with the header page"
-    start = page_start(pages_for(length) - 1)
-    content = file.read(length - start, start)
-    if len(content) < length - start:
-        return "the file ends before"
-    try:
-        batch = scan(content, None, file_offset=start)
-    except CorruptEntries as error:
-        return f"at byte {start + error.offset}: {error.reason}"
-    end = start + batch.end
-    if end == length or (len(content) == PAGE_SIZE and not batch.more):
-        if batch.next_number == entries:
-            return ""
-        return f"the last entry is {batch.next_number - 1}, which does not match the header"
-    return f"at byte {end}: {'an entry is cut off' if batch.more else 'there is padding'}"
 
 
 def end_of(reader: Reader, entries: int) -> int:

@@ -61,7 +61,8 @@ cdef class CommitLane(StreamEnd):
     A commit that ends at or before offset `limit` needs no check. `failures` is the number of
     headers and syncs that failed; `failure` says why nothing more is written. `waits` is true if
     the sync policy is "commit". A commit without a sync that ends after `sync_at` requests one;
-    -1: each does. For one thread at a time, which holds the owner's lock.
+    -1: each does. From `path_check_at` on, by `coarse_time`, a commit has to check the file's path
+    first. For one thread at a time, which holds the owner's lock.
     """
 
     cdef readonly int64_t limit
@@ -69,8 +70,7 @@ cdef class CommitLane(StreamEnd):
     cdef public int64_t failures
     cdef public bint waits
     cdef public int64_t sync_at
-    # When a commit next has to check the file's path first, by the coarse clock.
-    cdef uint64_t _path_check_at
+    cdef public uint64_t path_check_at
     cdef object _owner
     # Of the owner: its reader's cell, its lock's methods, and its lists.
     cdef HeadCell _cell
@@ -90,23 +90,9 @@ cdef class CommitLane(StreamEnd):
         self._wakers, self._inside_wakers = owner.wakers, owner.inside_wakers
         self._early_wakers = owner.early_wakers
 
-    @property
-    def path_check_due(self):
-        """Whether the writer has to check where the file's path leads before the next commit."""
-        return coarse_ns() >= self._path_check_at
-
-    def path_check_begun(self):
-        """The time at which a check begins, for `path_check_passed`."""
+    def coarse_time(self):
+        """The time on the clock of `path_check_at`, in ns: cheap, and some ms late at most."""
         return coarse_ns()
-
-    def path_check_passed(self, uint64_t began, double seconds):
-        """A check that began then found the file at its path: `path_check_due` is false for `seconds`
-        from then on."""
-        self._path_check_at = began + <uint64_t>(seconds * 1e9)
-
-    def path_check_needed(self):
-        """Make `path_check_due` true."""
-        self._path_check_at = 0
 
     # The state.
 
@@ -326,7 +312,7 @@ cdef class Appender:
         if kind == SYNCED and not syncing:
             return None
         if (lane._state != READY or packed._offset > lane.limit or self.placed is not None
-                or coarse_ns() >= lane._path_check_at):
+                or coarse_ns() >= lane.path_check_at):
             if not self._writer.prepare(packed, self, syncing):
                 return None
             prepared = True

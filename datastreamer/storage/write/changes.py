@@ -41,7 +41,6 @@ from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.hashes import SealedTail, last_page
 from datastreamer.storage.pages.sidecar import PageSum
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
-from datastreamer.storage.write.page_damage import damage_of, end_before, page_of_entry
 from datastreamer.storage.write.sync_policy import Durability
 from datastreamer.storage.write.undo_after_crash import keep_journal, opened_sums
 
@@ -160,7 +159,7 @@ class ChangeWriter:
         `DataStream.update_entry`."""
         owned = self._owned
         if 0 <= number < owned.written.entries:
-            self._ensure_undamaged(page_of_entry(owned, number))
+            self._ensure_undamaged(owned.page_of_entry(number))
         entry = owned.reader.entry(number)
         if entry.type == TYPE_BOOKMARK:
             raise UpdateRefused(f"entry {number} is a bookmark, which cannot be updated")
@@ -178,8 +177,8 @@ class ChangeWriter:
         if not number:
             return Head(HEADER_PAGE_SIZE, 0)
         owned = self._owned
-        page = page_of_entry(owned, number)
-        end = end_before(owned, page)
+        page = owned.page_of_entry(number)
+        end = owned.end_before(page)
         if end == (page_start(page), number):
             return end
         self._ensure_undamaged(page)
@@ -190,7 +189,7 @@ class ChangeWriter:
         damage."""
         command = f"`datastreamer repair {self._owned.path} --from HOST:PORT`"
         advice = f": it is damaged, and is not changed; {command} restores it"
-        damage = damage_of(self._owned, page, advice)
+        damage = self._owned.damage_of(page, advice)
         if damage is not None:
             raise damage
 
@@ -207,7 +206,7 @@ class ChangeWriter:
         with owned.exclusive():
             owned.ensure_writable()
             self._durability.sync()
-            damage = damage_of(owned, page)
+            damage = owned.damage_of(page)
             if damage is None:
                 return ""
             sums, start = owned.end.sums, page_start(page)
@@ -368,7 +367,7 @@ def _fits(owned: OwnedFile, page: int, known: PageSum | None, entries: bytes) ->
         return False
     batch = scan(entries, None)
     first, stop = batch.first_number, batch.next_number if batch.end == size else -1
-    if end_before(owned, page) != (start, first):
+    if owned.end_before(page) != (start, first):
         return False
     if known is not None:
         return (size, stop) == (known.end, known.next_number)

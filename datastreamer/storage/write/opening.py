@@ -6,11 +6,12 @@ sync. ``docs/FILE.md`` has the reasons.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from datastreamer._codec import scan
 from datastreamer.errors import (
@@ -29,9 +30,9 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.disk.atomic_file import (
+    BEGUN,
     keep_beside,
     new_file,
-    remove_begun,
     remove_left_overs,
 )
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id, read_ahead
@@ -43,6 +44,7 @@ from datastreamer.storage.header.judgement import Judgement, judge, sums_up_to
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, CommitRecord, Head
 from datastreamer.storage.pages._page_sums import PageSums
+from datastreamer.storage.pages.completer import MadeSums
 from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, SealedTail, last_page
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.read.open_file import open_file, os_error
@@ -123,7 +125,7 @@ def open_to_write(
         journal_path = journal.path_of(path)
         for left in (shown, journal_path + journal.SUFFIX):
             remove_left_overs(disk, left, file.access())
-        remove_begun(disk, shown, file)
+        remove_left_overs(disk, shown, file.access(), BEGUN)
         updating = disk.exists(journal_path + journal.SUFFIX)
         undone = undo_update(disk, file, journal_path, shown)
         page = HeaderPage.of(file)
@@ -144,6 +146,22 @@ def open_to_write(
     except BaseException:
         file.close()
         raise
+
+
+def make_sums(
+    path: str | os.PathLike[str],
+    *,
+    accept: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> MadeSums:
+    """Complete the sidecar of the stream at `path`: take the file over, then read the pages that
+    lack a record.
+
+    `accept`: discard it first, and take the bytes that the file has now for the stream. Raises what
+    `open_to_write` raises, and `WriteFailed` if the sidecar cannot be written.
+    """
+    with contextlib.closing(open_to_write(path, accept=accept)) as writer:
+        return writer.sums_completer.complete(progress)
 
 
 def _sums_or_seal(file: File, path: str, judged: Judgement) -> tuple[Judgement, PageSums]:

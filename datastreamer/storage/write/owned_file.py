@@ -1,8 +1,8 @@
 """A stream file whose writer's lock this process holds.
 
 Owns the end of the file, the bytes of the header page and how they are written, whether anything
-may be written, and the descriptors that a commit wakes. Knows no order of steps and no syncs:
-`sync_policy.py`, `uncommitted.py`, `changes.py` and `writer.py` do.
+may be written, what is known of damaged pages, and the descriptors that a commit wakes. Knows no
+order of steps and no syncs: `sync_policy.py`, `uncommitted.py`, `changes.py` and `writer.py` do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import threading
 from collections.abc import Iterator
 
-from datastreamer.errors import CommitInDoubt, FileReplaced, StreamClosed
+from datastreamer.errors import CommitInDoubt, DamagedPage, FileReplaced, StreamClosed
+from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.disk.bad_sectors import read_around
 from datastreamer.storage.disk.file_ops import Disk, File, boot_id
 from datastreamer.storage.disk.identity import LOOK_SECONDS, OpenPath
 from datastreamer.storage.header import records
@@ -21,10 +23,11 @@ from datastreamer.storage.header.judgement import Judgement
 from datastreamer.storage.header.records import Head, SyncedHeader
 from datastreamer.storage.pages._page_sums import PageSums
 from datastreamer.storage.pages.compare import RecordSource
-from datastreamer.storage.pages.hashes import EndSum
+from datastreamer.storage.pages.hashes import EndSum, hash_page
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.page_states import Verify
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.range_sums import page_with
 from datastreamer.storage.write._lane import CommitLane
 
 _UNTIL_IT_WORKS = "nothing more is written until the disk accepts writes again"
@@ -99,13 +102,6 @@ class OwnedFile(StreamFile):
     def records(self) -> RecordSource:
         return self.sums
 
-    def visible_sum(self) -> tuple[Head, EndSum | None]:
-        with self.lock:
-            head, end = self.reader.head, self.end
-            if head == end.written:
-                return head, end.sums.sum()
-            return head, {end.mid: end.mid_sum, end.base: end.base_sum}.get(head)
-
     # Whether it may be written.
 
     def ensure_writable(self) -> None:
@@ -139,18 +135,17 @@ class OwnedFile(StreamFile):
         `always`."""
         if self._closed_elsewhere is not None:
             raise self._closed_elsewhere
-        if not (always or self.end.path_check_due):
+        began = self.end.coarse_time()
+        if began < self.end.path_check_at and not always:
             return
-        began = self.end.path_check_begun()
         why = self.opened_by.difference()
+        self.end.path_check_at = 0 if why else began + int(LOOK_SECONDS * 1e9)
         if why:
-            self.end.path_check_needed()
             raise FileReplaced(
                 self.path,
                 f"{why}; nothing more is committed until this path leads to the open file again; "
                 f"to save what is committed, {self.opened_by.way_to_save} before this process ends",
             )
-        self.end.path_check_passed(began, LOOK_SECONDS)
 
     def replaced_at_close(self) -> FileReplaced | None:
         """The error if the path does not lead to the file that is about to be closed."""
@@ -255,6 +250,36 @@ class OwnedFile(StreamFile):
             if self._truncated_to > self.written.length:
                 self.file.abandon(self.written.length, self._truncated_to)
             self._truncated_to = 0
+
+    # Damaged pages. What the disk cannot read is read as zeros.
+
+    def damage_of(self, page: int, advice: str = "") -> DamagedPage | None:
+        """How a page differs from its checksum, with `advice`; None if it does not, or has none."""
+        with self.lock:
+            if page == self.end.sums.page:
+                self.pages.judge_end(self.written, self.end.sums.sum())
+            found = self.pages.damage(page, still=True)
+            if found is None:
+                return None
+            first = self.end_before(page).entries
+        return DamagedPage(self.path, found.offset, found.why + advice, page, first, found.end)
+
+    def end_before(self, page: int) -> Head:
+        """The end of the pages before a page; of fewer if the number of the entry after them is not
+        known."""
+        file = read_around(self.file, self.path)
+        while page > 0:
+            before, start = page - 1, page_start(page - 1)
+            known = self.sums.get(before) or hash_page(file.read(PAGE_SIZE, start), before)
+            if known is not None:
+                return Head(page_start(page), known.next_number)
+            page = before
+        return Head()
+
+    def page_of_entry(self, number: int) -> int:
+        """The page of a committed entry, by checksums if all that are needed are known. Raises
+        `DamagedEntry`."""
+        return page_with(self, self.sums, number, self.end.sums.page)
 
     # Wakers.
 

@@ -24,7 +24,7 @@ from datastreamer.protocol.following import (
 from datastreamer.protocol.messages import OK, Stop, encode_command, encode_commit
 from datastreamer.server.streaming import change_reports as following
 from datastreamer.storage.read import file as storage_file
-from datastreamer.storage.read.range_hash import hash_range
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.read.reader import Reader, truncated_below
 from datastreamer.storage.stream import DataStream
 from tests.network import model

@@ -19,7 +19,7 @@ from datastreamer.server.streaming import change_reports
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.pages.page_states import PageRegister
-from datastreamer.storage.read.range_hash import hash_range
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.stream import DataStream
 from tests.network import filters
 from tests.network import model as wire

@@ -15,7 +15,7 @@ from datastreamer import DataStream
 from datastreamer.errors import DamagedPage, StreamFileError, UnknownBookmark
 from datastreamer.spark.read.files import FileSnapshot, Lost, read_pages, take_snapshot
 from datastreamer.spark.read.paths import FileLocation
-from datastreamer.storage.maintain.sums import make_sums
+from datastreamer.storage.write.opening import make_sums
 from datastreamer.zkevm import encode, events
 from tests.conftest import Golden
 from tests.spark.read.reading import Query

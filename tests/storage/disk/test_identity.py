@@ -314,17 +314,16 @@ def test_every_second_a_look(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(looks) == 1
         writer = stream._ensure_writable()
         end = writer.end
-        began = end.path_check_begun()
-        end.path_check_passed(began, 3600.0)
+        end.path_check_at = end.coarse_time() + 3600 * 10**9
         with monkeypatch.context() as patch:
             patch.setattr(writer, "prepare", None)
             for _ in range(100):
                 commit(stream, b"more")
         assert len(looks) == 1
-        end.path_check_passed(began, 0.0)  # the time has come
+        end.path_check_at = end.coarse_time()  # the time has come
         commit(stream, b"then")
         assert len(looks) == 2
-        assert not end.path_check_due
+        assert end.coarse_time() < end.path_check_at
         stream.sync()
         assert len(looks) == 3
 

@@ -27,7 +27,7 @@ from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.maintain import report as report_module
 from datastreamer.storage.maintain.check import examine, verify
 from datastreamer.storage.maintain.repair import repair
-from datastreamer.storage.maintain.sums import make_sums
+from datastreamer.storage.write.opening import make_sums
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,

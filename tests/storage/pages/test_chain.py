@@ -12,7 +12,7 @@ from datastreamer.errors import DamagedEntry, DamagedPage
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import Sources, repair
 from datastreamer.storage.maintain.snapshot import snapshot
-from datastreamer.storage.maintain.sums import make_sums
+from datastreamer.storage.write.opening import make_sums
 from tests.storage.made import FIRST, PAGE, page_sums
 from tests.storage.pages.test_keeping import eventually, fill, made, sidecar
 from tests.storage.pages.test_restore import FilePeer

@@ -19,7 +19,7 @@ from datastreamer.storage.disk.file_ops import File, OsDisk
 from datastreamer.storage.maintain import snapshot as module
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.snapshot import snapshot
-from datastreamer.storage.maintain.sums import make_sums
+from datastreamer.storage.write.opening import make_sums
 from tests.storage.made import (
     FIRST,
     LARGEST,

@@ -19,7 +19,8 @@ from datastreamer.errors import DamagedEntry, WriteFailed
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import repair
-from datastreamer.storage.maintain.sums import MadeSums, make_sums
+from datastreamer.storage.pages.completer import MadeSums
+from datastreamer.storage.write.opening import make_sums
 from tests.storage.made import (
     FIRST,
     PAGE,

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import ConnectFailed, DamagedEntry, DamagedPage
+from datastreamer.errors import ConnectFailed, DamagedEntry, DamagedPage, UnknownBookmark
 from datastreamer.format import Header
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
-from datastreamer.storage.maintain.sums import make_sums
 from datastreamer.storage.pages import restore, restore_open
 from datastreamer.storage.pages.restore import HealedPages
 from datastreamer.storage.read.range_sums import Sum
+from datastreamer.storage.write.opening import make_sums
 from tests.storage.made import (
     FIRST,
     PAGE,
@@ -856,11 +856,12 @@ def test_bookmarks_of_a_page_that_is_restored(whole: Path, tmp_path: Path) -> No
         # Whether it is there is not known.
         for key in (mark.data, b"nowhere"):
             with pytest.raises(DamagedEntry):
-                stream.find_bookmark(key)
+                stream.bookmark(key)
         assert stream.bookmark((0).to_bytes(8, "big")) == 0
         assert stream.parts.pages.heal(1, [FilePeer(whole)]) is not None
         assert stream.bookmark(mark.data) == mark.number
-        assert stream.find_bookmark(b"nowhere") is None
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"nowhere")
 
 
 @pytest.mark.parametrize("by", ["an operator", "a truncation"])
@@ -872,13 +873,14 @@ def test_bookmarks_of_a_page_that_is_no_longer_damaged(
     with DataStream.open(path) as stream:
         stream.bookmarks.wait()
         with pytest.raises(DamagedEntry):
-            stream.find_bookmark(b"nowhere")
+            stream.bookmark(b"nowhere")
         if by == "an operator":
             with path.open("r+b") as file:
                 file.seek(span(1).start)
                 file.write(whole.read_bytes()[span(1)])
         else:
             stream.truncate(5)
-        assert stream.find_bookmark(b"nowhere") is None
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"nowhere")
         last = max(it.number for it in scan_file(path) if it.type == 0xB0)
         assert stream.bookmark(last.to_bytes(8, "big")) == last

@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from datastreamer.errors import UnknownEntry
-from datastreamer.storage.read.range_hash import hash_range
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.stream import DataStream
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from datastreamer.errors import CorruptEntries, DamagedEntry
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.read.reader import Reader, doubt
+from datastreamer.storage.read.page_scan import doubt
+from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 from tests.storage.counted import HISTORY, Counted, open_reader
 from tests.storage.made import FIRST, PAGE, Scanned, header_of, make, scan_file

@@ -18,6 +18,7 @@ from datastreamer.errors import (
     OperationOpen,
     StreamClosed,
     StreamReadOnly,
+    UnknownBookmark,
     WriteFailed,
 )
 from datastreamer.storage.maintain.check import verify
@@ -41,7 +42,7 @@ def test_one_entry_an_operation(tmp_path: Path, sync: Sync, index: Any) -> None:
         for number in range(0, 30, 2):
             key = number.to_bytes(4, "big")
             assert stream.append(7, b"data", bookmark=key) == number + 1
-            assert stream.find_bookmark(key) == number
+            assert stream.bookmark(key) == number
             assert follower.refresh()
             assert follower.total_entries == number + 2
         assert stream.append(8, bytearray(b"x")) == 30
@@ -85,7 +86,8 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
         ]:
             with pytest.raises(error):
                 stream.append(*arguments, bookmark=bookmark)  # type: ignore[arg-type]
-            assert stream.find_bookmark(b"key") is None
+            with pytest.raises(UnknownBookmark):
+                stream.bookmark(b"key")
             assert stream.append(1, b"next") == stream.total_entries - 1
         with pytest.raises(BadEntryType):
             stream.append_many([1, BOOKMARK], [b"", b""], bookmark=b"key")
@@ -185,7 +187,8 @@ def test_a_full_disk(tmp_path: Path, sync: Sync) -> None:
         assert stream.total_entries == 1
         disk.faults.clear()
         assert stream.append(1, b"second") == 1
-        assert stream.find_bookmark(b"lost") is None
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"lost")
     assert items(path) == [(1, b"first"), (1, b"second")]
 
 

@@ -264,7 +264,7 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
         stream.add_entry(7, b"behind")
         writer = stream._ensure_writable()
         prepare = writer.prepare
-        writer.end.path_check_needed()
+        writer.end.path_check_at = 0
 
         def given_up_first(*args: Any) -> bool:
             def drop() -> None:

@@ -118,7 +118,7 @@ def test_the_index_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     caplog.clear()
     with DataStream.open(path, sync="os") as stream:
         assert stream.epoch == epoch + 1
-        assert stream.find_bookmark(b"key 7") == 14
+        assert stream.bookmark(b"key 7") == 14
     assert [each for each in caplog.messages if "rebuilt" in each] == []
 
 
