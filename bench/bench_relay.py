@@ -27,7 +27,8 @@ import trio
 from bench.bench_serving import SIZE, fill
 from bench.measure import Done, Latencies
 from datastreamer import BlockingClient, Relay, StreamServer, connect
-from datastreamer.protocol.messages import OK, Start, encode_command
+from datastreamer.protocol.commands import Start, encode_command
+from datastreamer.protocol.messages import OK
 
 HOPS = 3
 SYNC_BYTES = 64 << 20

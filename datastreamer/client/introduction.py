@@ -10,7 +10,9 @@ import logging
 from typing import Final
 
 from datastreamer.client.effects import Channel, Close, Now, Open, Receive, Send, Steps
-from datastreamer.protocol.authentication import Introduction
+from datastreamer.errors import refusal
+from datastreamer.format import RESULT_INVALID_COMMAND
+from datastreamer.protocol.publish.messages import AnswerParser, Done, Refusal
 from datastreamer.transport.connection_errors import answer_timeout
 
 _log = logging.getLogger(__name__)
@@ -39,17 +41,25 @@ def connecting(token_request: bytes, peer: str, seconds: float, server: int = 0)
 
 
 def _introduce(channel: Channel, token_request: bytes, peer: str, seconds: float) -> Steps[bool]:
-    """Send the token; whether the server supports tokens."""
-    introduction = Introduction(token_request, peer)
+    """Send the token. False if the server does not know the request; then the connection cannot be
+    used any more. Raises `NotAllowed` for a wrong token, and `ProtocolViolation`."""
+    answers = AnswerParser(peer)
     room = memoryview(bytearray(_RECEIVE_SIZE))
     try:
-        yield Send(channel, introduction.request, seconds)
+        yield Send(channel, token_request, seconds)
         until = (yield Now()) + seconds
         while (left := until - (yield Now())) > 0:
             count = yield Receive(channel, room, left)
-            accepted = introduction.receive(bytes(room[:count]))
-            if accepted is not None:
-                return accepted
+            if not count:
+                return False
+            answers.receive(room[:count])
+            answer = answers.next_answer(Done)
+            if isinstance(answer, Refusal):
+                if answer.number == RESULT_INVALID_COMMAND:
+                    return False
+                raise refusal(answer.number, answer.text, "to serve a client with this token")
+            if answer is not None:
+                return True
     except TimeoutError:
         pass
     raise answer_timeout(peer, seconds)

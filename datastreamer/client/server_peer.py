@@ -15,7 +15,8 @@ from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError, NoAnswer, PeerError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.following import SumsQuery
+from datastreamer.protocol.commands import SumsQuery
+from datastreamer.protocol.following import SumsFound
 from datastreamer.storage.read.range_sums import Sum
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class _SumsClient(BlockingClient):
         sums: list[Sum] = []
         while len(sums) < pages:
             query = SumsQuery(sums[-1][1] if sums else 0, pages - len(sums))
-            found = self._driver.run(self._engine.ask(exchanges.page_sums, query)).pages
+            found = self._driver.run(self._engine.ask(exchanges.ask, query, SumsFound)).pages
             if not found:
                 break
             sums += found

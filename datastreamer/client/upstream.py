@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from datastreamer.errors import UsageError
 from datastreamer.format import DEFAULT_PORT
-from datastreamer.protocol.authentication import token_request
+from datastreamer.protocol.commands import Authenticate, encode_command
 from datastreamer.transport.address import Address, parse_address
 from datastreamer.transport.endpoint import Endpoint, check_endpoint, endpoint_of
 
@@ -32,7 +32,7 @@ class Upstream:
         object.__setattr__(self, "host", address.host)
         object.__setattr__(self, "port", address.port)
         object.__setattr__(self, "tls", self.tls or address.tls)
-        token_request(0, self.token)
+        self._token_request(0)
 
     @property
     def name(self) -> str:
@@ -41,8 +41,14 @@ class Upstream:
 
     def endpoint(self, stream_type: int) -> Endpoint:
         """Where to connect to, with the request that its token makes."""
-        request = token_request(stream_type, self.token)
+        request = self._token_request(stream_type)
         return endpoint_of(self.host, self.port, self.tls, self.tls_server_name, request)
+
+    def _token_request(self, stream_type: int) -> bytes:
+        if self.token is None:
+            return b""
+        token = self.token.encode() if isinstance(self.token, str) else self.token
+        return encode_command(Authenticate(token), stream_type)
 
 
 ServerAddress: TypeAlias = str | Sequence[Upstream | tuple[str, int] | str]

@@ -54,7 +54,7 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.filter.compare import Remembered, compare, difference
+from datastreamer.protocol.filter.compare import compare, difference
 from datastreamer.protocol.history import Trail, different_stream
 from datastreamer.protocol.resume import Resumable, Rollback
 from datastreamer.protocol.retry import Backoff, Recovery, RetryPolicy
@@ -71,7 +71,7 @@ _RARER: Final = 60
 """A source that failed is retried after the longest wait of `backoff`; each further wait is twice
 as long, up to this many times the first: with `BACKOFF` 5 s to 5 minutes."""
 
-Compare: TypeAlias = Callable[[Remembered, int], Steps[int | None]]
+Compare: TypeAlias = Callable[[Trail, int], Steps[int | None]]
 """Finds the first entry before a number that a source has not as it is remembered."""
 
 
@@ -441,7 +441,7 @@ class _File(_SourceReader):
             while (batch := (yield InThread(next, (batches, None)))) is not None:
                 number = batch.next_number
                 trail.extend(batch)
-                yield from self._send_batch(batch, Position(number, trail.hashes, identity))
+                yield from self._send_batch(batch, trail.position(identity))
             if not self._options.follow:
                 return False
             while not stream.refresh():
@@ -449,7 +449,7 @@ class _File(_SourceReader):
             if stream.epoch != epoch or stream.total_entries < number:
                 return True
 
-    def _compare(self, stream: DataStream, trail: Remembered, until: int) -> Steps[int | None]:
+    def _compare(self, stream: DataStream, trail: Trail, until: int) -> Steps[int | None]:
         """The first entry before `until` that differs from the remembered ones; None if none."""
         batches = stream.batches(trail.first_number, until)
         while (batch := (yield InThread(next, (batches, None)))) is not None:

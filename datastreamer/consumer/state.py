@@ -17,7 +17,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DatastreamerError, HistoryChanged, StreamClosed
 from datastreamer.metrics.exposition import Samples
 from datastreamer.position import KEPT, Position
-from datastreamer.protocol.filter.compare import Remembered, trail_of
+from datastreamer.protocol.history import Trail
 from datastreamer.protocol.resume import Rollback
 from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.events import PayloadComplete
@@ -126,12 +126,12 @@ class Memory:
         self._source = source
         self._place = place
         self._always = always
-        self.trail: Remembered | None = None
+        self.trail: Trail | None = None
         self.start: Position | None = None
         if place is not None:
             self.start = place.read
             if always or place.position < place.read.next_entry:
-                self.trail = trail_of(place.read)
+                self.trail = Trail.of(place.read)
                 begin = min(place.position, _compared_from(self.trail))
                 self.start = Position(begin, b"", place.read.stream)
 
@@ -179,7 +179,7 @@ class Memory:
         return Rollback(differing, due, read)
 
 
-def _compared_from(trail: Remembered) -> int:
+def _compared_from(trail: Trail) -> int:
     """Where reading begins again after a comparison, so that the client remembers as much."""
     return max(trail.first_number, trail.next_number - KEPT)
 

@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from datastreamer.protocol.messages import HeaderQuery
+from datastreamer.protocol.commands import HeaderQuery
 
 Asked: TypeAlias = int | bytes | HeaderQuery
 

@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from datastreamer._entry cimport MAX_BOOKMARK_SIZE, get_u32, get_u64
 
 from datastreamer.format import COMMAND_BOOKMARK, COMMAND_ENTRY, COMMAND_HEADER
-from datastreamer.protocol.messages import HeaderQuery
+from datastreamer.protocol.commands import HeaderQuery
 
 cdef enum:
     HEAD = 16           # a command and the stream type

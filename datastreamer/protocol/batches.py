@@ -7,7 +7,6 @@ time.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,26 +34,23 @@ from datastreamer.format import (
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number, is_number
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.commands import (
+    BatchQuery,
+    CapabilitiesQuery,
+    EntryQuery,
+    FilteredRead,
+    HeaderQuery,
+    RangeQuery,
+)
 from datastreamer.protocol.events import (
     BatchReceived,
     EntriesReceived,
     EntryReceived,
-    Event,
-    FilteredBatchReceived,
     RangeReceived,
     ResultReceived,
 )
-from datastreamer.protocol.exchanges import Exchange, next_event, unexpected
-from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.protocol.messages import (
-    NO_EXTENSIONS,
-    BatchQuery,
-    Capabilities,
-    CapabilitiesQuery,
-    EntryQuery,
-    HeaderQuery,
-    RangeQuery,
-)
+from datastreamer.protocol.exchanges import Exchange, expect, next_event, unexpected
+from datastreamer.protocol.messages import NO_EXTENSIONS, Capabilities
 from datastreamer.selection.clauses import Selection, within
 
 REQUESTS: Final = 2
@@ -156,14 +152,8 @@ def read(connection: ClientConnection, wanted: Read) -> Exchange[EntryBatch]:
         wanted = replace(wanted, from_entry=number, max_count=count, max_bytes=size)
         batch = yield from _one_by_one(connection, wanted, at_end=number == total)
     else:
-        if where is None:
-            yield connection.request(BatchQuery(number, count, size, wait_ms))
-        else:
-            yield connection.request(FilteredRead(number, where, U64_MAX, count, size, wait_ms))
-        event = yield from next_event(connection)
-        if not isinstance(event, (BatchReceived, FilteredBatchReceived)):
-            raise unexpected(connection, event)
-        batch = event.batch
+        query = _query(number, where, U64_MAX, count, size, wait_ms)
+        batch = (yield from exchanges.ask(connection, query, BatchReceived)).batch
     return batch if wanted.where in (None, where) else batch.select(wanted.where)
 
 
@@ -207,10 +197,7 @@ def _one_by_one(
         queries = [EntryQuery(number + at) for at in range(count)]
         yield b"".join([connection.request(query) for query in queries])
         for _ in queries:
-            event = yield from next_event(connection)
-            if not isinstance(event, EntryReceived):
-                raise unexpected(connection, event)
-            entry = event.entry
+            entry = (yield from expect(connection, EntryReceived)).entry
             if ended or entry is None or (packed and size < _size(entry)):
                 ended = True
                 continue
@@ -254,19 +241,32 @@ class BatchLimits:
             )
 
 
-class LongReading(ABC):
-    """The part that `BatchReading` and `FilteredReading` have in common.
+class BatchReading:
+    """Reads entries in batches from `start` up to `stop`, or (None) up to the stream's total at
+    `begin`; streams them from a server that has no batches.
 
-    They read from `start` up to `stop`; without a `stop`, up to the stream's total at `begin`.
+    With `where`, only what it selects, from a server that can; batches have gaps then, and may be
+    empty.
     """
 
-    def __init__(self, start: int, stop: int | None, limits: BatchLimits) -> None:
+    def __init__(
+        self, start: int, stop: int | None, limits: BatchLimits, where: Selection | None = None
+    ) -> None:
         if stop is not None and stop < start:
             raise BadRange(f"the range {start} to {stop} ends before it begins")
         self.stop = stop
         self._limits = limits
-        self._next = start
+        self._where = where
         self._size = limits.max_bytes
+        # The next entry, the next one to request, and the start of the last request.
+        self._next = self._asked = self._last = start
+        # Entries per request while batches are full: then requests can be sent ahead. 0: send the
+        # next one only when an answer shows where it ends.
+        self._stride = limits.max_count if where is None else 0
+        self._epoch: int | None = None
+        self._streaming: exchanges.Streaming | None = None
+        # What was streamed and is not yet returned.
+        self._rest: EntryBatch | None = None
         self._stopping = False
         self._connection: ClientConnection
         # Called with the total that an empty answer reports; may raise.
@@ -283,63 +283,14 @@ class LongReading(ABC):
         if self.stop is None:
             self.stop = total
         self._size = bytes_to_ask_for(capabilities, self._limits.max_bytes)
-
-    @property
-    def _known_end(self) -> int:
-        """Entries before this one are known to exist, and are wanted."""
-        return min(self.stop or 0, self._connection.total_entries or 0)
-
-    @abstractmethod
-    def _ask_ahead(self) -> bytes:
-        """The next request, once the beginning of an answer shows where it will end; or b""."""
-
-    def _answer(self) -> Exchange[Event]:
-        connection = self._connection
-        while (event := connection.next_event()) is None:
-            yield self._ask_ahead() or None
-        if isinstance(event, ResultReceived) and event.number == RESULT_BAD_FROM_ENTRY:
-            raise ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
-        return event
-
-    def request_stop(self) -> bytes:
-        self._stopping = True
-        return b""
-
-    def end(self, limit: int | None) -> Exchange[bool]:
-        passed = 0
-        while self._connection.outstanding:
-            event = yield from next_event(self._connection)
-            if isinstance(event, (BatchReceived, FilteredBatchReceived)):
-                passed += event.batch.nbytes
-            if limit is not None and passed > limit:
-                return False
-        return True
-
-
-class BatchReading(LongReading):
-    """Reads entries in batches, or streams them from a server that has no batches."""
-
-    def __init__(self, start: int, stop: int | None, limits: BatchLimits) -> None:
-        super().__init__(start, stop, limits)
-        # The next entry to request, and the start of the last request.
-        self._asked = self._last = start
-        # Entries per request while batches are full: then requests can be sent ahead. 0: send the
-        # next one only when an answer shows where it ends.
-        self._stride = limits.max_count
-        self._streaming: exchanges.Streaming | None = None
-        # What was streamed and is not yet returned.
-        self._rest: EntryBatch | None = None
-
-    def begin(self, connection: ClientConnection) -> Exchange[None]:
-        yield from super().begin(connection)
-        capabilities = connection.capabilities or NO_EXTENSIONS
-        if not capabilities.batch_reads:
+        if self._where is None and not capabilities.batch_reads:
             self._streaming = exchanges.Streaming(self._next, self.stop)
             yield from self._streaming.begin(connection)
         elif self._stride > capabilities.max_batch_count > 0:
             self._stride = capabilities.max_batch_count
 
     def advance(self) -> Exchange[EntryBatch | None]:
+        connection = self._connection
         if self._streaming is not None:
             run = self._rest or (yield from self._streaming.advance())
             batch = run and self._within_limits(run)
@@ -348,16 +299,23 @@ class BatchReading(LongReading):
         assert self.stop is not None
         while self._next < self.stop and not self._stopping:
             yield self._ask(self.stop)
-            answer = yield from self._answer()
+            while (answer := connection.next_event()) is None:
+                yield self._ask_ahead(self.stop) or None
+            if isinstance(answer, ResultReceived) and answer.number == RESULT_BAD_FROM_ENTRY:
+                raise truncated(connection)
             if not isinstance(answer, BatchReceived):
-                raise unexpected(self._connection, answer)
+                raise unexpected(connection, answer)
             query, batch, total = answer.command, answer.batch, answer.total_entries
             if query.from_entry != self._next:
                 continue  # of no use after a short answer
+            if self._epoch not in (None, answer.epoch):
+                # Comparing the last entries after reconnecting shows which ones.
+                raise ConnectionLost(f"{connection.peer} truncated or changed entries meanwhile")
+            self._epoch = answer.epoch
             self._next = batch.next_number
             if self._next < min(query.from_entry + query.max_count, total):
                 self._stride = 0
-            if batch:
+            if batch.next_number > batch.first_number:
                 return batch
             self.on_nothing(total)
         return None
@@ -367,6 +325,11 @@ class BatchReading(LongReading):
         offsets, size = run.offsets, self._limits.max_bytes or run.nbytes
         fit = bisect_right(offsets, offsets[0] + size) - (size < run.nbytes)
         return run[: max(1, min(fit, self._limits.max_count or fit))]
+
+    @property
+    def _known_end(self) -> int:
+        """Entries before this one are known to exist, and are wanted."""
+        return min(self.stop or 0, self._connection.total_entries or 0)
 
     def _ask(self, stop: int) -> bytes:
         """The requests that may be sent now, for entries that are known to exist."""
@@ -383,9 +346,10 @@ class BatchReading(LongReading):
             sent.append(self._request(stop))
         return b"".join(sent)
 
-    def _ask_ahead(self) -> bytes:
-        connection, ahead, stop = self._connection, self._connection.batch_ahead, self.stop
-        if self._stride or stop is None or ahead is None or ahead >= self._known_end:
+    def _ask_ahead(self, stop: int) -> bytes:
+        """The next request, once the beginning of an answer shows where it will end; or b""."""
+        connection, ahead = self._connection, self._connection.batch_ahead
+        if self._stride or ahead is None or ahead >= self._known_end:
             return b""
         if self._limits.requests == 1 or connection.outstanding != 1 or self._last != self._next:
             return b""
@@ -393,20 +357,43 @@ class BatchReading(LongReading):
         return self._request(stop)
 
     def _request(self, stop: int, wait_ms: int = 0) -> bytes:
-        count = min(self._stride or self._limits.max_count or U32_MAX, stop - self._asked)
-        query = BatchQuery(self._asked, count, self._size, wait_ms)
-        self._last = self._asked
-        self._asked += count
+        most, number = self._limits.max_count, self._asked
+        if self._where is None:
+            most = min(self._stride or most or U32_MAX, stop - number)
+        self._last = number
+        self._asked += most
+        query = _query(number, self._where, stop, most, self._size, wait_ms)
         return self._connection.request(query)
 
     def request_stop(self) -> bytes:
-        super().request_stop()
+        self._stopping = True
         return b"" if self._streaming is None else self._streaming.request_stop()
 
     def end(self, limit: int | None) -> Exchange[bool]:
         if self._streaming is not None:
             return (yield from self._streaming.end(limit))
-        return (yield from super().end(limit))
+        passed = 0
+        while self._connection.outstanding:
+            event = yield from next_event(self._connection)
+            if isinstance(event, BatchReceived):
+                passed += event.batch.nbytes
+            if limit is not None and passed > limit:
+                return False
+        return True
+
+
+def _query(
+    number: int, where: Selection | None, stop: int, count: int, size: int, wait_ms: int
+) -> BatchQuery | FilteredRead:
+    if where is None:
+        return BatchQuery(number, count, size, wait_ms)
+    return FilteredRead(number, where, stop, count, size, wait_ms)
+
+
+def truncated(connection: ClientConnection) -> ConnectionLost:
+    """The exception for a stream that lost entries since the server reported its total: the next
+    attempt shows how many."""
+    return ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
 
 
 def past_the_end(number: int) -> ServerRefused:
@@ -428,19 +415,13 @@ class RangeReading:
         self._connection = connection
         if not (yield from probe(connection)).ranges:
             raise not_supported(connection, "ranges between bookmarks")
-        yield connection.request(self._query)
-        event = yield from next_event(connection)
-        if not isinstance(event, RangeReceived):
-            raise unexpected(connection, event)
-        self._last = event.last
+        self._last = (yield from exchanges.ask(connection, self._query, RangeReceived)).last
 
     def advance(self) -> Exchange[EntryBatch | None]:
         if self._last is None:
             return None
-        event = yield from next_event(self._connection)
-        if not isinstance(event, EntriesReceived):
-            raise unexpected(self._connection, event)
-        batch, self._begun, begun = event.batch, True, self._begun
+        batch = (yield from expect(self._connection, EntriesReceived)).batch
+        begun, self._begun = self._begun, True
         if not begun:
             exchanges.ensure_marked(self._connection, batch[0], self._query.first)
         if batch.next_number > self._last:

@@ -41,44 +41,43 @@ from datastreamer.format import (
     U32_MAX,
     Header,
 )
-from datastreamer.protocol.events import (
-    BatchReceived,
-    EntriesReceived,
-    EntryReceived,
-    Event,
-    FilteredBatchReceived,
-    PeerEnded,
-    RangeReceived,
-    ResultReceived,
-)
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import (
-    ChangeReceived,
-    FollowBegun,
-    FollowStart,
-    HashQuery,
-    RangeHash,
-    SumsFound,
-    SumsQuery,
-    decode_change,
-)
-from datastreamer.protocol.messages import (
-    NO_EXTENSIONS,
-    OK,
+from datastreamer.protocol.commands import (
     BatchQuery,
     BookmarkQuery,
-    Capabilities,
     CapabilitiesQuery,
     Command,
     CommitStart,
     EntryQuery,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    FollowStart,
+    HashQuery,
     HeaderQuery,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
+    SumsQuery,
     encode_command,
 )
+from datastreamer.protocol.events import (
+    BatchReceived,
+    EntriesReceived,
+    EntryReceived,
+    Event,
+    PeerEnded,
+    RangeReceived,
+    ResultReceived,
+)
+from datastreamer.protocol.following import (
+    ChangeReceived,
+    FollowBegun,
+    RangeHash,
+    SumsFound,
+    decode_change,
+)
+from datastreamer.protocol.messages import NO_EXTENSIONS, OK, Capabilities
 from datastreamer.protocol.packets import IN_PIECES, PACKETS, Packets
 from datastreamer.protocol.receiving import LARGE_BUFFER, STREAM_BUFFER
 
@@ -145,7 +144,6 @@ class ClientConnection(Packets):
 
     @property
     def outstanding(self) -> int:
-        """The number of requests without a complete answer."""
         return len(self._commands)
 
     @property
@@ -233,7 +231,6 @@ class ClientConnection(Packets):
     # Answers
 
     def _result(self, length: int) -> Event | None:
-        """The Result of the first command."""
         command: Any = self._commands[0]
         _, _, number = RESULT_HEAD_STRUCT.unpack_from(self._buffer, self._start)
         if number != RESULT_OK:
@@ -284,17 +281,13 @@ class ClientConnection(Packets):
         return value
 
     def _read(self, length: int) -> Event | None:
-        """The answer to a `BatchQuery` or a `FilteredRead`."""
         command: Any = self._commands[0]
         most = command.max_bytes or _MAX_BATCH_BYTES, command.max_count or U32_MAX
         framed = self._framed(command, length, command.from_entry, *most)
         if framed is None:
             return None
-        batch, total, epoch = framed
         self._answered_whole()
-        if type(command) is BatchQuery:
-            return BatchReceived(command, batch, total)
-        return FilteredBatchReceived(command, batch, total, epoch)
+        return BatchReceived(command, *framed)
 
     def _range_entries(self, _: int) -> Event | None:
         batch, last = self._run(), self._range_last
@@ -403,7 +396,6 @@ class ClientConnection(Packets):
         return begun
 
     def _change(self, length: int) -> Event:
-        """The report of a change of committed entries."""
         change: ChangeReceived = self._unpacked(length, decode_change)
         known, self.streamed.epoch = self.streamed.epoch, change.epoch
         if change.epoch <= known:

@@ -10,16 +10,16 @@ from typing import TypeAlias
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.format import Header
-from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash, SumsFound
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BatchQuery,
     BookmarkQuery,
-    Capabilities,
     Command,
     EntryQuery,
+    FilteredRead,
     RangeQuery,
 )
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash, SumsFound
+from datastreamer.protocol.messages import Capabilities
 
 
 @dataclass(slots=True)
@@ -53,21 +53,13 @@ class EntriesReceived:
 
 @dataclass(slots=True)
 class BatchReceived:
-    """The answer to a `BatchQuery`; empty only if `from_entry` is the total."""
+    """The answer to a `BatchQuery`, empty only if `from_entry` is the total; or to a
+    `FilteredRead`: the selected entries before `batch.next_number`, and the stream's epoch."""
 
-    command: BatchQuery
+    command: BatchQuery | FilteredRead
     batch: EntryBatch
     total_entries: int
-
-
-@dataclass(slots=True)
-class FilteredBatchReceived:
-    """The answer to a `FilteredRead`: the entries of the types before `batch.next_number`."""
-
-    command: FilteredRead
-    batch: EntryBatch
-    total_entries: int
-    epoch: int
+    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -92,7 +84,6 @@ Event: TypeAlias = (
     | EntriesReceived
     | Capabilities
     | BatchReceived
-    | FilteredBatchReceived
     | RangeReceived
     | FollowBegun
     | ChangeReceived

@@ -26,6 +26,20 @@ from datastreamer.errors import (
 from datastreamer.format import RESULT_OK, TYPE_NOT_FOUND, U64_MAX, Header
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.commands import (
+    BookmarkQuery,
+    Command,
+    CommitStart,
+    EntryQuery,
+    FilteredStart,
+    FilteredStartBookmark,
+    FollowStart,
+    HeaderQuery,
+    KnownHistory,
+    Start,
+    StartBookmark,
+    Stop,
+)
 from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
@@ -33,26 +47,7 @@ from datastreamer.protocol.events import (
     PeerEnded,
     ResultReceived,
 )
-from datastreamer.protocol.filter.messages import FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import (
-    ChangeReceived,
-    FollowBegun,
-    FollowStart,
-    HashQuery,
-    KnownHistory,
-    RangeHash,
-    SumsFound,
-    SumsQuery,
-)
-from datastreamer.protocol.messages import (
-    BookmarkQuery,
-    CommitStart,
-    EntryQuery,
-    HeaderQuery,
-    Start,
-    StartBookmark,
-    Stop,
-)
+from datastreamer.protocol.following import ChangeReceived, FollowBegun
 from datastreamer.selection.clauses import Selection
 
 T = TypeVar("T")
@@ -84,6 +79,20 @@ def next_event(connection: ClientConnection) -> Exchange[Event]:
     return event
 
 
+def expect(connection: ClientConnection, kind: type[T]) -> Exchange[T]:
+    """The next event, of this class. Raises as `next_event`, and for another one."""
+    event = yield from next_event(connection)
+    if not isinstance(event, kind):
+        raise unexpected(connection, event)
+    return event
+
+
+def ask(connection: ClientConnection, query: Command, kind: type[T]) -> Exchange[T]:
+    """The answer to a query, of this class."""
+    yield connection.request(query)
+    return (yield from expect(connection, kind))
+
+
 def unexpected(connection: ClientConnection, event: Event) -> PeerError:
     """The exception for an event other than the expected one."""
     closed = f"{connection.peer} closed the connection"
@@ -107,24 +116,14 @@ def unanswered(connection: ClientConnection, closed: str) -> ConnectionLost:
 
 
 def header(connection: ClientConnection) -> Exchange[Header]:
-    """Request the header."""
-    yield connection.request(HeaderQuery())
-    while (event := connection.next_event()) is None:
-        yield None
-    if not isinstance(event, Header):
-        raise unexpected(connection, event)
-    return event
+    return (yield from ask(connection, HeaderQuery(), Header))
 
 
 def entry(connection: ClientConnection, number: int) -> Exchange[Entry]:
     """Request one entry. Raises `UnknownEntry` if it does not exist."""
     total = -1
     while True:
-        yield connection.request(EntryQuery(number))
-        while (event := connection.next_event()) is None:
-            yield None
-        if not isinstance(event, EntryReceived):
-            raise unexpected(connection, event)
+        event = yield from ask(connection, EntryQuery(number), EntryReceived)
         if event.entry is not None:
             return event.entry
         before, total = total, (yield from header(connection)).total_entries
@@ -138,11 +137,7 @@ def entry(connection: ClientConnection, number: int) -> Exchange[Entry]:
 
 def bookmark(connection: ClientConnection, key: bytes) -> Exchange[Entry]:
     """Request the first event at or after a bookmark. Raises `UnknownBookmark` if there is none."""
-    yield connection.request(BookmarkQuery(key))
-    while (event := connection.next_event()) is None:
-        yield None
-    if not isinstance(event, EntryReceived):
-        raise unexpected(connection, event)
+    event = yield from ask(connection, BookmarkQuery(key), EntryReceived)
     if event.entry is None:
         # The answer is the same if the bookmark is the last entry of the stream.
         why = f"no bookmark 0x{key.hex()} in the stream, or no event follows it"
@@ -151,24 +146,6 @@ def bookmark(connection: ClientConnection, key: bytes) -> Exchange[Entry]:
         # The answer of some servers if only bookmarks follow.
         raise UnknownBookmark(key, f"no event follows bookmark 0x{key.hex()}")
     return event.entry
-
-
-def range_hash(connection: ClientConnection, wanted: HashQuery) -> Exchange[RangeHash]:
-    """Request a hash of entries, or of the first of them that the server's limits allow."""
-    yield connection.request(wanted)
-    event = yield from next_event(connection)
-    if not isinstance(event, RangeHash):
-        raise unexpected(connection, event)
-    return event
-
-
-def page_sums(connection: ClientConnection, wanted: SumsQuery) -> Exchange[SumsFound]:
-    """Request checksums of pages."""
-    yield connection.request(wanted)
-    event = yield from next_event(connection)
-    if not isinstance(event, SumsFound):
-        raise unexpected(connection, event)
-    return event
 
 
 def ensure_marked(connection: ClientConnection, found: Entry, key: bytes) -> None:
@@ -237,14 +214,7 @@ class Streaming:
         commits: bool = False,
         known: KnownHistory | None = None,
     ) -> None:
-        self._command: (
-            Start
-            | CommitStart
-            | FollowStart
-            | StartBookmark
-            | FilteredStart
-            | FilteredStartBookmark
-        )
+        self._command: Command
         if isinstance(start, int):
             self._command = Start(start) if where is None else FilteredStart(start, where)
             if commits:
@@ -277,15 +247,9 @@ class Streaming:
         self._connection = connection
         if self._complete:
             return
-        yield connection.request(self._command)
-        event = yield from next_event(connection)
-        if not isinstance(event, ResultReceived):
-            raise unexpected(connection, event)
+        yield from ask(connection, self._command, ResultReceived)
         if isinstance(self._command, FollowStart):
-            event = yield from next_event(connection)
-            if not isinstance(event, FollowBegun):
-                raise unexpected(connection, event)
-            self.begun = event
+            self.begun = yield from expect(connection, FollowBegun)
 
     @property
     def hungry(self) -> bool:

@@ -1,25 +1,20 @@
-"""Commands and packets by which a relay keeps its copy of a stream equal to its upstream's.
+"""Packets by which a relay keeps its copy of a stream equal to its upstream's.
 
-Owns their layout: a streaming that reports changes of committed entries, hashes of ranges, and the
-checksums of pages.
-Must not know which of them is allowed when (`server`, `client`).
+Owns their layout: reports of changes of committed entries, hashes of ranges, and the checksums of
+pages. Must not know which of them is allowed when (`server`, `client`).
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from datastreamer._codec import Entry, scan
-from datastreamer.errors import CorruptEntries, UsageError
+from datastreamer.errors import CorruptEntries
 from datastreamer.format import (
     CHANGE_SIZE,
     CHANGE_STRUCT,
-    COMMAND_FOLLOW_START,
-    COMMAND_PAGE_SUMS,
-    COMMAND_RANGE_HASH,
     ENTRY_HEAD_SIZE,
     FOLLOW_STRUCT,
     MAX_SUMS_PAGES,
@@ -31,72 +26,12 @@ from datastreamer.format import (
     PAGE_SUMS_STRUCT,
     RANGE_HASH_STRUCT,
     RANGE_SUM_STRUCT,
-    STREAM_ID_SIZE,
     TYPE_BOOKMARK,
     U64_MAX,
 )
+from datastreamer.protocol.commands import HashQuery, SumsQuery
 
 MAX_CHANGE_SIZE: Final = CHANGE_SIZE + PAGE_SIZE
-
-_PLAIN = struct.Struct(">QQ")
-_FOLLOW_START = struct.Struct(">Q16sQ")
-_RANGE_HASH = struct.Struct(">QQI")
-_PAGE_SUMS = struct.Struct(">QI")
-_LAYOUTS: Final = {
-    COMMAND_FOLLOW_START: _FOLLOW_START,
-    COMMAND_RANGE_HASH: _RANGE_HASH,
-    COMMAND_PAGE_SUMS: _PAGE_SUMS,
-}
-COMMANDS: Final = tuple(_LAYOUTS)
-
-
-class KnownHistory(NamedTuple):
-    """A state of a stream, by stream id and epoch; all entries of a copy are of this state."""
-
-    stream_id: bytes
-    epoch: int
-
-
-NOTHING_KNOWN: Final = KnownHistory(bytes(STREAM_ID_SIZE), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class FollowStart:
-    """A `CommitStart` that also reports each change of committed entries since `known`."""
-
-    from_entry: int
-    known: KnownHistory = NOTHING_KNOWN
-
-    def __str__(self) -> str:
-        return f"Start from entry {self.from_entry}, with changes since epoch {self.known.epoch}"
-
-
-@dataclass(frozen=True, slots=True)
-class HashQuery:
-    """Request a hash of the entries from `first` up to, not including, `end`, or of as many of
-    them as `max_bytes` allow (0: the server's limit)."""
-
-    first: int
-    end: int
-    max_bytes: int = 0
-
-    def __str__(self) -> str:
-        return f"a hash of entries {self.first} to {self.end - 1}"
-
-
-@dataclass(frozen=True, slots=True)
-class SumsQuery:
-    """Request the checksums of at most `max_pages` whole pages (0: the server's limit), from the
-    one on that holds entry `from_entry`, and that of the last page."""
-
-    from_entry: int
-    max_pages: int = 0
-
-    def __str__(self) -> str:
-        return f"checksums from entry {self.from_entry} on"
-
-
-FollowingCommand: TypeAlias = FollowStart | HashQuery | SumsQuery
 
 
 class Reports(IntEnum):
@@ -107,8 +42,7 @@ class Reports(IntEnum):
     NEVER = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FollowBegun:
+class FollowBegun(NamedTuple):
     """The first packet after the Result of a `FollowStart`.
 
     With `ALL`, the changes after epoch `since` up to `epoch` follow before any entry. With
@@ -122,9 +56,7 @@ class FollowBegun:
     epoch: int
 
     def pack(self) -> bytes:
-        return FOLLOW_STRUCT.pack(
-            PACKET_FOLLOW, FOLLOW_STRUCT.size, self.reports, self.stream_id, self.since, self.epoch
-        )
+        return FOLLOW_STRUCT.pack(PACKET_FOLLOW, FOLLOW_STRUCT.size, *self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> FollowBegun:
@@ -178,8 +110,7 @@ def decode_change(data: memoryview) -> ChangeReceived:
     return ChangeReceived(epoch, first, batch[0])
 
 
-@dataclass(frozen=True, slots=True)
-class RangeHash:
+class RangeHash(NamedTuple):
     """The xxh3 (128 bits) of the packed entries from `first` up to `end`, at `epoch`."""
 
     first: int
@@ -189,14 +120,7 @@ class RangeHash:
 
     def pack(self) -> bytes:
         """Encode the answer."""
-        return RANGE_HASH_STRUCT.pack(
-            PACKET_RANGE_HASH,
-            RANGE_HASH_STRUCT.size,
-            self.first,
-            self.end,
-            self.epoch,
-            self.digest,
-        )
+        return RANGE_HASH_STRUCT.pack(PACKET_RANGE_HASH, RANGE_HASH_STRUCT.size, *self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview, query: HashQuery) -> RangeHash:
@@ -235,7 +159,6 @@ class SumsFound:
         return self.pages if self.tail == NO_SUM else (*self.pages, self.tail)
 
     def pack(self) -> bytes:
-        """Encode the answer."""
         sums = [RANGE_SUM_STRUCT.pack(*each) for each in (*self.pages, self.tail)]
         count = len(self.pages)
         head = (PACKET_PAGE_SUMS, sums_size(count), self.stream_id, self.epoch, count)
@@ -268,34 +191,3 @@ def sums_size(count: int) -> int:
 
 
 MAX_SUMS_SIZE: Final = sums_size(MAX_SUMS_PAGES)
-
-
-def encode(command: FollowingCommand, stream_type: int) -> bytes:
-    """Encode a command. Raises `UsageError` for numbers that do not fit."""
-    try:
-        if isinstance(command, FollowStart):
-            parameters = _FOLLOW_START.pack(command.from_entry, *command.known)
-            return _PLAIN.pack(COMMAND_FOLLOW_START, stream_type) + parameters
-        if isinstance(command, SumsQuery):
-            parameters = _PAGE_SUMS.pack(command.from_entry, command.max_pages)
-            return _PLAIN.pack(COMMAND_PAGE_SUMS, stream_type) + parameters
-        parameters = _RANGE_HASH.pack(command.first, command.end, command.max_bytes)
-        return _PLAIN.pack(COMMAND_RANGE_HASH, stream_type) + parameters
-    except struct.error:
-        raise UsageError(
-            f"entry numbers and epochs must be 0 to 2**64 - 1, limits 0 to 2**32 - 1: {command}"
-        ) from None
-
-
-def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] | None:
-    """The command whose parameters begin at `at`, and where they end; None until complete."""
-    layout = _LAYOUTS[command]
-    end = at + layout.size
-    if len(data) < end:
-        return None
-    if command == COMMAND_FOLLOW_START:
-        from_entry, stream_id, epoch = layout.unpack_from(data, at)
-        return FollowStart(from_entry, KnownHistory(stream_id, epoch)), end
-    if command == COMMAND_PAGE_SUMS:
-        return SumsQuery(*layout.unpack_from(data, at)), end
-    return HashQuery(*layout.unpack_from(data, at)), end

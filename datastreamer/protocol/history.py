@@ -6,6 +6,9 @@ block has the same bytes), so the last 256 of a streaming are remembered.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import Final
 
 from xxhash import xxh3_64_digest
@@ -13,7 +16,7 @@ from xxhash import xxh3_64_digest
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import DifferentStream, HistoryChanged, UnknownEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, Header
-from datastreamer.position import HASH_SIZE, KEPT, Identity, Position
+from datastreamer.position import HASH_SIZE, KEPT, SPAN, Chosen, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange
@@ -24,53 +27,73 @@ HELD: Final = 8
 
 
 class Trail:
-    """The hashes of up to 256 entries before `next_number`."""
+    """The hashes of the last entries received before `next_number`: of up to `KEPT`, among the last
+    `SPAN` of all.
 
-    where: Selection | None = None
-    """The entries that are remembered; None: all."""
+    It claims that the entries from `first_number` on are these, and no others; with `where`, those
+    of the entries that this selects.
+    """
 
-    def __init__(self, next_number: int, hashes: bytes = b"") -> None:
+    def __init__(self, next_number: int, where: Selection | None = None) -> None:
         self.next_number = next_number
-        self._hashes = hashes
+        self.where = where
+        self._first = next_number
+        self._numbers: list[int] = []
+        self._hashes = b""
         # Hashed when needed: in a fast stream, the next batches replace them anyway.
         self._unhashed: list[EntryBatch] = []
 
     @classmethod
     def of(cls, position: Position) -> Trail:
-        """The trail of a position."""
-        return cls(position.next_entry, position.trail)
+        trail, chosen = cls(position.next_entry), position.chosen
+        trail._hashes = position.trail
+        if chosen is None:
+            trail._first -= len(position.trail) // HASH_SIZE
+            trail._numbers = list(range(trail._first, position.next_entry))
+        else:
+            trail.where, trail._first = chosen.where, chosen.first_entry
+            trail._numbers = list(chosen.numbers)
+        return trail
 
     def position(self, stream: Identity | None) -> Position:
         """The position after the remembered entries."""
-        return Position(self.next_number, self.hashes, stream)
-
-    def certain(self, differing: int) -> bool:
-        """Whether an entry before this one is remembered, and was therefore found to be equal."""
-        return differing > self.first_number
+        hashes, chosen = self.hashes, None
+        if self.where is not None:
+            chosen = Chosen(self.where, self._first, tuple(self._numbers))
+        return Position(self.next_number, hashes, stream, chosen)
 
     @property
     def hashes(self) -> bytes:
         """8 bytes per entry, oldest first."""
-        if self._unhashed:
-            found = b"".join([hashes_of(batch[-KEPT:]) for batch in self._unhashed])
-            self._hashes = (self._hashes + found)[-KEPT * HASH_SIZE :]
-            self._unhashed = []
+        self._hash_all()
         return self._hashes
 
     @property
     def first_number(self) -> int:
-        """The oldest remembered entry; `next_number` if there is none."""
-        return self.next_number - len(self.hashes) // HASH_SIZE
+        """The beginning of the remembered range of the stream; `next_number` if there is none."""
+        self._hash_all()
+        return self._first
+
+    def certain(self, differing: int) -> bool:
+        """Whether an entry before this one is remembered, and was therefore found to be equal."""
+        self._hash_all()
+        return bisect_left(self._numbers, differing) > 0
 
     def extend(self, batch: EntryBatch) -> None:
-        """Add the next entries. The batch and its buffer may be held until more are added."""
-        if len(batch) >= KEPT:
-            self._hashes, self._unhashed = b"", [batch]
-        else:
-            self._unhashed.append(batch)
-            if len(self._unhashed) > HELD:
-                self._reduce()
+        """Add the next entries, all of them selected. The batch and its buffer may be held until
+        more are added."""
         self.next_number = batch.next_number
+        if len(batch) >= KEPT:
+            self._begin_with([batch[-KEPT:]])
+            return
+        self._unhashed.append(batch)
+        if len(self._unhashed) > HELD:
+            self._reduce()
+
+    def _begin_with(self, batches: list[EntryBatch]) -> None:
+        """Forget what is before these."""
+        self._numbers, self._hashes, self._unhashed = [], b"", batches
+        self._first = batches[0].first_number
 
     def _reduce(self) -> None:
         """Drop the batches that later ones have replaced; hash all if there is none."""
@@ -78,36 +101,52 @@ class Trail:
         for at in range(len(self._unhashed) - 1, 0, -1):
             entries += len(self._unhashed[at])
             if entries >= KEPT:
-                self._hashes, self._unhashed = b"", self._unhashed[at:]
+                self._begin_with(self._unhashed[at:])
                 return
-        _ = self.hashes
+        self._hash_all()
+
+    def _hash_all(self) -> None:
+        for batch in self._unhashed:
+            self._numbers += batch.numbers
+            self._hashes += hashes_of(batch)
+        self._unhashed = []
+        first = self.next_number - SPAN
+        if len(self._numbers) > KEPT:
+            first = max(first, self._numbers[-KEPT])
+        if first > self._first:
+            at = bisect_left(self._numbers, first)
+            self._numbers, self._hashes = self._numbers[at:], self._hashes[at * HASH_SIZE :]
+            self._first = first
 
     def extended(self, batch: EntryBatch) -> Trail:
-        """A copy with these entries added."""
-        longer = Trail(self.next_number, self.hashes)
+        longer = Trail.of(self.position(None))
         longer.extend(batch)
         return longer
 
     def cut(self, number: int) -> None:
-        """Forget the entries from `number` on, which must be remembered."""
-        self._hashes = self.hashes[: (number - self.first_number) * HASH_SIZE]
-        self.next_number = number
+        """Forget the entries from `number` on."""
+        self._hash_all()
+        at = bisect_left(self._numbers, number)
+        self._numbers, self._hashes = self._numbers[:at], self._hashes[: at * HASH_SIZE]
+        self.next_number, self._first = number, min(self._first, number)
 
     def first_difference(self, batch: EntryBatch) -> int | None:
-        """The first entry of `batch` that differs from the remembered one; all must be
-        remembered."""
-        at = (batch.first_number - self.first_number) * HASH_SIZE
-        found = hashes_of(batch)
-        known = self.hashes[at : at + len(found)]
-        if found == known:
-            return None
-        places = range(0, len(found), HASH_SIZE)
-        differing = next(
-            place
-            for place in places
-            if found[place : place + HASH_SIZE] != known[place : place + HASH_SIZE]
+        """The first entry that differs in the range of `batch`: another one, a missing one or an
+        additional one. The range must be remembered, and the batch hold only selected entries."""
+        self._hash_all()
+        begin, end = (
+            bisect_left(self._numbers, number) for number in (batch.first_number, batch.next_number)
         )
-        return batch.first_number + differing // HASH_SIZE
+        known = _pairs(self._numbers[begin:end], self._hashes[begin * HASH_SIZE : end * HASH_SIZE])
+        for there, remembered in zip_longest(_pairs(batch.numbers, hashes_of(batch)), known):
+            if there != remembered:
+                return int(min(each[0] for each in (there, remembered) if each is not None))
+        return None
+
+
+def _pairs(numbers: Iterable[int], hashes: bytes) -> Iterator[tuple[int, bytes]]:
+    for at, number in enumerate(numbers):
+        yield number, hashes[at * HASH_SIZE : (at + 1) * HASH_SIZE]
 
 
 class LastRead:

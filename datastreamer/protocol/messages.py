@@ -1,31 +1,22 @@
-"""Commands and answers: as values, and as bytes.
+"""Answers as bytes, and what a server reports about itself.
 
-Owns the layout of every message that is not a streamed entry. Must not know sockets, or which
-message is allowed when (`server`, `client`).
+Owns the layout of a server's messages that are no streamed entries, except those for relays and
+publishers (`following`, `publish`). Must not know which of them is allowed when (`server`,
+`client`).
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from datastreamer.errors import UsageError
 from datastreamer.format import (
     BATCH_HEAD_SIZE,
     BATCH_HEAD_STRUCT,
     CAPABILITIES_REVISION,
     CAPABILITIES_STRUCT,
-    COMMAND_BATCH_READ,
-    COMMAND_BOOKMARK,
-    COMMAND_CAPABILITIES,
-    COMMAND_COMMIT_START,
-    COMMAND_ENTRY,
-    COMMAND_HEADER,
-    COMMAND_RANGE_BOOKMARK,
-    COMMAND_START,
-    COMMAND_START_BOOKMARK,
-    COMMAND_STOP,
+    CHOSEN_HEAD_SIZE,
+    CHOSEN_HEAD_STRUCT,
     COMMIT_STRUCT,
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
@@ -40,6 +31,7 @@ from datastreamer.format import (
     PACKET_ANSWER,
     PACKET_BATCH,
     PACKET_CAPABILITIES,
+    PACKET_CHOSEN,
     PACKET_COMMIT,
     PACKET_RESULT,
     RESULT_HEAD_SIZE,
@@ -48,143 +40,10 @@ from datastreamer.format import (
     RESULT_TEXTS,
     STREAM_ID_SIZE,
     TYPE_NOT_FOUND,
-    U32_MAX,
-    U64_MAX,
 )
-from datastreamer.protocol import following
-from datastreamer.protocol.arguments import check_key
-from datastreamer.protocol.filter import messages as filtering
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
 from datastreamer.selection.clauses import Selection
 
-_PLAIN = struct.Struct(">QQ")
-_NUMBERED = struct.Struct(">QQQ")
-_KEYED = struct.Struct(">QQI")
-_BATCH = struct.Struct(">QQQIII")
 _NUMBER = struct.Struct(">Q")
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Stream from entry `from_entry` on; the stream's total means the next entry."""
-
-    from_entry: int
-
-    def __str__(self) -> str:
-        return f"Start from entry {self.from_entry}"
-
-
-@dataclass(frozen=True, slots=True)
-class CommitStart:
-    """A `Start` that also reports where atomic operations end."""
-
-    from_entry: int
-
-    def __str__(self) -> str:
-        return f"Start from entry {self.from_entry}, with commits"
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the streaming; the connection stays open."""
-
-    def __str__(self) -> str:
-        return "Stop"
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderQuery:
-    """Request the header entry."""
-
-    def __str__(self) -> str:
-        return "Header"
-
-
-@dataclass(frozen=True, slots=True)
-class StartBookmark:
-    """Stream from a bookmark's entry on. `key` has 1 to 16 bytes."""
-
-    key: bytes
-
-    def __str__(self) -> str:
-        return f"Start from bookmark 0x{self.key.hex()}"
-
-
-@dataclass(frozen=True, slots=True)
-class EntryQuery:
-    """Request one entry by its number."""
-
-    number: int
-
-    def __str__(self) -> str:
-        return f"Entry {self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class BookmarkQuery:
-    """Request the first event at or after a bookmark. `key` has 1 to 16 bytes."""
-
-    key: bytes
-
-    def __str__(self) -> str:
-        return f"Bookmark 0x{self.key.hex()}"
-
-
-@dataclass(frozen=True, slots=True)
-class RangeQuery:
-    """Request the entries between two bookmarks, both included."""
-
-    first: bytes
-    last: bytes
-
-    def __str__(self) -> str:
-        return f"the range from bookmark 0x{self.first.hex()} to 0x{self.last.hex()}"
-
-
-@dataclass(frozen=True, slots=True)
-class CapabilitiesQuery:
-    """Ask which extensions the server has."""
-
-    def __str__(self) -> str:
-        return "Capabilities"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchQuery:
-    """Request entries from `from_entry` on, as many as the limits allow, or fewer.
-
-    With `max_count` 0 only `max_bytes` limits, with `max_bytes` 0 only the server's limit. If
-    there is no entry yet, the server waits up to `wait_ms` milliseconds for a commit.
-    """
-
-    from_entry: int
-    max_count: int = 0
-    max_bytes: int = 0
-    wait_ms: int = 0
-
-    def __str__(self) -> str:
-        return f"a batch from entry {self.from_entry}"
-
-
-Command: TypeAlias = (
-    Start
-    | CommitStart
-    | Stop
-    | HeaderQuery
-    | StartBookmark
-    | EntryQuery
-    | BookmarkQuery
-    | RangeQuery
-    | CapabilitiesQuery
-    | BatchQuery
-    | FilteredRead
-    | FilteredStart
-    | FilteredStartBookmark
-    | FollowStart
-    | HashQuery
-    | SumsQuery
-)
 
 
 class Capabilities(NamedTuple):
@@ -211,23 +70,14 @@ class Capabilities(NamedTuple):
 
     def pack(self) -> bytes:
         """The packet that follows the Result."""
-        return CAPABILITIES_STRUCT.pack(
-            PACKET_CAPABILITIES,
-            CAPABILITIES_STRUCT.size,
-            self.revision,
-            self.features,
-            self.stream_id,
-            self.epoch,
-            self.max_batch_count,
-            self.max_batch_bytes,
-        )
+        head = (PACKET_CAPABILITIES, CAPABILITIES_STRUCT.size, self.revision)
+        return CAPABILITIES_STRUCT.pack(*head, *self[:-1])
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Capabilities:
         """Decode a packet, ignoring what follows the known fields."""
         _, _, revision, *fields = CAPABILITIES_STRUCT.unpack_from(data)
-        features, stream_id, epoch, max_count, max_bytes = fields
-        return cls(features, stream_id, epoch, max_count, max_bytes, revision)
+        return cls(*fields)._replace(revision=revision)
 
     @property
     def ranges(self) -> bool:
@@ -274,62 +124,6 @@ NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
 """The capabilities of a server that does not know the question."""
 
 
-def encode_command(command: Command, stream_type: int) -> bytes:
-    """The request for `command`.
-
-    Raises `UsageError` for a number that does not fit, and `BadBookmark` for a key that is not 1
-    to 16 bytes.
-    """
-    match command:
-        case EntryQuery(number):
-            return _numbered(COMMAND_ENTRY, stream_type, number)
-        case BookmarkQuery(key):
-            return _keyed(COMMAND_BOOKMARK, stream_type, key)
-        case HeaderQuery():
-            return _PLAIN.pack(COMMAND_HEADER, stream_type)
-        case Start(from_entry):
-            return _numbered(COMMAND_START, stream_type, from_entry)
-        case CommitStart(from_entry):
-            return _numbered(COMMAND_COMMIT_START, stream_type, from_entry)
-        case StartBookmark(key):
-            return _keyed(COMMAND_START_BOOKMARK, stream_type, key)
-        case Stop():
-            return _PLAIN.pack(COMMAND_STOP, stream_type)
-        case BatchQuery():
-            return _batch_read(command, stream_type)
-        case RangeQuery(first, last):
-            second = _keyed(0, 0, last)[_PLAIN.size :]
-            return _keyed(COMMAND_RANGE_BOOKMARK, stream_type, first) + second
-        case CapabilitiesQuery():
-            return _PLAIN.pack(COMMAND_CAPABILITIES, stream_type)
-        case FilteredRead() | FilteredStart() | FilteredStartBookmark():
-            return filtering.encode(command, stream_type)
-        case FollowStart() | HashQuery() | SumsQuery():
-            return following.encode(command, stream_type)
-
-
-def _numbered(command: int, stream_type: int, number: int) -> bytes:
-    try:
-        return _NUMBERED.pack(command, stream_type, number)
-    except struct.error:
-        raise UsageError(f"entry numbers must be 0 to 2**64 - 1, not {number!r}") from None
-
-
-def _keyed(command: int, stream_type: int, key: bytes) -> bytes:
-    check_key(key)
-    return _KEYED.pack(command, stream_type, len(key)) + key
-
-
-def _batch_read(query: BatchQuery, stream_type: int) -> bytes:
-    number, limits = query.from_entry, (query.max_count, query.max_bytes, query.wait_ms)
-    if not 0 <= number <= U64_MAX:
-        raise UsageError(f"entry numbers must be 0 to 2**64 - 1, not {number}")
-    for what, value in zip(("count", "bytes", "milliseconds"), limits, strict=True):
-        if not 0 <= value <= U32_MAX:
-            raise UsageError(f"a batch's limit of {what} must be 0 to 2**32 - 1, not {value}")
-    return _BATCH.pack(COMMAND_BATCH_READ, stream_type, number, *limits)
-
-
 def _result(number: int, text: str) -> bytes:
     encoded = text.encode("ascii")
     return RESULT_HEAD_STRUCT.pack(PACKET_RESULT, RESULT_HEAD_SIZE + len(encoded), number) + encoded
@@ -356,6 +150,14 @@ def encode_batch_head(count: int, first_entry: int, total_entries: int, size: in
     return OK + BATCH_HEAD_STRUCT.pack(
         PACKET_BATCH, BATCH_HEAD_SIZE + size, count, first_entry, total_entries
     )
+
+
+def encode_chosen_head(
+    count: int, first_entry: int, next_entry: int, total_entries: int, epoch: int, size: int
+) -> bytes:
+    """The head of a frame of selected entries; these, `size` bytes, follow."""
+    place = (first_entry, next_entry, total_entries, epoch)
+    return CHOSEN_HEAD_STRUCT.pack(PACKET_CHOSEN, CHOSEN_HEAD_SIZE + size, count, *place)
 
 
 def encode_range_head(last: int) -> bytes:

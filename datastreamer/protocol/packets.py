@@ -42,8 +42,8 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
+from datastreamer.protocol.commands import BatchQuery
 from datastreamer.protocol.following import MAX_CHANGE_SIZE, MAX_SUMS_SIZE
-from datastreamer.protocol.messages import BatchQuery
 from datastreamer.protocol.receiving import Receiving
 
 # The longest known text has 17 bytes.

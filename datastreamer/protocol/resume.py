@@ -29,21 +29,17 @@ from datastreamer.format import Header
 from datastreamer.position import HASH_SIZE, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
-from datastreamer.protocol.batches import BatchLimits, BatchReading, probe
+from datastreamer.protocol.batches import BatchLimits, BatchReading, probe, truncated
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.commands import KnownHistory
 from datastreamer.protocol.exchanges import Exchange, Streaming
 from datastreamer.protocol.filter.compare import (
     Reading,
-    Remembered,
     compare,
     difference,
     filter_of,
-    trail_of,
-    truncated,
 )
-from datastreamer.protocol.filter.history import FilteredTrail
-from datastreamer.protocol.filter.reads import FilteredReading
-from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
+from datastreamer.protocol.following import ChangeReceived, FollowBegun
 from datastreamer.protocol.history import Trail, different_stream
 from datastreamer.selection.clauses import Selection
 
@@ -111,7 +107,7 @@ class Resumable:
         self._commits = commits
         self._known = known
         self._stream: Identity | None = None
-        self._trail: Remembered | None = None
+        self._trail: Trail | None = None
         # What the server of this connection selects; None: it sends all.
         self._filter: Selection | None = None
         # The first entry ever requested; None if entries before it are remembered too.
@@ -138,7 +134,7 @@ class Resumable:
 
     def go_on_from(self, position: Position) -> None:
         """Begin at a saved position instead of the start."""
-        self._trail = trail_of(position)
+        self._trail = Trail.of(position)
         self._stream = position.stream
         self._careful = True
         if not position.trail and position.chosen is None:
@@ -215,7 +211,7 @@ class Resumable:
                 return
         self._streaming = yield from self._begin(connection, self._start)
         if isinstance(self._start, int):
-            self._trail = self._new_trail(self._start)
+            self._trail = Trail(self._start, self._filter)
             self._origin = self._start
 
     def _ask_why(self, connection: ClientConnection, due: int, total: int) -> Exchange[None]:
@@ -233,9 +229,6 @@ class Resumable:
             except (UnknownEntry, ServerRefused):
                 pass
 
-    def _new_trail(self, number: int) -> Remembered:
-        return Trail(number) if self._filter is None else FilteredTrail(self._filter, number)
-
     def _begin(self, connection: ClientConnection, start: int | bytes) -> Exchange[Reading]:
         self._note_total(connection)
         if self._batched is None or not isinstance(start, int):
@@ -247,11 +240,7 @@ class Resumable:
             streaming = Streaming(start, self._stop, self._filter, commits=commits, known=known)
             yield from streaming.begin(connection)
             return streaming
-        reading: BatchReading | FilteredReading
-        if self._filter is None:
-            reading = BatchReading(start, self._stop, self._batched)
-        else:
-            reading = FilteredReading(start, self._stop, self._batched, self._filter)
+        reading = BatchReading(start, self._stop, self._batched, self._filter)
         yield from reading.begin(connection)
         self._stop = reading.stop
         self._note_total(connection)
@@ -317,7 +306,7 @@ class Resumable:
         if self._trail is None:
             if isinstance(self._start, bytes) and self._filter is None:
                 exchanges.ensure_marked(self._connection, batch[0], self._start)
-            self._trail = self._new_trail(batch.first_number)
+            self._trail = Trail(batch.first_number, self._filter)
             self._origin = batch.first_number
         self._handed = batch
         return self._wanted(batch)
@@ -342,9 +331,7 @@ class Resumable:
         elif found != self._stream:
             raise different_stream(peer, self._stream, header, self.next_number or 0)
 
-    def _rejoin(
-        self, connection: ClientConnection, trail: Remembered, header: Header
-    ) -> Exchange[None]:
+    def _rejoin(self, connection: ClientConnection, trail: Trail, header: Header) -> Exchange[None]:
         """Request the remembered entries again, compare them, and continue after them."""
         first, due, total = trail.first_number, trail.next_number, header.total_entries
         if total < due and self.may_lag and connection.peer != self._holder:
@@ -355,7 +342,7 @@ class Resumable:
         rest, differing = None, None
         # If the remembered entries are of another selection, they are read separately.
         apart = trail.where != self._filter
-        fresh = self._new_trail(first)
+        fresh = Trail(first, self._filter)
         if apart:
             differing = yield from compare(connection, trail, common, fresh)
         else:
@@ -384,7 +371,7 @@ class Resumable:
         if apart:
             go_on = common if differing is None else differing
             if fresh.next_number != go_on:
-                fresh = self._new_trail(go_on)
+                fresh = Trail(go_on, self._filter)
             reading = yield from self._begin(connection, go_on)
             self._trail = fresh
         if rest is not None and rest.next_number == rest.first_number:
@@ -392,7 +379,7 @@ class Resumable:
         self._streaming, self._ahead = reading, rest
 
     def _changed(
-        self, peer: str, trail: Remembered, total: int, differing: int | None
+        self, peer: str, trail: Trail, total: int, differing: int | None
     ) -> HistoryChanged:
         due, first = trail.next_number, trail.first_number
         if differing is None:

@@ -143,7 +143,6 @@ class BatchCall:
         return max(0.0, self._until - self._now())
 
     def read(self, connection: ClientConnection) -> Exchange[EntryBatch]:
-        """The next request."""
         wanted = replace(self._wanted, wait_ms=wait_ms(self.left))
         batch = yield from read(connection, wanted)
         if self._first is None:

@@ -10,46 +10,29 @@ first 16 bytes; a bookmark's length as soon as it has arrived.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from datastreamer.format import (
     COMMAND_AUTHENTICATE,
-    COMMAND_BATCH_READ,
-    COMMAND_BOOKMARK,
-    COMMAND_CAPABILITIES,
-    COMMAND_COMMIT_START,
-    COMMAND_ENTRY,
     COMMAND_HEAD_SIZE,
-    COMMAND_HEADER,
     COMMAND_PUBLISH,
     COMMAND_PUBLISH_WHERE,
-    COMMAND_RANGE_BOOKMARK,
-    COMMAND_START,
     COMMAND_STOP,
-    MAX_BOOKMARK_SIZE,
     RESULT_ALREADY_STARTED,
     RESULT_ALREADY_STOPPED,
     RESULT_INVALID_COMMAND,
     RESULT_NO_LEASE,
 )
-from datastreamer.protocol import following
 from datastreamer.protocol._queries import queries_in
-from datastreamer.protocol.authentication import Authenticate, decode_authenticate
-from datastreamer.protocol.filter import messages as filtering
-from datastreamer.protocol.messages import (
-    BatchQuery,
+from datastreamer.protocol.commands import (
+    LAYOUTS,
     BookmarkQuery,
-    CapabilitiesQuery,
     Command,
-    CommitStart,
     EntryQuery,
     HeaderQuery,
-    RangeQuery,
-    Start,
-    StartBookmark,
     Stop,
+    decode_command,
 )
 from datastreamer.protocol.publish.messages import PublishQuery, Wrong, decode_publish
 
@@ -57,24 +40,8 @@ if TYPE_CHECKING:
     from datastreamer.protocol._queries import Asked
 
 _HEAD: Final = struct.Struct(">QQ")
-_NUMBER: Final = struct.Struct(">Q")
-_LENGTH: Final = struct.Struct(">I")
-_BATCH: Final = struct.Struct(">QIII")
 # The first bytes of TLS, of any version since SSL 3.
 _TLS_RECORD: Final = b"\x16\x03"
-_NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
-_KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
-_BATCH_SIZE: Final = COMMAND_HEAD_SIZE + _BATCH.size
-_NUMBERED: Final[dict[int, Callable[[int], Start | CommitStart]]] = {
-    COMMAND_START: Start,
-    COMMAND_COMMIT_START: CommitStart,
-}
-_FREQUENT: Final = (COMMAND_HEADER, COMMAND_ENTRY, COMMAND_BOOKMARK)
-_EXTENSIONS: Final = (
-    *(COMMAND_BATCH_READ, COMMAND_CAPABILITIES, COMMAND_COMMIT_START),
-    *filtering.COMMANDS,
-    *following.COMMANDS,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +66,9 @@ class End:
     """The client closed its sending side: close the connection."""
 
 
-Event: TypeAlias = Command | PublishQuery | Authenticate | Refuse | Drop | End
+Event: TypeAlias = Command | PublishQuery | Refuse | Drop | End
 
 _STOP: Final = Stop()
-_CAPABILITIES: Final = CapabilitiesQuery()
 _END: Final = End()
 _REFUSE_STARTED: Final = Refuse(RESULT_ALREADY_STARTED, close=True)
 _REFUSE_STOPPED: Final = Refuse(RESULT_ALREADY_STOPPED, close=True)
@@ -214,53 +180,13 @@ class ServerConnection:
             return _STOP
         if self._publishing and COMMAND_PUBLISH <= command <= COMMAND_PUBLISH_WHERE:
             return self._publish(command)
-        if self._authenticating and command == COMMAND_AUTHENTICATE:
-            if self.streaming:
-                return self._refuse(_REFUSE_STARTED)
-            return self._parsed(decode_authenticate)
-        known = COMMAND_START <= command <= COMMAND_RANGE_BOOKMARK
-        if not known and command not in _EXTENSIONS:
+        if command not in LAYOUTS or (command == COMMAND_AUTHENTICATE and not self._authenticating):
             self._at = at + COMMAND_HEAD_SIZE
             return _REFUSE_COMMAND
         if self.streaming:
             return self._refuse(_REFUSE_STARTED)
-        if command in _FREQUENT:
-            found, self._at = queries_in(buffer, at, stream_type, 1)
-            if found:
-                return query_of(found[0])
-            if command == COMMAND_ENTRY:
-                return self._wait()
-            unfinished = self._key(at + COMMAND_HEAD_SIZE)
-            assert not isinstance(unfinished, bytes)
-            return unfinished
-        if command in _NUMBERED:
-            if have < _NUMBERED_SIZE:
-                return self._wait()
-            (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
-            self._at = at + _NUMBERED_SIZE
-            return _NUMBERED[command](number)
-        if command == COMMAND_BATCH_READ:
-            if have < _BATCH_SIZE:
-                return self._wait()
-            self._at = at + _BATCH_SIZE
-            return BatchQuery(*_BATCH.unpack_from(buffer, at + COMMAND_HEAD_SIZE))
-        if command == COMMAND_CAPABILITIES:
-            self._at = at + COMMAND_HEAD_SIZE
-            return _CAPABILITIES
-        if command == COMMAND_RANGE_BOOKMARK:
-            return self._range()
-        if command in filtering.COMMANDS:
-            return self._parsed(filtering.decode, command)
-        if command in following.COMMANDS:
-            return self._parsed(following.decode, command)
-        return self._start_bookmark()
-
-    def _parsed(
-        self, decode: Callable[..., tuple[Event, int] | None], *arguments: Any
-    ) -> Event | None:
-        """The command whose parameters `decode` finds after the head."""
         try:
-            found = decode(*arguments, self._buffer, self._at + COMMAND_HEAD_SIZE)
+            found = decode_command(command, buffer, at + COMMAND_HEAD_SIZE)
         except ValueError as error:
             return self._drop(str(error))
         if found is None:
@@ -286,35 +212,6 @@ class ServerConnection:
         left = self._buffer[self._at :]
         self._close()
         return left
-
-    def _start_bookmark(self) -> Event | None:
-        key = self._key(self._at + COMMAND_HEAD_SIZE)
-        if not isinstance(key, bytes):
-            return key
-        self._at += _KEYED_SIZE + len(key)
-        return StartBookmark(key)
-
-    def _range(self) -> Event | None:
-        first = self._key(self._at + COMMAND_HEAD_SIZE)
-        if not isinstance(first, bytes):
-            return first
-        last = self._key(self._at + _KEYED_SIZE + len(first))
-        if not isinstance(last, bytes):
-            return last
-        self._at += _KEYED_SIZE + len(first) + _LENGTH.size + len(last)
-        return RangeQuery(first, last)
-
-    def _key(self, at: int) -> bytes | Event | None:
-        """The bookmark whose length is at `at`, or what to do instead."""
-        start = at + _LENGTH.size
-        if len(self._buffer) < start:
-            return self._wait()
-        (length,) = _LENGTH.unpack_from(self._buffer, at)
-        if not 1 <= length <= MAX_BOOKMARK_SIZE:
-            return self._drop(f"a bookmark of {length} bytes, not 1 to {MAX_BOOKMARK_SIZE}")
-        if len(self._buffer) < start + length:
-            return self._wait()
-        return self._buffer[start : start + length]
 
     def _wait(self) -> Event | None:
         if not self._ended or self._closed:

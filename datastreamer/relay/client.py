@@ -19,15 +19,8 @@ from datastreamer.client.trio_driver import trio_driver_to
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import PeerError
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.following import (
-    ChangeReceived,
-    FollowBegun,
-    HashQuery,
-    KnownHistory,
-    RangeHash,
-    SumsFound,
-    SumsQuery,
-)
+from datastreamer.protocol.commands import HashQuery, KnownHistory, SumsQuery
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash, SumsFound
 from datastreamer.protocol.resume import Resumable
 from datastreamer.transport.listeners import leads_to
 
@@ -89,7 +82,7 @@ class RelayClient(Client):
         entry `first`, and `EntriesDamaged` if they do not match the server's checksums.
         """
         query = HashQuery(first, end, max_bytes)
-        return await self._driver.run(self._engine.ask(exchanges.range_hash, query))
+        return await self._driver.run(self._engine.ask(exchanges.ask, query, RangeHash))
 
     async def page_sums(self, from_entry: int) -> SumsFound:
         """The checksums of the server's pages from the one on that holds entry `from_entry`, up to
@@ -98,7 +91,8 @@ class RelayClient(Client):
         For servers whose capabilities include `page_sums`. Raises `BadFromEntry` if the stream ends
         before `from_entry`.
         """
-        return await self._driver.run(self._engine.ask(exchanges.page_sums, SumsQuery(from_entry)))
+        query = SumsQuery(from_entry)
+        return await self._driver.run(self._engine.ask(exchanges.ask, query, SumsFound))
 
     def _batches(self, iteration: Iteration[EntryBatch]) -> RelayBatches:
         return RelayBatches(self._driver, iteration)

@@ -30,13 +30,8 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.following import (
-    NOTHING_KNOWN,
-    ChangeReceived,
-    FollowBegun,
-    KnownHistory,
-    Reports,
-)
+from datastreamer.protocol.commands import NOTHING_KNOWN, KnownHistory
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, Reports
 from datastreamer.relay.apply_changes import (
     ChangeApplier,
     ensure_whole,

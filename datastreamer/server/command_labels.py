@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BatchQuery,
     BookmarkQuery,
     CapabilitiesQuery,
     CommitStart,
     EntryQuery,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    FollowStart,
+    HashQuery,
     HeaderQuery,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
+    SumsQuery,
 )
 
 ENTRY: Final = "entry"

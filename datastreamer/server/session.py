@@ -18,17 +18,13 @@ from datastreamer.errors import DamagedFile, DamagedPage, DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.protocol import messages
-from datastreamer.protocol.authentication import Authenticate
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery, SumsQuery
-from datastreamer.protocol.messages import (
-    BatchQuery,
-    BookmarkQuery,
-    CapabilitiesQuery,
+from datastreamer.protocol.commands import (
+    Authenticate,
     CommitStart,
     EntryQuery,
-    HeaderQuery,
-    RangeQuery,
+    FilteredStart,
+    FilteredStartBookmark,
+    FollowStart,
     Start,
     StartBookmark,
     Stop,
@@ -40,7 +36,7 @@ from datastreamer.server.admission.client_proof import ClientProof
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
-from datastreamer.server.answers.long_answers import LongAnswers
+from datastreamer.server.answers.long_answers import LongAnswers, LongQuery
 from datastreamer.server.answers.queries import AnyStart, QueryAnswers
 from datastreamer.server.command_labels import AUTHENTICATE, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
@@ -67,9 +63,6 @@ REFUSED: Final = "refused"
 CHANGED: Final = "changed"
 FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
-
-_QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
-_LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery, SumsQuery)
 
 
 class Activity:
@@ -179,7 +172,6 @@ class Session:
 
     @property
     def blocked(self) -> bool:
-        """Whether bytes wait for room in the client's socket."""
         return self._output.blocked
 
     @property
@@ -225,7 +217,6 @@ class Session:
             self._nursery.start_soon(self._end_beside_reader)
 
     def _end_fields(self, reason: str) -> dict[str, object]:
-        """Fields of the log record of the end."""
         at = self.sender.cursor.number if self.sender.streaming else None
         return {"peer": self.transport.peer, "reason": reason, "entry": at}
 
@@ -336,17 +327,17 @@ class Session:
         if isinstance(event, Authenticate):
             return await self._authenticate(event)
         self._counts.commands[KINDS[type(event)]] += 1
-        if isinstance(event, _QUESTIONS):
-            await answers.answer(event)
-        elif isinstance(event, _LONG_QUERIES):
+        if isinstance(event, LongQuery):
             refusal = await self._long_answers.send(nursery, event)
             if refusal is not None:
                 await self._refuse(refusal)
+        elif isinstance(event, AnyStart):
+            await self._start(nursery, event)
         elif isinstance(event, Stop):
             await self.sender.end_with(messages.OK)
             self.protocol.stopped()
         else:
-            await self._start(nursery, event)
+            await answers.answer(event)
         return False
 
     async def _limit_rate(self, pace: Pace) -> None:
@@ -381,7 +372,6 @@ class Session:
     # Authentication.
 
     async def _authenticate(self, command: Authenticate) -> bool:
-        """Check a client's token; True if the connection ends with it."""
         self._counts.commands[AUTHENTICATE] += 1
         if self.answers:
             await self.answers.send()
@@ -450,7 +440,6 @@ class Session:
         return True
 
     async def _refuse_or_end(self, event: Refuse | Drop | End) -> bool:
-        """True if the connection ends with it."""
         if isinstance(event, Refuse):
             _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
             return await self._refuse(event)

@@ -23,7 +23,7 @@ import pytest
 from datastreamer import aio
 from datastreamer._codec import Entry
 from datastreamer.errors import ConnectFailed, ConnectionLost, StreamClosed, TLSFailed, UsageError
-from datastreamer.protocol.messages import EntryQuery, HeaderQuery, Start
+from datastreamer.protocol.commands import EntryQuery, HeaderQuery, Start
 from datastreamer.protocol.retry import Backoff
 from datastreamer.service.embedded import StreamServer
 from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio

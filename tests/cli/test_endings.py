@@ -20,7 +20,7 @@ from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.source import open_source
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import Header
-from datastreamer.protocol.messages import Stop
+from datastreamer.protocol.commands import Stop
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke

@@ -25,7 +25,7 @@ from datastreamer.errors import (
     NotSupported,
     UnknownEntry,
 )
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BatchQuery,
     CapabilitiesQuery,
     EntryQuery,

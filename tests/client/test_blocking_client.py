@@ -24,7 +24,7 @@ from datastreamer.errors import (
     StreamClosed,
     UsageError,
 )
-from datastreamer.protocol.messages import EntryQuery, HeaderQuery
+from datastreamer.protocol.commands import EntryQuery, HeaderQuery
 from datastreamer.protocol.retry import Backoff
 from datastreamer.service.embedded import StreamServer
 from datastreamer.transport.tls import ServerTLS

@@ -25,14 +25,8 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import TYPE_BOOKMARK, Header
-from datastreamer.protocol.messages import (
-    OK,
-    Capabilities,
-    EntryQuery,
-    HeaderQuery,
-    RangeQuery,
-    Start,
-)
+from datastreamer.protocol.commands import EntryQuery, HeaderQuery, RangeQuery, Start
+from datastreamer.protocol.messages import OK, Capabilities
 from tests.network.proxy import NONE, End, Fault, FaultyServer
 from tests.network.stub import Stub, StubServer, handler, key, sample
 from tests.network.wired import listed

@@ -11,8 +11,8 @@ from datastreamer._codec import Entry
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import CursorFailed, HistoryChanged, UsageError
 from datastreamer.position import Identity, Position
+from datastreamer.protocol.commands import HeaderQuery, Start
 from datastreamer.protocol.history import Trail
-from datastreamer.protocol.messages import HeaderQuery, Start
 from datastreamer.protocol.resume import Rollback
 from datastreamer.storage.cursors import FileCursor
 from tests.client.test_faults import client_behind

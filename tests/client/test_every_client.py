@@ -26,7 +26,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import Header
-from datastreamer.protocol.messages import EntryQuery, Start, Stop
+from datastreamer.protocol.commands import EntryQuery, Start, Stop
 from datastreamer.service.embedded import StreamServer
 from tests.network.drivers import client_of_kind, kinds
 from tests.network.stub import Stub, StubServer, handler, key, sample

@@ -24,7 +24,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.position import Position
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BatchQuery,
     CapabilitiesQuery,
     EntryQuery,

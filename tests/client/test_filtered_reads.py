@@ -24,8 +24,13 @@ from datastreamer.errors import (
     ProtocolViolation,
 )
 from datastreamer.position import Position
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.messages import CapabilitiesQuery, Start
+from datastreamer.protocol.commands import (
+    CapabilitiesQuery,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    Start,
+)
 from datastreamer.protocol.resume import Rollback
 from datastreamer.storage.stream import DataStream
 from tests.client.test_batch_reads import SOON, Trio, asked, kinds, opened

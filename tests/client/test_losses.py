@@ -19,7 +19,7 @@ from datastreamer.errors import (
     ProtocolViolation,
     StreamClosed,
 )
-from datastreamer.protocol.messages import EntryQuery, HeaderQuery, Start, Stop
+from datastreamer.protocol.commands import EntryQuery, HeaderQuery, Start, Stop
 from tests.network.stub import Stub, sample, serve_stream
 from tests.network.wired import client_of, client_over, gather, listed
 

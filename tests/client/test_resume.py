@@ -25,13 +25,8 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import Position
-from datastreamer.protocol.messages import (
-    OK,
-    EntryQuery,
-    HeaderQuery,
-    Start,
-    StartBookmark,
-)
+from datastreamer.protocol.commands import EntryQuery, HeaderQuery, Start, StartBookmark
+from datastreamer.protocol.messages import OK
 from datastreamer.protocol.resume import Rollback
 from datastreamer.protocol.retry import UNANSWERED_LIMIT, Backoff
 from tests.client.test_faults import Faulty, client_behind

@@ -17,7 +17,7 @@ from datastreamer.errors import (
     HistoryChanged,
     ProtocolViolation,
 )
-from datastreamer.protocol.messages import HeaderQuery, Start
+from datastreamer.protocol.commands import HeaderQuery, Start
 from datastreamer.protocol.resume import Rollback
 from datastreamer.protocol.retry import Backoff
 from datastreamer.transport.trio_channel import SocketChannel

@@ -15,8 +15,7 @@ import trio
 from datastreamer._codec import Entry
 from datastreamer.errors import ProtocolViolation, UsageError
 from datastreamer.position import Position
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart
-from datastreamer.protocol.messages import CapabilitiesQuery, Start
+from datastreamer.protocol.commands import CapabilitiesQuery, FilteredRead, FilteredStart, Start
 from datastreamer.protocol.resume import Rollback
 from datastreamer.selection.clauses import Clause, Where, selected, within
 from datastreamer.storage.stream import DataStream

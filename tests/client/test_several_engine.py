@@ -14,7 +14,7 @@ from datastreamer.client.iteration import Iteration
 from datastreamer.errors import ConnectFailed, ConnectionLost, UsageError
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import BatchLimits, Read, read
-from datastreamer.protocol.messages import EntryQuery
+from datastreamer.protocol.commands import EntryQuery
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
 from tests.client.test_engine import ByHand, Cancelled

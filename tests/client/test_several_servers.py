@@ -19,7 +19,8 @@ from datastreamer.errors import (
     UnknownEntry,
     UsageError,
 )
-from datastreamer.protocol.messages import BatchQuery, CapabilitiesQuery, EntryQuery, encode_result
+from datastreamer.protocol.commands import BatchQuery, CapabilitiesQuery, EntryQuery
+from datastreamer.protocol.messages import encode_result
 from datastreamer.protocol.resume import Rollback
 from tests.client.test_resume import THOUSAND, Another, Closing, rewritten
 from tests.client.test_resume_every_client import AT_ONCE, behind, gather

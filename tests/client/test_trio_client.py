@@ -13,15 +13,8 @@ from datastreamer.client.effects import Connect, Steps
 from datastreamer.client.trio_driver import Dialled, TrioDriver
 from datastreamer.errors import BadBookmark, BadRange, UnknownBookmark, UnknownEntry, UsageError
 from datastreamer.format import TYPE_BOOKMARK, Header
-from datastreamer.protocol.messages import (
-    OK,
-    EntryQuery,
-    HeaderQuery,
-    Start,
-    StartBookmark,
-    Stop,
-    encode_answer,
-)
+from datastreamer.protocol.commands import EntryQuery, HeaderQuery, Start, StartBookmark, Stop
+from datastreamer.protocol.messages import OK, encode_answer
 from tests.network.stub import Stub, key, sample
 from tests.network.wired import client_of, commands, gather, listed
 

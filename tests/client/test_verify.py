@@ -11,7 +11,8 @@ from datastreamer._codec import Entry
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.verify import verify_server
 from datastreamer.format import TYPE_BOOKMARK
-from datastreamer.protocol.messages import NOT_FOUND, OK, BookmarkQuery
+from datastreamer.protocol.commands import BookmarkQuery
+from datastreamer.protocol.messages import NOT_FOUND, OK
 from datastreamer.protocol.server import Event
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.maintain.report import Problem, Report

@@ -19,8 +19,7 @@ from datastreamer.consumer.options import ReassemblyOptions
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.consumer.state import SourceBack, SourceLost, SourceRolledBack
 from datastreamer.consumer.trio_reassembly import reassemble
-from datastreamer.protocol.filter.messages import FilteredStart
-from datastreamer.protocol.messages import Start
+from datastreamer.protocol.commands import FilteredStart, Start
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import pack_message
 from datastreamer.reassembly.progress import ReassemblyProgress

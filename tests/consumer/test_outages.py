@@ -30,7 +30,8 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.format import Header
-from datastreamer.protocol.messages import OK, HeaderQuery
+from datastreamer.protocol.commands import HeaderQuery
+from datastreamer.protocol.messages import OK
 from datastreamer.protocol.server import Event
 from datastreamer.reassembly import pack_message
 from datastreamer.storage.stream import DataStream

@@ -17,26 +17,26 @@ import trio
 
 from datastreamer._codec import Entry
 from datastreamer.format import TYPE_BOOKMARK, Header
-from datastreamer.protocol.filter.messages import (
+from datastreamer.protocol.commands import (
+    BatchQuery,
+    BookmarkQuery,
+    CapabilitiesQuery,
+    EntryQuery,
     FilteredRead,
     FilteredStart,
     FilteredStartBookmark,
-    encode_head,
-)
-from datastreamer.protocol.messages import (
-    NOT_FOUND,
-    OK,
-    BatchQuery,
-    BookmarkQuery,
-    Capabilities,
-    CapabilitiesQuery,
-    EntryQuery,
     HeaderQuery,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
+)
+from datastreamer.protocol.messages import (
+    NOT_FOUND,
+    OK,
+    Capabilities,
     encode_batch_head,
+    encode_chosen_head,
     encode_range_head,
     encode_result,
 )
@@ -208,7 +208,9 @@ class Filtering(Stub):
     def frame(self, first: int, stop: int, chosen: Sequence[Entry]) -> bytes:
         payload = b"".join(entry.pack() for entry in chosen)
         total = len(self.entries)
-        return encode_head(len(chosen), first, stop, total, self.epoch, len(payload)) + payload
+        return (
+            encode_chosen_head(len(chosen), first, stop, total, self.epoch, len(payload)) + payload
+        )
 
     def pump(self) -> bytes:
         if self.where is None or self.cursor is None:

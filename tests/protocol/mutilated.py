@@ -6,19 +6,24 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery, KnownHistory, SumsQuery
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BatchQuery,
     BookmarkQuery,
     CapabilitiesQuery,
     CommitStart,
     EntryQuery,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    FollowStart,
+    HashQuery,
     HeaderQuery,
+    KnownHistory,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
+    SumsQuery,
     encode_command,
 )
 from tests.conftest import GOLDEN, Golden

@@ -11,15 +11,7 @@ from datastreamer._codec import Entry, pack_entry
 from datastreamer.errors import BadBookmark, ProtocolViolation, UsageError
 from datastreamer.format import HEADER_SIZE, PAGE_SIZE, Header
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.events import (
-    EntriesReceived,
-    EntryReceived,
-    PeerEnded,
-    ResultReceived,
-)
-from datastreamer.protocol.messages import (
-    NOT_FOUND,
-    OK,
+from datastreamer.protocol.commands import (
     BookmarkQuery,
     Command,
     EntryQuery,
@@ -27,9 +19,14 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
     Stop,
-    encode_answer,
-    encode_result,
 )
+from datastreamer.protocol.events import (
+    EntriesReceived,
+    EntryReceived,
+    PeerEnded,
+    ResultReceived,
+)
+from datastreamer.protocol.messages import NOT_FOUND, OK, encode_answer, encode_result
 
 Cut = Callable[[bytes], Iterable[bytes]]
 HEADER = Header(2, 1440, 1, 4849, 16)

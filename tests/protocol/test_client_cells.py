@@ -24,30 +24,29 @@ from datastreamer.format import (
 )
 from datastreamer.protocol import client
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.events import EntriesReceived, RangeReceived, ResultReceived
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import (
-    FollowBegun,
-    FollowStart,
-    HashQuery,
-    KnownHistory,
-    Reports,
-    SumsQuery,
-)
-from datastreamer.protocol.messages import (
-    OK,
+from datastreamer.protocol.commands import (
     BatchQuery,
     BookmarkQuery,
     CapabilitiesQuery,
     Command,
     CommitStart,
     EntryQuery,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    FollowStart,
+    HashQuery,
     HeaderQuery,
+    KnownHistory,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
+    SumsQuery,
 )
+from datastreamer.protocol.events import EntriesReceived, RangeReceived, ResultReceived
+from datastreamer.protocol.following import FollowBegun, Reports
+from datastreamer.protocol.messages import OK
 
 PACKETS = [
     *(PACKET_RESULT, PACKET_ANSWER, PACKET_ENTRY, PACKET_HEADER, PACKET_BATCH, PACKET_CHOSEN),

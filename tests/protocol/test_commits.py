@@ -13,17 +13,9 @@ from datastreamer._codec import pack_entry
 from datastreamer.errors import ConnectionLost, ProtocolViolation, UsageError
 from datastreamer.format import Header
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.commands import Command, CommitStart, Start, Stop, encode_command
 from datastreamer.protocol.events import EntriesReceived, ResultReceived
-from datastreamer.protocol.messages import (
-    OK,
-    Capabilities,
-    Command,
-    CommitStart,
-    Start,
-    Stop,
-    encode_command,
-    encode_commit,
-)
+from datastreamer.protocol.messages import OK, Capabilities, encode_commit
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.server import Refuse, ServerConnection
 

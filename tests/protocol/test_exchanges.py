@@ -22,20 +22,17 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Exchange, Lookup, Streaming
-from datastreamer.protocol.messages import (
-    NOT_FOUND,
-    OK,
+from datastreamer.protocol.commands import (
     Command,
     EntryQuery,
     HeaderQuery,
     Start,
     StartBookmark,
     Stop,
-    encode_answer,
     encode_command,
-    encode_result,
 )
+from datastreamer.protocol.exchanges import Exchange, Lookup, Streaming
+from datastreamer.protocol.messages import NOT_FOUND, OK, encode_answer, encode_result
 
 T = TypeVar("T")
 HEADER = OK + Header(1, 2, 1, 4096, 40).pack()

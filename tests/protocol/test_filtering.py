@@ -22,16 +22,16 @@ from datastreamer.format import U64_MAX
 from datastreamer.position import Chosen, Position
 from datastreamer.protocol.batches import asked_for
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.events import EntriesReceived, FilteredBatchReceived
-from datastreamer.protocol.filter.messages import (
-    FilteredCommand,
+from datastreamer.protocol.commands import (
+    Command,
     FilteredRead,
     FilteredStart,
     FilteredStartBookmark,
-    decode,
-    encode_head,
+    decode_command,
+    encode_command,
 )
-from datastreamer.protocol.messages import OK, Capabilities, encode_command
+from datastreamer.protocol.events import BatchReceived, EntriesReceived
+from datastreamer.protocol.messages import OK, Capabilities, encode_chosen_head
 from datastreamer.protocol.server import Drop, ServerConnection
 from tests.codec.generated import damaged, exactly, kinds, thorough, usual
 from tests.oracle import pack
@@ -55,7 +55,7 @@ from tests.oracle import pack
         ),
     ],
 )
-def test_commands(command: FilteredCommand, packed: bytes) -> None:
+def test_commands(command: Command, packed: bytes) -> None:
     assert encode_command(command, 1) == packed
     connection = ServerConnection(1)
     for byte in packed[:-1]:
@@ -67,7 +67,7 @@ def test_commands(command: FilteredCommand, packed: bytes) -> None:
 
 def test_the_head_of_a_frame() -> None:
     due = struct.pack(">BIIQQQQ", 0xFA, 41 + 100, 2, 3, 9, 11, 4)
-    assert encode_head(2, 3, 9, 11, 4, 100) == due
+    assert encode_chosen_head(2, 3, 9, 11, 4, 100) == due
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_head_of_a_frame() -> None:
         (FilteredStartBookmark(bytes(17), (1,)), BadBookmark),
     ],
 )
-def test_commands_that_cannot_be_sent(command: FilteredCommand, error: type[Exception]) -> None:
+def test_commands_that_cannot_be_sent(command: Command, error: type[Exception]) -> None:
     with pytest.raises(error):
         encode_command(command, 1)
 
@@ -107,7 +107,7 @@ def test_a_bookmark_that_is_none_too(length: int) -> None:
 
 
 types = st.sets(kinds, min_size=1, max_size=64).map(lambda found: tuple(sorted(found)))
-commands: st.SearchStrategy[FilteredCommand] = st.one_of(
+commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(
         FilteredRead,
         st.integers(0, U64_MAX),
@@ -122,7 +122,7 @@ commands: st.SearchStrategy[FilteredCommand] = st.one_of(
 
 @given(st.lists(commands, min_size=1, max_size=3), st.integers(1, 40))
 @usual
-def test_what_is_sent_is_what_arrives(sent: list[FilteredCommand], piece: int) -> None:
+def test_what_is_sent_is_what_arrives(sent: list[Command], piece: int) -> None:
     data = b"".join(encode_command(command, 1) for command in sent)
     connection = ServerConnection(1)
     seen = []
@@ -135,7 +135,7 @@ def test_what_is_sent_is_what_arrives(sent: list[FilteredCommand], piece: int) -
 
 def test_types_in_any_order_and_more_than_once() -> None:
     data = struct.pack(">QIIIIII", 5, 5, 9, 1, 9, 1, 3)
-    assert decode(0x1003, data, 0) == (FilteredStart(5, (1, 3, 9)), len(data))
+    assert decode_command(0x1003, data, 0) == (FilteredStart(5, (1, 3, 9)), len(data))
 
 
 def test_what_a_server_can_be_asked_for() -> None:
@@ -282,7 +282,7 @@ def test_json_that_is_none(reported: str) -> None:
 # Any bytes at all, to the client's side.
 
 
-def heard(pieces: list[bytes], command: FilteredCommand) -> list[object]:
+def heard(pieces: list[bytes], command: Command) -> list[object]:
     """What a client makes of the bytes, which nothing but a violation ends."""
     connection = ClientConnection(1, extensions=False)
     connection.request(command)
@@ -291,7 +291,7 @@ def heard(pieces: list[bytes], command: FilteredCommand) -> list[object]:
         try:
             connection.feed(piece)
             while (event := connection.next_event()) is not None:
-                if isinstance(event, EntriesReceived | FilteredBatchReceived):
+                if isinstance(event, EntriesReceived | BatchReceived):
                     events.append((listed(event.batch), event.batch.next_number))
                 else:
                     events.append(type(event).__name__)
@@ -313,10 +313,10 @@ def test_any_bytes_of_a_server(
         stop = following - first + number
         moved = [pack(n - first + number, types[k % 3], d) for n, k, d in found]
         size = sum(map(len, moved))
-        head = encode_head(len(moved), number, stop, 2**64 - 2, 4, size)
+        head = encode_chosen_head(len(moved), number, stop, 2**64 - 2, 4, size)
         sent += b"".join((head, *moved))
         number = stop
-    command: FilteredCommand = (
+    command: Command = (
         FilteredStart(parts[0][1], types) if streamed else FilteredRead(parts[0][1], types)
     )
     content = data.draw(st.just(sent) | damaged(sent))

@@ -16,31 +16,28 @@ from datastreamer.errors import EntriesDamaged, ProtocolViolation, UsageError
 from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK, U64_MAX
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.commands import (
+    CommitStart,
+    FollowStart,
+    HashQuery,
+    KnownHistory,
+    Start,
+    SumsQuery,
+    encode_command,
+)
 from datastreamer.protocol.events import EntriesReceived, Event, ResultReceived
 from datastreamer.protocol.exchanges import Streaming
 from datastreamer.protocol.following import (
     ChangeReceived,
     FollowBegun,
-    FollowStart,
-    HashQuery,
-    KnownHistory,
     RangeHash,
     RangeSum,
     Reports,
     SumsFound,
-    SumsQuery,
     encode_truncation,
     encode_update,
 )
-from datastreamer.protocol.messages import (
-    OK,
-    Capabilities,
-    CommitStart,
-    Start,
-    encode_command,
-    encode_commit,
-    encode_result,
-)
+from datastreamer.protocol.messages import OK, Capabilities, encode_commit, encode_result
 from datastreamer.protocol.server import Refuse, ServerConnection
 
 ID = b"stream id of 16."
@@ -271,7 +268,7 @@ def test_a_streaming_hands_out_a_run_of_nothing_for_each_change() -> None:
 
 def asked(answer: bytes, size: int = 1 << 20) -> RangeHash:
     connection = ClientConnection(1)
-    flow = exchanges.range_hash(connection, HashQuery(7, 9, 100))
+    flow = exchanges.ask(connection, HashQuery(7, 9, 100), RangeHash)
     pieces = iter([answer[at : at + size] for at in range(0, len(answer), size)])
     try:
         while True:
@@ -376,7 +373,7 @@ def test_a_packet_of_checksums_that_is_not_one() -> None:
 
 def test_checksums_that_a_server_refuses() -> None:
     connection = ClientConnection(1)
-    flow = exchanges.page_sums(connection, SumsQuery(5))
+    flow = exchanges.ask(connection, SumsQuery(5), SumsFound)
     next(flow)
     connection.feed(encode_result(27, "Damaged: page 3"))
     with pytest.raises(EntriesDamaged, match=r"checksums from entry 5 on: Damaged: page 3"):

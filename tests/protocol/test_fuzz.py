@@ -12,18 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datastreamer.format import COMMAND_HEAD_SIZE, MAX_CLAUSES
-from datastreamer.protocol.filter.messages import (
+from datastreamer.protocol.commands import (
+    CommitStart,
     FilteredRead,
     FilteredStart,
     FilteredStartBookmark,
-    decode,
-)
-from datastreamer.protocol.following import FollowStart
-from datastreamer.protocol.messages import (
-    CommitStart,
+    FollowStart,
     Start,
     StartBookmark,
     Stop,
+    decode_command,
     encode_command,
 )
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
@@ -71,11 +69,11 @@ def test_any_bytes(data: bytes, places: list[int]) -> None:
             if isinstance(event, FILTERED):
                 # The types may have been named in another order, and twice.
                 command = int.from_bytes(data[at : at + 8], "big")
-                found = decode(command, data, at + COMMAND_HEAD_SIZE)
+                found = decode_command(command, data, at + COMMAND_HEAD_SIZE)
                 assert found is not None
                 again, end = found
                 assert again == event
-                assert decode(command, said, COMMAND_HEAD_SIZE) == (event, len(said))
+                assert decode_command(command, said, COMMAND_HEAD_SIZE) == (event, len(said))
                 assert len(said) <= end - at
                 at = end
                 continue

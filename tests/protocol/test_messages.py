@@ -6,7 +6,7 @@ import pytest
 
 from datastreamer.errors import BadBookmark, UsageError
 from datastreamer.protocol import messages
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BookmarkQuery,
     Command,
     EntryQuery,
@@ -15,8 +15,8 @@ from datastreamer.protocol.messages import (
     StartBookmark,
     Stop,
     encode_command,
-    encode_result,
 )
+from datastreamer.protocol.messages import encode_result
 
 COMMANDS: list[tuple[Command, str, str]] = [
     (Start(8), "0000000000000001 0000000000000001 0000000000000008", "Start from entry 8"),

@@ -13,12 +13,12 @@ from datastreamer._codec import scan
 from datastreamer._filtered import Choice
 from datastreamer.errors import BadEntryType, UsageError
 from datastreamer.position import Chosen, Position
-from datastreamer.protocol.filter.messages import (
+from datastreamer.protocol.commands import (
     FilteredRead,
     FilteredStart,
     FilteredStartBookmark,
-    decode,
-    encode,
+    decode_command,
+    encode_command,
 )
 from datastreamer.selection.clauses import (
     Clause,
@@ -181,24 +181,24 @@ REQUESTS = [
 
 @pytest.mark.parametrize(("command", "encoded"), REQUESTS)
 def test_the_bytes_of_a_request(command: FilteredRead, encoded: bytes) -> None:
-    assert encode(command, 1) == encoded
+    assert encode_command(command, 1) == encoded
     number = int.from_bytes(encoded[:8], "big")
-    assert decode(number, encoded + b"more", 16) == (command, len(encoded))
+    assert decode_command(number, encoded + b"more", 16) == (command, len(encoded))
     for size in range(16, len(encoded)):
-        assert decode(number, encoded[:size], 16) is None
+        assert decode_command(number, encoded[:size], 16) is None
 
 
 @pytest.mark.parametrize("count", [0, 65, 2**32 - 1])
 def test_a_number_of_clauses_that_no_selection_has(count: int) -> None:
     with pytest.raises(ValueError, match="clauses, not of 1 to 64"):
-        decode(0x100B, struct.pack(">QI", 0, count), 0)
+        decode_command(0x100B, struct.pack(">QI", 0, count), 0)
 
 
 def test_a_selection_of_types_has_the_older_form() -> None:
-    assert encode(FilteredStart(7, (2,)), 1) == struct.pack(">QQQII", 0x1003, 1, 7, 1, 2)
+    assert encode_command(FilteredStart(7, (2,)), 1) == struct.pack(">QQQII", 0x1003, 1, 7, 1, 2)
     # A server accepts both.
     data = struct.pack(">QI", 7, 2) + struct.pack(">IHB", 5, 9, 0) + struct.pack(">IHB", 2, 0, 0)
-    assert decode(0x100B, data, 0) == (FilteredStart(7, (2, 5)), len(data))
+    assert decode_command(0x100B, data, 0) == (FilteredStart(7, (2, 5)), len(data))
 
 
 # Positions.

@@ -16,15 +16,7 @@ import pytest
 from datastreamer.errors import ProtocolViolation
 from datastreamer.format import ENTRY_HEAD_STRUCT, Header
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.events import (
-    EntriesReceived,
-    EntryReceived,
-    RangeReceived,
-    ResultReceived,
-)
-from datastreamer.protocol.messages import (
-    NOT_FOUND,
-    OK,
+from datastreamer.protocol.commands import (
     BookmarkQuery,
     Command,
     EntryQuery,
@@ -33,8 +25,14 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
     Stop,
-    encode_result,
 )
+from datastreamer.protocol.events import (
+    EntriesReceived,
+    EntryReceived,
+    RangeReceived,
+    ResultReceived,
+)
+from datastreamer.protocol.messages import NOT_FOUND, OK, encode_result
 from datastreamer.protocol.server import Drop, Refuse
 from tests.conftest import Golden
 from tests.protocol.transcripts import (

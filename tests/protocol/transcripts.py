@@ -26,9 +26,7 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
-from datastreamer.protocol.messages import (
-    NOT_FOUND,
-    OK,
+from datastreamer.protocol.commands import (
     BookmarkQuery,
     EntryQuery,
     HeaderQuery,
@@ -36,8 +34,8 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
     Stop,
-    encode_result,
 )
+from datastreamer.protocol.messages import NOT_FOUND, OK, encode_result
 from datastreamer.protocol.server import Drop, End, Refuse, ServerConnection
 from tests.conftest import Golden, make_data
 

@@ -15,7 +15,7 @@ import trio.testing
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import FileMissing, ListenFailed, UsageError
-from datastreamer.protocol.messages import HeaderQuery
+from datastreamer.protocol.commands import HeaderQuery
 from datastreamer.relay import upstreams as download_module
 from datastreamer.relay.relay import Relay
 from datastreamer.service.blocking_relay import BlockingRelay

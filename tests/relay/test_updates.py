@@ -14,14 +14,9 @@ import trio
 from datastreamer._codec import Entry
 from datastreamer.errors import NotFound
 from datastreamer.format import FEATURE_PAGE_SUMS
-from datastreamer.protocol.following import (
-    FollowBegun,
-    FollowStart,
-    Reports,
-    encode_truncation,
-    encode_update,
-)
-from datastreamer.protocol.messages import OK, Capabilities, CapabilitiesQuery, encode_commit
+from datastreamer.protocol.commands import CapabilitiesQuery, FollowStart
+from datastreamer.protocol.following import FollowBegun, Reports, encode_truncation, encode_update
+from datastreamer.protocol.messages import OK, Capabilities, encode_commit
 from datastreamer.protocol.server import Event
 from datastreamer.relay import apply_changes
 from datastreamer.relay import compare as comparing

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from datastreamer.protocol.messages import HeaderQuery
+from datastreamer.protocol.commands import HeaderQuery
 from datastreamer.server.answers import _at_hand as at_hand_module
 from datastreamer.server.answers.queries import QueryAnswers
 from datastreamer.storage.read._head import HeadCell

@@ -38,7 +38,7 @@ from datastreamer.http.port.messages import (
     HttpRequest,
     Parameters,
 )
-from datastreamer.protocol.messages import BatchQuery
+from datastreamer.protocol.commands import BatchQuery
 from datastreamer.selection.clauses import Selection
 from datastreamer.server.answers.batch_reads import BatchAnswers
 from datastreamer.server.streaming.catch_up import Sender

@@ -8,25 +8,15 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import BadFromEntry, ConnectionLost
+from datastreamer.errors import BadFromEntry
 from datastreamer.format import MAX_CLAUSES
-from datastreamer.position import Position
-from datastreamer.protocol.batches import BatchLimits, BatchReading, asked_for, probe
+from datastreamer.protocol.batches import BatchLimits, BatchReading, asked_for, probe, truncated
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Exchange, Streaming
-from datastreamer.protocol.filter.history import FilteredTrail
-from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.history import Trail
 from datastreamer.selection.clauses import Selection, normal, within
 
-Reading: TypeAlias = Streaming | BatchReading | FilteredReading
-Remembered: TypeAlias = Trail | FilteredTrail
-
-
-def trail_of(position: Position) -> Remembered:
-    """What a position remembers."""
-    chosen = position.chosen
-    return Trail.of(position) if chosen is None else FilteredTrail.of(position, chosen)
+Reading: TypeAlias = Streaming | BatchReading
 
 
 def filter_of(connection: ClientConnection, where: Selection | None) -> Exchange[Selection | None]:
@@ -36,20 +26,14 @@ def filter_of(connection: ClientConnection, where: Selection | None) -> Exchange
     return asked_for((yield from probe(connection)), where)
 
 
-def truncated(connection: ClientConnection) -> ConnectionLost:
-    """The exception for a stream that lost entries since the server reported its total: the next
-    attempt shows how many."""
-    return ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
-
-
-def difference(trail: Remembered, batch: EntryBatch) -> int | None:
+def difference(trail: Trail, batch: EntryBatch) -> int | None:
     """The first entry in the range of `batch`, which is remembered, that differs; `batch` may hold
     others too."""
     return trail.first_difference(_selected(batch, trail))
 
 
 def compare(
-    connection: ClientConnection, trail: Remembered, until: int, fresh: Remembered | None = None
+    connection: ClientConnection, trail: Trail, until: int, fresh: Trail | None = None
 ) -> Exchange[int | None]:
     """The first entry before `until` that differs from the remembered ones; None if all are equal.
 
@@ -57,13 +41,9 @@ def compare(
     """
     at, differing = trail.first_number, None
     chosen = yield from filter_of(connection, trail.where)
-    reading: Reading
-    if chosen is not None:
-        reading = FilteredReading(at, until, BatchLimits(), chosen)
-    elif connection.capabilities is not None and connection.capabilities.batch_reads:
-        reading = BatchReading(at, until, BatchLimits())
-    else:
-        reading = Streaming(at, until)
+    reading: Reading = Streaming(at, until)
+    if chosen or (connection.capabilities is not None and connection.capabilities.batch_reads):
+        reading = BatchReading(at, until, BatchLimits(), chosen)
     try:
         yield from reading.begin(connection)
     except BadFromEntry as error:
@@ -86,5 +66,5 @@ def _covers(wide: Selection, narrow: Selection | None) -> bool:
     return narrow is not None and normal((*wide, *narrow)) == wide
 
 
-def _selected(batch: EntryBatch, trail: Remembered) -> EntryBatch:
+def _selected(batch: EntryBatch, trail: Trail) -> EntryBatch:
     return batch if trail.where is None else batch.select(trail.where)

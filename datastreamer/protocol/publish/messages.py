@@ -33,6 +33,7 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
+from datastreamer.protocol.commands import MOST_TOKEN
 from datastreamer.protocol.messages import OK, Capabilities, encode_result
 
 REVISION: Final = 1
@@ -40,7 +41,6 @@ ANY_EPOCH: Final = U64_MAX
 """In a lease request: the next epoch, even if another source holds the lease."""
 MOST_BYTES: Final = PAGE_SIZE
 """Maximum size of the entries of one request; the largest entry fills it."""
-MOST_TOKEN: Final = 1024
 SOURCE_ID_SIZE: Final = 16
 
 _HEAD: Final = struct.Struct(">QQ")
@@ -142,7 +142,6 @@ def decode_publish(buffer: bytes, at: int) -> tuple[PublishQuery, int] | Wrong |
 
 
 def encode_where(stream_type: int) -> bytes:
-    """Encode a request for the total on disk."""
     return _HEAD.pack(COMMAND_PUBLISH_WHERE, stream_type)
 
 
@@ -253,12 +252,10 @@ _PACKETS: Final[dict[Kind, tuple[struct.Struct, int]]] = {
 
 
 def encode_lease(lease: Lease) -> bytes:
-    """Result OK and the lease."""
     return OK + _LEASE.pack(PACKET_LEASE, _LEASE.size, *lease)
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
-    """Result OK and the receipt."""
     return OK + _RECEIPT.pack(PACKET_RECEIPT, _RECEIPT.size, *receipt)
 
 

@@ -39,7 +39,8 @@ from datastreamer.format import (
     RESULT_TOO_LARGE,
     RESULT_TOO_SLOW,
 )
-from datastreamer.protocol.messages import Capabilities, CapabilitiesQuery, encode_command
+from datastreamer.protocol.commands import CapabilitiesQuery, encode_command
+from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.publish.messages import (
     MOST_BYTES,
     AnswerParser,

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import trio
 
-from datastreamer.protocol.authentication import Authenticate
-from datastreamer.protocol.messages import CapabilitiesQuery
+from datastreamer.protocol.commands import Authenticate, CapabilitiesQuery
 from datastreamer.protocol.publish.messages import PublishQuery
 from datastreamer.protocol.server import Drop, Event
 from datastreamer.server.admission.gate import ConnectionSlot, Gate, TrustLevel
@@ -44,7 +43,6 @@ class ClientProof:
 
     @property
     def trust(self) -> TrustLevel:
-        """What the client has proven."""
         proven = TrustLevel.UNPROVEN if self._place is None else self._place.trust
         return max(proven, TrustLevel.KNOWN) if self._transport.certified else proven
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
-from datastreamer.protocol.messages import BatchQuery, Capabilities
+from datastreamer.protocol.commands import BatchQuery
+from datastreamer.protocol.messages import Capabilities
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.read.batch_bounds import Measure
@@ -47,7 +48,6 @@ class BatchAnswers:
         self._likely = _LIKELY
 
     def capabilities(self) -> bytes:
-        """The answer to a `CapabilitiesQuery`."""
         stream = self._stream
         features = Capabilities().features | self._broadcast.features
         said = Capabilities(

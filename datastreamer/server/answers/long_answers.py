@@ -14,9 +14,13 @@ import trio
 from datastreamer.errors import DamagedFile
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
 from datastreamer.protocol import messages
-from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.protocol.following import HashQuery, SumsQuery
-from datastreamer.protocol.messages import BatchQuery, RangeQuery
+from datastreamer.protocol.commands import (
+    BatchQuery,
+    FilteredRead,
+    HashQuery,
+    RangeQuery,
+    SumsQuery,
+)
 from datastreamer.protocol.server import Refuse, ServerConnection
 from datastreamer.server import damage
 from datastreamer.server.answers.queries import QueryAnswers
@@ -157,7 +161,6 @@ class LongAnswers:
         return None
 
     async def _send_part(self, head: bytes, start: Cursor, stop: Cursor) -> None:
-        """Send `head` and the entries from `start` to `stop`."""
         self._sender.begin_part(start, stop)
         self._answers.add(head)
         await self._answers.send()

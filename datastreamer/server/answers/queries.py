@@ -23,14 +23,16 @@ from datastreamer.format import (
 )
 from datastreamer.metrics.counters import kind_of
 from datastreamer.protocol import messages
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BatchQuery,
     BookmarkQuery,
     CapabilitiesQuery,
     CommitStart,
     EntryQuery,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    FollowStart,
     HeaderQuery,
     RangeQuery,
     Start,

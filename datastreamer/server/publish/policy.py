@@ -14,7 +14,7 @@ from typing import Final
 
 from datastreamer.errors import UsageError
 from datastreamer.format import U32_MAX
-from datastreamer.protocol.publish.messages import MOST_TOKEN
+from datastreamer.protocol.commands import MOST_TOKEN
 from datastreamer.transport.secret_files import read_secret
 
 _MOST_TOKEN_FILE: Final = 1 << 20

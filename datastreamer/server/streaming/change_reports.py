@@ -13,16 +13,14 @@ from contextlib import suppress
 import trio
 
 from datastreamer.format import MAX_HASH_BYTES, MAX_SUMS_PAGES, PAGE_SIZE
+from datastreamer.protocol.commands import HashQuery, KnownHistory, SumsQuery
 from datastreamer.protocol.following import (
     NO_SUM,
     FollowBegun,
-    HashQuery,
-    KnownHistory,
     RangeHash,
     RangeSum,
     Reports,
     SumsFound,
-    SumsQuery,
     encode_truncation,
     encode_update,
 )

@@ -15,7 +15,8 @@ from datastreamer._filtered import Choice
 from datastreamer.errors import DamagedPage
 from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
-from datastreamer.protocol.filter.messages import FilteredRead, encode_head
+from datastreamer.protocol.commands import FilteredRead
+from datastreamer.protocol.messages import encode_chosen_head
 from datastreamer.selection.clauses import Selection
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast
@@ -50,8 +51,9 @@ class Frame(NamedTuple):
     start: int
 
     def head(self, total: int, epoch: int) -> bytes:
-        """The frame's head, which precedes the entries."""
-        return encode_head(self.entries, self.first, self.stop.number, total, epoch, self.size)
+        return encode_chosen_head(
+            self.entries, self.first, self.stop.number, total, epoch, self.size
+        )
 
 
 async def _look(

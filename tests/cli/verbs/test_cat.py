@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.messages import (
+from datastreamer.protocol.commands import (
     BatchQuery,
     CapabilitiesQuery,
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
     HeaderQuery,
     Start,
     StartBookmark,

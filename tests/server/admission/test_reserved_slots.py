@@ -18,7 +18,7 @@ from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ConnectFailed, NoAnswer, NotAllowed, PeerError, UsageError
-from datastreamer.protocol.authentication import encode_authenticate
+from datastreamer.protocol.commands import Authenticate, encode_command
 from datastreamer.publisher.blocking_publisher import BlockingPublisher
 from datastreamer.publisher.trio_publisher import connect_publisher
 from datastreamer.server.admission.gate import IDLE_SECONDS, PROOF_SECONDS
@@ -212,10 +212,10 @@ async def test_known_clients_get_in_past_active_readers(
                 await refused.ended()
         known = [await stack.enter_async_context(rig.client()) for _ in range(6)]
         for client in known:
-            await client.ask(encode_authenticate(1, TOKEN), OK)
+            await client.ask(encode_command(Authenticate(TOKEN), 1), OK)
             await client.ask(wire.start(0), OK)
         async with rig.client() as seventh:
-            await seventh.send(encode_authenticate(1, TOKEN))
+            await seventh.send(encode_command(Authenticate(TOKEN), 1))
             with contextlib.suppress(trio.BrokenResourceError):
                 await seventh.ended()
         async with (
@@ -432,7 +432,7 @@ async def test_known_clients_that_are_idle_leave_for_known_ones_alone(
     ):
         idle = [await stack.enter_async_context(rig.client()) for _ in range(2)]
         for client in idle:
-            await client.ask(encode_authenticate(1, TOKEN), OK)
+            await client.ask(encode_command(Authenticate(TOKEN), 1), OK)
             await trio.sleep(1)
         await trio.sleep(2 * IDLE_SECONDS)
         async with rig.client() as reader:
@@ -440,7 +440,7 @@ async def test_known_clients_that_are_idle_leave_for_known_ones_alone(
             with contextlib.suppress(trio.BrokenResourceError):
                 await reader.ended()
         async with rig.client() as known:
-            await known.ask(encode_authenticate(1, TOKEN), OK)
+            await known.ask(encode_command(Authenticate(TOKEN), 1), OK)
             await idle[0].ended()
             await idle[1].ask(wire.header(), OK + stream.header.pack())
     assert rig.server.counts.ended["evicted"] == 1
@@ -507,7 +507,7 @@ async def test_a_token_of_no_length_is_no_request(stream: DataStream, token_file
                 await peer.ended()
         async with rig.client() as peer:
             await peer.ask(wire.start(0), OK)
-            await peer.send(encode_authenticate(1, TOKEN))
+            await peer.send(encode_command(Authenticate(TOKEN), 1))
             assert (await refusal(peer))[0] == 1
 
 
@@ -534,7 +534,9 @@ async def test_guesses_are_slowed_down_by_address(
         async def guess(at: int) -> None:
             nonlocal guesses
             wrong = b"guess %d" % at
-            message = publish(ONE, token=wrong) if at % 2 else encode_authenticate(1, wrong)
+            message = (
+                publish(ONE, token=wrong) if at % 2 else encode_command(Authenticate(wrong), 1)
+            )
             with contextlib.suppress(trio.BrokenResourceError, AssertionError):
                 async with rig.client("127.0.0.9") as peer:
                     await peer.send(message)
@@ -547,7 +549,7 @@ async def test_guesses_are_slowed_down_by_address(
             await trio.sleep(1)
             began = trio.current_time()
             async with rig.client("127.0.0.8") as peer:
-                await peer.ask(encode_authenticate(1, TOKEN), OK)
+                await peer.ask(encode_command(Authenticate(TOKEN), 1), OK)
             assert trio.current_time() - began < 0.5
             async with rig.client("127.0.0.8") as peer:
                 await peer.send(publish(ONE, token=TOKEN))

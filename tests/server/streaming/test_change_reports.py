@@ -11,17 +11,21 @@ import trio
 import xxhash
 from trio.testing import wait_all_tasks_blocked
 
-from datastreamer.protocol.following import (
-    FollowBegun,
+from datastreamer.protocol.commands import (
     FollowStart,
     HashQuery,
     KnownHistory,
+    Stop,
+    encode_command,
+)
+from datastreamer.protocol.following import (
+    FollowBegun,
     RangeHash,
     Reports,
     encode_truncation,
     encode_update,
 )
-from datastreamer.protocol.messages import OK, Stop, encode_command, encode_commit
+from datastreamer.protocol.messages import OK, encode_commit
 from datastreamer.server.streaming import change_reports as following
 from datastreamer.storage.read import file as storage_file
 from datastreamer.storage.read.range_sums import hash_range

@@ -10,8 +10,9 @@ import trio
 import trio.testing
 
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.commands import CommitStart, Stop, encode_command
 from datastreamer.protocol.events import EntriesReceived, ResultReceived
-from datastreamer.protocol.messages import OK, CommitStart, Stop, encode_command, encode_commit
+from datastreamer.protocol.messages import OK, encode_commit
 from datastreamer.storage.stream import DataStream
 from tests.network import model
 from tests.network.fixtures import Open, Peer, half_sent, in_memory, over_loopback, over_unix

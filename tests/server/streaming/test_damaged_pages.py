@@ -12,8 +12,7 @@ import pytest
 
 from datastreamer.errors import DamagedPage
 from datastreamer.format import PACKET_RESULT, RESULT_DAMAGED
-from datastreamer.protocol.following import HashQuery
-from datastreamer.protocol.messages import encode_command
+from datastreamer.protocol.commands import HashQuery, encode_command
 from datastreamer.server.streaming import catch_up as sender_module
 from datastreamer.server.streaming import change_reports
 from datastreamer.server.streaming.output import ClientOutput

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from datastreamer.format import PACKET_ENTRY
-from datastreamer.protocol.messages import OK, CommitStart, encode_command, encode_commit
+from datastreamer.protocol.commands import CommitStart, encode_command
+from datastreamer.protocol.messages import OK, encode_commit
 from datastreamer.server.streaming import feed as feed_module
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.stream import DataStream

@@ -11,15 +11,9 @@ import pytest
 import xxhash
 
 from datastreamer.format import page_of
-from datastreamer.protocol.following import (
-    NO_SUM,
-    HashQuery,
-    RangeHash,
-    RangeSum,
-    SumsFound,
-    SumsQuery,
-)
-from datastreamer.protocol.messages import OK, encode_command
+from datastreamer.protocol.commands import HashQuery, SumsQuery, encode_command
+from datastreamer.protocol.following import NO_SUM, RangeHash, RangeSum, SumsFound
+from datastreamer.protocol.messages import OK
 from datastreamer.protocol.publish.messages import encode_refusal
 from datastreamer.server.streaming import change_reports
 from datastreamer.storage.stream import DataStream
