@@ -209,7 +209,7 @@ async def test_large_ones_from_anywhere(
 async def test_a_client_that_does_not_read_keeps_nothing_in_memory_and_loses_nothing(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datastreamer.server.streaming.catch_up.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("datastreamer.server.streaming.entry_sending.PATIENCE_SECONDS", 0.01)
     entries = fill(stream, 12)
     async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as slow:
         await slow.ask(start(0, 1, 2, 3, 4, 5), OK)
