@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from datastreamer.arrow.tables import Table
 from datastreamer.zkevm import fixed
 
-_VALUE: Final = re.compile("[0-9]*[A-Za-z]")
+_VALUE: Final = re.compile("[0-9]*[A-Za-z?]")
 
 Layout = tuple[int, int, int, tuple[tuple[int, int, int], ...]]
 

@@ -1,7 +1,6 @@
 # The docstrings of _wire.pyx describe this class.
 
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from _typeshed import ReadableBuffer
@@ -11,9 +10,7 @@ from datastreamer.zkevm.schema import Message
 _T = TypeVar("_T", bound=NamedTuple)
 
 class MessageCodec(Generic[_T]):
-    def __init__(
-        self, cls: type[_T], message: Message, enums: Mapping[str, type[IntEnum]]
-    ) -> None: ...
+    def __init__(self, message: Message) -> None: ...
     @property
     def cls(self) -> type[_T]: ...
     @property

@@ -29,8 +29,7 @@ cdef tuple _WIRE_NAMES = ("a varint", "8 bytes", "bytes with a length", "a group
 cdef class MessageCodec:
     """Reads and writes messages of one kind.
 
-    ``MessageCodec(cls, schema.Message, {field name: enum})``: `cls` is a NamedTuple with the
-    message's fields in order, all with defaults.
+    ``MessageCodec(schema.Message)``: an event is an instance of the message's class.
     """
 
     cdef readonly object cls
@@ -41,24 +40,18 @@ cdef class MessageCodec:
     cdef list defaults
     cdef list enums
 
-    def __cinit__(self, cls, message, enums):
-        fields = message.fields
+    def __cinit__(self, message):
+        self.cls, self.name, fields = message
         if not 1 <= len(fields) <= MAX_FIELDS:
             raise ValueError(f"a message of {len(fields)} fields")
-        if cls._fields != tuple(field.name for field in fields):
-            raise ValueError(f"{cls.__name__} differs from {message.name} in its fields")
-        self.cls = cls
-        self.name = message.name
         self.count = len(fields)
-        self.names = cls._fields
-        self.defaults = list(cls())
+        self.names = self.cls._fields
+        self.defaults = list(self.cls())
         self.enums = [None] * self.count
         for at, field in enumerate(fields):
-            if field.number != at + 1:
-                raise ValueError(f"{message.name}.{field.name} is not number {at + 1}")
             self.kinds[at] = field.kind
-            if field.name in enums:
-                self.enums[at] = {int(member): member for member in enums[field.name]}
+            if field.kind == ENUM:
+                self.enums[at] = {int(member): member for member in type(self.defaults[at])}
 
     def read(self, data):
         """Decode a message as a `cls`. Raises `ValueError`, which names the byte and the error."""

@@ -5,14 +5,14 @@ Owns the choice between the fixed layouts of version 1 and the messages of later
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import BadEvent, DecodeFailed
 from datastreamer.zkevm import events, fixed
 from datastreamer.zkevm._wire import MessageCodec
-from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, MESSAGES, TYPE_BOOK_MARK
+from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, MESSAGES
 
 Event: TypeAlias = (
     events.BookMark
@@ -28,47 +28,12 @@ Event: TypeAlias = (
     | fixed.FixedUpdateGER
 )
 
-_ENUMS: Final[dict[str, dict[str, Any]]] = {
-    "BookMark": {"type": events.BookmarkType},
-    "BatchStart": {"type": events.BatchType},
-}
-# Codecs of streams of version 2 and later, by entry type ...
+# Codecs of streams of version 2 and later, by entry type.
 CODECS: Final[dict[int, MessageCodec[Any]]] = {
-    number: MessageCodec(getattr(events, message.name), message, _ENUMS.get(message.name, {}))
-    for number, message in MESSAGES.items()
-}
-
-
-class _Codec(NamedTuple):
-    """The name, decoder and encoder of a kind of event."""
-
-    name: str
-    read: Callable[[bytes], Event]
-    write: Callable[[Any], bytes]
-
-
-# ... and those of both generations in one form.
-_PROTOBUF: Final = {
-    number: _Codec(layout.name, layout.read, layout.write) for number, layout in CODECS.items()
-}
-_FIXED: Final = {
-    TYPE_BOOK_MARK: _Codec("BookMark", fixed.unpack_mark, fixed.pack_mark),
-    **{
-        number: _Codec(cls.__name__.removeprefix("Fixed"), cls.unpack, cls.pack)
-        for number, cls in (
-            (fixed.TYPE_START_L2_BLOCK, fixed.StartL2Block),
-            (fixed.TYPE_L2_TX, fixed.L2Tx),
-            (fixed.TYPE_END_L2_BLOCK, fixed.EndL2Block),
-            (fixed.TYPE_UPDATE_GER, fixed.FixedUpdateGER),
-        )
-    },
+    number: MessageCodec(message) for number, message in MESSAGES.items()
 }
 _TYPES: Final[dict[type, int]] = {
-    **{layout.cls: number for number, layout in CODECS.items()},
-    fixed.StartL2Block: fixed.TYPE_START_L2_BLOCK,
-    fixed.L2Tx: fixed.TYPE_L2_TX,
-    fixed.EndL2Block: fixed.TYPE_END_L2_BLOCK,
-    fixed.FixedUpdateGER: fixed.TYPE_UPDATE_GER,
+    codec.cls: number for codecs in (CODECS, fixed.CODECS) for number, codec in codecs.items()
 }
 
 
@@ -77,14 +42,14 @@ def event_name(event: Event) -> str:
     return "UpdateGER" if isinstance(event, fixed.FixedUpdateGER) else type(event).__name__
 
 
-def _codecs(version: int) -> dict[int, _Codec]:
-    return _PROTOBUF if version >= FIRST_PROTOBUF_VERSION else _FIXED
+def _codec(type: int, version: int) -> MessageCodec[Any] | fixed.FixedCodec | None:
+    return (CODECS if version >= FIRST_PROTOBUF_VERSION else fixed.CODECS).get(type)
 
 
 def kind_of(type: int, version: int) -> str | None:
     """The name of the event with this entry type in streams of this version; None if there is
     none."""
-    codec = _codecs(version).get(type)
+    codec = _codec(type, version)
     return codec.name if codec is not None else None
 
 
@@ -98,11 +63,12 @@ def decode(entry: Entry, *, version: int) -> Event:
 
 def decode_data(type: int, data: bytes, *, version: int, number: int | None = None) -> Event:
     """Decode data without its entry; `number` is for the message of `DecodeFailed`."""
-    codec = (_PROTOBUF if version >= FIRST_PROTOBUF_VERSION else _FIXED).get(type)
+    codec = _codec(type, version)
     if codec is None:
         raise DecodeFailed(number, f"streams of version {version} have no event of type {type}")
     try:
-        return codec.read(data)
+        event: Event = codec.read(data)
+        return event
     except ValueError as error:
         raise DecodeFailed(number, f"invalid {codec.name}: {error}") from None
 
@@ -110,10 +76,7 @@ def decode_data(type: int, data: bytes, *, version: int, number: int | None = No
 def decode_batch(batch: EntryBatch, *, version: int) -> Iterator[tuple[int, Event]]:
     """Number and event of each entry of a batch. Raises `DecodeFailed` at the first bad one."""
     for entry in batch:
-        yield (
-            entry.number,
-            decode_data(entry.type, entry.data, version=version, number=entry.number),
-        )
+        yield entry.number, decode(entry, version=version)
 
 
 def encode(event: Event, *, version: int) -> tuple[int, bytes]:
@@ -123,20 +86,14 @@ def encode(event: Event, *, version: int) -> tuple[int, bytes]:
     event or a value does not fit its field.
     """
     cls = type(event)
-    number = _TYPES.get(cls)
-    codec = None if number is None else _codecs(version).get(number)
-    if number is None or codec is None or not _belongs(cls, version):
+    number = _TYPES.get(cls, -1)
+    codec = _codec(number, version)
+    if codec is None or codec.cls is not cls:
         raise BadEvent(f"streams of version {version} have no {cls.__module__}.{cls.__name__}")
     try:
         return number, codec.write(event)
     except ValueError as error:
         raise BadEvent(str(error)) from None
-
-
-def _belongs(cls: type, version: int) -> bool:
-    """Whether streams of this version have events of this class."""
-    is_fixed = cls.__module__ == fixed.__name__
-    return cls is events.BookMark or is_fixed is (version < FIRST_PROTOBUF_VERSION)
 
 
 def as_json(event: Event) -> dict[str, Any]:

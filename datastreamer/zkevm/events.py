@@ -1,9 +1,9 @@
 """The events of zkEVM streams of version 2 and later, as typed tuples.
 
-Owns the names of the fields and their Python types; `schema` has the same fields in the same
-order. Sequencers write hashes and roots of 32 bytes and addresses of 20; the sizes are not checked
-here. Timestamps are in seconds. A field that a message lacks has its default; `debug` is None
-without a debug message.
+Owns the names of the fields in the order of their numbers, their types and defaults. Sequencers
+write hashes and roots of 32 bytes and addresses of 20; the sizes are not checked here. Timestamps
+are in seconds. A field that a message lacks has its default; `debug` is None without a debug
+message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The protobuf messages of zkEVM streams: names, numbers and kinds of their fields.
+"""The protobuf messages of zkEVM streams: numbers and kinds of the fields of `events`.
 
 Every decoder of these messages uses this table; `proto/datastream.proto` is its equivalent for
 other programs.
@@ -6,7 +6,10 @@ other programs.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from datastreamer.zkevm import events
 
 # Kinds of fields. The numbers are shared with the compiled decoder.
 U64: Final = 1
@@ -31,6 +34,9 @@ FIRST_PROTOBUF_VERSION: Final = 2
 FIRST_BLOCK_END_VERSION: Final = 3
 
 
+_NARROW: Final = {"delta_timestamp", "l1_infotree_index", "effective_gas_price_percentage"}
+
+
 class Field(NamedTuple):
     """A field. The fields of a message are numbered from 1 without gaps."""
 
@@ -40,80 +46,34 @@ class Field(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message: its entry type, its name, and its fields in order."""
+    """A message: the class of its events, its name, and its fields in order."""
 
-    type: int
+    cls: type[Any]
     name: str
     fields: tuple[Field, ...]
 
 
-def _message(type: int, name: str, *fields: tuple[str, int]) -> Message:
-    numbered = tuple(Field(at, *field) for at, field in enumerate(fields, 1))
-    return Message(type, name, numbered)
+def _kind(name: str, default: object) -> int:
+    if isinstance(default, IntEnum):
+        return ENUM
+    if name in _NARROW:
+        return U32
+    return {bool: BOOL, int: U64, bytes: BYTES, type(None): DEBUG}[type(default)]
+
+
+def _message(cls: type[Any]) -> Message:
+    fields = cls._field_defaults.items()
+    numbered = tuple(Field(at, name, _kind(name, it)) for at, (name, it) in enumerate(fields, 1))
+    return Message(cls, cls.__name__, numbered)
 
 
 MESSAGES: Final = {
-    message.type: message
-    for message in (
-        _message(TYPE_BOOK_MARK, "BookMark", ("type", ENUM), ("value", U64)),
-        _message(
-            TYPE_BATCH_START,
-            "BatchStart",
-            ("number", U64),
-            ("type", ENUM),
-            ("fork_id", U64),
-            ("chain_id", U64),
-            ("debug", DEBUG),
-        ),
-        _message(
-            TYPE_L2_BLOCK,
-            "L2Block",
-            ("number", U64),
-            ("batch_number", U64),
-            ("timestamp", U64),
-            ("delta_timestamp", U32),
-            ("min_timestamp", U64),
-            ("l1_blockhash", BYTES),
-            ("l1_infotree_index", U32),
-            ("hash", BYTES),
-            ("state_root", BYTES),
-            ("global_exit_root", BYTES),
-            ("coinbase", BYTES),
-            ("block_gas_limit", U64),
-            ("block_info_root", BYTES),
-            ("debug", DEBUG),
-        ),
-        _message(
-            TYPE_TRANSACTION,
-            "Transaction",
-            ("l2block_number", U64),
-            ("index", U64),
-            ("is_valid", BOOL),
-            ("encoded", BYTES),
-            ("effective_gas_price_percentage", U32),
-            ("im_state_root", BYTES),
-            ("debug", DEBUG),
-        ),
-        _message(
-            TYPE_BATCH_END,
-            "BatchEnd",
-            ("number", U64),
-            ("local_exit_root", BYTES),
-            ("state_root", BYTES),
-            ("debug", DEBUG),
-        ),
-        _message(
-            TYPE_UPDATE_GER,
-            "UpdateGER",
-            ("batch_number", U64),
-            ("timestamp", U64),
-            ("global_exit_root", BYTES),
-            ("coinbase", BYTES),
-            ("fork_id", U64),
-            ("chain_id", U64),
-            ("state_root", BYTES),
-            ("debug", DEBUG),
-        ),
-        _message(TYPE_L2_BLOCK_END, "L2BlockEnd", ("number", U64)),
-    )
+    TYPE_BOOK_MARK: _message(events.BookMark),
+    TYPE_BATCH_START: _message(events.BatchStart),
+    TYPE_L2_BLOCK: _message(events.L2Block),
+    TYPE_TRANSACTION: _message(events.Transaction),
+    TYPE_BATCH_END: _message(events.BatchEnd),
+    TYPE_UPDATE_GER: _message(events.UpdateGER),
+    TYPE_L2_BLOCK_END: _message(events.L2BlockEnd),
 }
+"""The message of each entry type."""

@@ -9,8 +9,8 @@ import pytest
 
 from datastreamer.cli.demo import DemoSequencer
 from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm import decode_data
 from datastreamer.zkevm.bookmark_keys import BookmarkName, name_of_key
-from datastreamer.zkevm.fixed import StartL2Block
 from datastreamer.zkevm.sequencer import Sequencer as Publisher
 from tests.cli.conftest import Invoke
 from tests.cli.process import running
@@ -32,7 +32,7 @@ def test_what_it_writes(invoke: Invoke, tmp_path: Path) -> None:
         assert name_of_key(1, batch_mark.data) == BookmarkName("batch", block)
         assert name_of_key(1, block_mark.data) == BookmarkName("block", block)
         assert len(start.data) == 122
-        assert StartL2Block.unpack(start.data)[:2] == (block, block)
+        assert decode_data(1, start.data, version=1)[:2] == (block, block)
         assert len(end.data) == 72
         assert end.data[:8] == block.to_bytes(8, "big")
         assert int.from_bytes(transaction.data[34:38], "big") == len(transaction.data) - 38

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from datastreamer.arrow.tables import NAMES
-from datastreamer.zkevm import fixed
+from datastreamer.zkevm import encode, fixed
 from tests.arrow.damage import HOW, damaged, write_pages
 from tests.conftest import Golden
 from tests.spark.conftest import Make
@@ -50,12 +50,15 @@ def test_all_tables(native: Any, streams: list[Path], table: str) -> None:
 
 def test_fixed_layouts(native: Any, make: Make) -> None:
     """Version 1: every table, with columns that one layout has and another lacks."""
+    events = [
+        fixed.StartL2Block(1, 2, 3, 4, 5, b"l" * 32, b"g" * 32, b"c" * 20, 9, 137),
+        fixed.StartL2Block(1, 2, 3, None, None, None, b"g" * 32, b"c" * 20, 9, None),
+        fixed.L2Tx(255, True, b"s" * 32, b"tx"),
+        fixed.L2Tx(7, False, None, b""),
+        fixed.EndL2Block(7, b"h" * 32, b"s" * 32),
+    ]
     entries = [
-        (1, fixed.StartL2Block(1, 2, 3, 4, 5, b"l" * 32, b"g" * 32, b"c" * 20, 9, 137).pack()),
-        (1, fixed.StartL2Block(1, 2, 3, None, None, None, b"g" * 32, b"c" * 20, 9, None).pack()),
-        (2, fixed.L2Tx(255, True, b"s" * 32, b"tx").pack()),
-        (2, fixed.L2Tx(7, False, None, b"").pack()),
-        (3, fixed.EndL2Block(7, b"h" * 32, b"s" * 32).pack()),
+        *(encode(event, version=1) for event in events),
         (0xB0, bytes(9)),
         (0xB0, b"\x01" + bytes(7) + b"\x09"),
     ]
