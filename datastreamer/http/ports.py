@@ -47,7 +47,6 @@ class Ports:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """All of them."""
         return [*self.clients, *self.metrics, *self.web]
 
     @property

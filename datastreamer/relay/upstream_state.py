@@ -65,7 +65,6 @@ class UpstreamState:
         return since
 
     def log_relaying(self, next_number: int) -> None:
-        """Log that the relay has joined it."""
         text = "relaying from %s: next entry %d, the upstream holds %d"
         self.log_progress(text, next_number, self.entries)
 

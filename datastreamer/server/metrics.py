@@ -178,7 +178,6 @@ def _index(server: Server) -> Samples:
 
 
 def _reserve(server: Server) -> Samples:
-    """Reserved and provisional slots, if there are any."""
     gate = server.gate
     if not gate.reserved:
         return {}
@@ -190,7 +189,6 @@ def _reserve(server: Server) -> Samples:
 
 
 def _publishing(server: Server) -> Samples:
-    """Metrics of publishing, if the server accepts publishers."""
     publish_lease, counts = server.publish_lease, server.counts
     if publish_lease is None:
         return {}
@@ -218,7 +216,6 @@ def _http(counts: HttpCounts) -> Samples:
 
 
 def _scrub(server: Server) -> Samples:
-    """Metrics of the scrub, if there is one."""
     if server.scrub.rate is None:
         return {}
     return {

@@ -138,7 +138,6 @@ class _Idleness:
         self._since = trio.current_time()
 
     async def wait(self) -> None:
-        """Return when the server is idle."""
         while True:
             now, work = trio.current_time(), self._work()
             if work != self._seen:

@@ -219,12 +219,10 @@ class Server:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether clients may present a token."""
         return self._token_examiner.takes_tokens
 
     @property
     def _features(self) -> int:
-        """The optional features, as bits of Capabilities."""
         publishing = FEATURE_PUBLISH * (self.publish_lease is not None)
         return publishing | FEATURE_AUTHENTICATE * self.takes_tokens
 

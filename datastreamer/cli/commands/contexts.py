@@ -27,7 +27,6 @@ Context = Mapping[str, str | int]
 
 
 def contexts_file() -> Path:
-    """The file of the contexts."""
     return _home("XDG_CONFIG_HOME", ".config") / "contexts.toml"
 
 

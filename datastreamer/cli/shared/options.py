@@ -30,7 +30,6 @@ ReportFormat = Literal["table", "jsonl"]
 
 
 def text_option(name: str, metavar: str, help: str, **more: Any) -> Any:
-    """The option for a text."""
     return typer.Option(name, metavar=metavar, help=help, **more)
 
 

@@ -87,7 +87,6 @@ class EntryTable(Form):
 
 
 def form_of(format: Format, header: Header) -> Form:
-    """The form of entries in this format."""
     if format == "table":
         return EntryTable(header)
     return {"jsonl": JsonLines, "raw": Raw, "hex": Hex}[format]()
@@ -131,7 +130,6 @@ def _dumped(entry: Entry, version: int) -> list[str]:
 
 
 def json_line(what: object) -> bytes:
-    """An object as a line of JSON."""
     return f"{json_text(what)}\n".encode("ascii")
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def port_option(default: int) -> Any:
-    """The option for the TCP port of a server."""
     text = f"TCP port to listen on; 0: any free port, which is logged [{default}]."
     return number_option("--port", "PORT", text, most=65535)
 

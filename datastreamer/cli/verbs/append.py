@@ -141,7 +141,6 @@ class _Appender:
 
 
 def _payload(entry: dict[str, Any]) -> bytes:
-    """The data of an entry."""
     if "data" in entry:
         return bytes_of(entry["data"])
     text = entry["text"]

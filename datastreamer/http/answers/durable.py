@@ -27,7 +27,6 @@ from datastreamer.http.port.messages import (
     HttpAnswer,
     HttpProblem,
     HttpRequest,
-    not_found,
     unless_gone,
 )
 from datastreamer.printable import json_text
@@ -61,8 +60,8 @@ class DurableStreams:
 
     async def stream(self, request: HttpRequest) -> HttpAnswer:
         parameters = request.parameters("offset", "live", "cursor")
-        if request.found["name"] != _NAME:
-            raise not_found(f"there is no stream {request.found['name']!r:.80}; there is {_NAME}")
+        if (name := request.found["name"]) != _NAME:
+            raise HttpProblem(404, f"there is no stream {name!r:.80}; there is {_NAME}")
         reading = self._source.reading()
         offset, live = parameters.text("offset"), parameters.choice("live", "long-poll", "sse")
         if request.method == "HEAD":

@@ -258,7 +258,7 @@ class Follower:
         self._reported = at.number
         return self._form.entries(piece.data, at, piece.number >= reading.total)
 
-    async def _piece(self, place: Cursor, stop: int) -> Piece | None:
+    async def _piece(self, place: Cursor, stop: int) -> Piece[bytes] | None:
         """The next entries; None if they were truncated meanwhile. Raises `AnswerCut`."""
         reading = self._reading
         try:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import trio
 
@@ -48,18 +48,10 @@ T = TypeVar("T")
 Encode = Callable[[EntryBatch], bytes]
 
 
-class Piece(NamedTuple):
-    """Encoded entries, and the place after them."""
+class Piece(NamedTuple, Generic[T]):
+    """Entries, encoded or not, and the place after them."""
 
-    data: bytes
-    offset: int
-    number: int
-
-
-class _RawPiece(NamedTuple):
-    """Entries, and the place after them."""
-
-    batch: EntryBatch
+    data: T
     offset: int
     number: int
 
@@ -123,8 +115,10 @@ class Reading:
 
     def refresh(self) -> None:
         """See what another process has committed."""
-        with _problems():
+        try:
             self.stream.refresh_open_file()
+        except (DamagedFile, StreamClosed, OSError) as error:
+            raise HttpProblem(503, f"{error}; try again later") from None
 
     @property
     def total(self) -> int:
@@ -136,7 +130,6 @@ class Reading:
         return self.stream.total_entries
 
     def received(self, number: int) -> Received:
-        """As `received`."""
         return received(self.stream, number)
 
     async def wait(self, news: trio.Event) -> None:
@@ -206,25 +199,25 @@ class Reading:
 
     async def piece(
         self, encode: Encode, place: Cursor, stop: int, most_bytes: int, *, inline: bool
-    ) -> Piece:
+    ) -> Piece[bytes]:
         """The entries from `place` on, up to entry `stop` and about `most_bytes` of the file, in
         the form that `encode` gives them. The offset of `place` is 0 if it is not known. With
         `inline` that is little work, unless an entry is large: it is done in the event loop if it
         need not wait for the disk. Raises `UnknownEntry`."""
         reader, broadcast = self.stream.reader, self.broadcast
 
-        def run(place: Cursor) -> _RawPiece:
+        def run(place: Cursor) -> Piece[EntryBatch]:
             batch, after = reader.run(place, most_bytes)
             if after.number > stop:
                 # Also entries that were committed since `stop` was the end.
                 batch, after = batch[: stop - batch.first_number], reader.cursor(stop)
-            return _RawPiece(batch, after.offset, after.number)
+            return Piece(batch, after.offset, after.number)
 
-        def make(place: Cursor) -> Piece:
+        def make(place: Cursor) -> Piece[bytes]:
             batch, offset, number = run(place)
             return Piece(encode(batch), offset, number)
 
-        async def read() -> Piece:
+        async def read() -> Piece[bytes]:
             nonlocal place
             begin, place = place, Cursor(0, place.number)  # in another turn it may be elsewhere
             if not begin.offset:
@@ -296,12 +289,3 @@ class Reading:
 
         event = await self.steadily(read)
         return None if event is None else event.number
-
-
-@contextlib.contextmanager
-def _problems() -> Iterator[None]:
-    """Errors of the stream as a whole as problems."""
-    try:
-        yield
-    except (DamagedFile, StreamClosed, OSError) as error:
-        raise HttpProblem(503, f"{error}; try again later") from None

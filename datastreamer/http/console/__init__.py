@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from datastreamer.http.port.messages import HttpAnswer, HttpRequest, not_found
+from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
 
 _KINDS: Final = {
     "css": "text/css; charset=utf-8",
@@ -50,7 +50,7 @@ async def file(request: HttpRequest) -> HttpAnswer:
 def _file(name: str) -> HttpAnswer:
     content = _content().get(name)
     if content is None:
-        raise not_found(f"the console has no file {name!r:.80}")
+        raise HttpProblem(404, f"the console has no file {name!r:.80}")
     headers = [
         ("Content-Security-Policy", _POLICY),
         ("ETag", f'"{hashlib.sha256(content).hexdigest()[:16]}"'),

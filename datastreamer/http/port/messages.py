@@ -242,9 +242,4 @@ def number(name: str, text: str, *, most: int = U64_MAX, least: int = 0) -> int:
 
 
 def json_answer(value: Any, headers: Headers = ()) -> HttpAnswer:
-    """`value` as JSON."""
     return HttpAnswer(200, JSON, json.dumps(value).encode() + b"\n", headers)
-
-
-def not_found(what: str) -> HttpProblem:
-    return HttpProblem(404, what)

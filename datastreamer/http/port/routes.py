@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from datastreamer.http.port.access import HttpAccess
-from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest, not_found
+from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Routes:
         if route not in self._open:
             await self._access.check_token(request)
         if handler is None:
-            raise not_found(f"no such path; there are {', '.join(self.paths)}")
+            raise HttpProblem(404, f"no such path; there are {', '.join(self.paths)}")
         return _conditional(request, await handler(request))
 
     def _find(self, request: HttpRequest) -> tuple[str, HttpRequest, Handler | None]:

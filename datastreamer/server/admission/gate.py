@@ -123,7 +123,6 @@ class Gate:
 
     @property
     def reserved_in_use(self) -> int:
-        """Reserved slots in use."""
         return max(0, self.clients - self._limits.max_clients)
 
     @property

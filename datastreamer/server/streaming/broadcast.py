@@ -127,6 +127,7 @@ class Broadcast:
 
     def _attend(self) -> None:
         """A client waits."""
+        self._report_if_awaited()
         self._company.set()
 
     def _arm(self, wakes: Wakes) -> bool:
@@ -206,20 +207,17 @@ class Broadcast:
     def join_feed(self, member: Member, form: FeedForm) -> None:
         """Send new entries in this form to this client, until it leaves."""
         self.feed.join(member, form)
-        self._report_if_awaited()
-        self._company.set()
+        self._attend()
 
     def park(self, sender: LiveSender) -> None:
         """Wake this client when the view moves."""
         self.parked.add(sender)
-        self._report_if_awaited()
-        self._company.set()
+        self._attend()
 
     def watch(self, watcher: trio.Event) -> None:
         """Set `watcher` when the view moves or entries were truncated."""
         self.watchers.add(watcher)
-        self._report_if_awaited()
-        self._company.set()
+        self._attend()
 
     def leave(self, sender: LiveSender) -> bool:
         """The client's sender writes to the connection again, which may be closed; returns whether

@@ -42,7 +42,6 @@ class LiveSender(Protocol):
 
 
 def socket_of(sender: LiveSender) -> int:
-    """The descriptor of a live client's socket."""
     fd = sender.transport.socket_fd
     assert fd is not None
     return fd

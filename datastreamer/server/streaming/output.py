@@ -28,7 +28,6 @@ class ClientOutput:
         self._counts = counts
 
     async def send(self, data: Buffer) -> None:
-        """Send all of `data`."""
         sent = self.send_now(data)
         if sent < len(data):
             self.blocked = True
@@ -41,7 +40,6 @@ class ClientOutput:
         return self._count(self._transport.send_now(data))
 
     def send_file(self, file: int, offset: int, count: int) -> int:
-        """As `Transport.send_file`."""
         return self._count(self._transport.send_file(file, offset, count))
 
     async def wait_writable(self) -> None:

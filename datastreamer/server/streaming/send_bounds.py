@@ -93,7 +93,6 @@ class SendBounds:
         return Span(span.start, end.offset, end)
 
     def cut_chunk(self, chunk: Chunk) -> Chunk:
-        """The part of it that may be sent now."""
         end = self.end
         if end is None or chunk.next.number <= end.number:
             return chunk

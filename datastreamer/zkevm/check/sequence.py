@@ -52,7 +52,6 @@ class SequenceReport(NamedTuple):
         return not self.broken
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         found = self._asdict()
         return {"ok": self.ok, **found, "breaches": [breach._asdict() for breach in self.breaches]}
 

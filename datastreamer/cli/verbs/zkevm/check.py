@@ -67,7 +67,6 @@ class _BreachOutput:
         self._written = 0
 
     def add(self, breach: Breach) -> None:
-        """Add a breach."""
         if len(self._held) < _HELD:
             heapq.heappush(self._held, breach)
         else:

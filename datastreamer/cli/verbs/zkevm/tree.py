@@ -16,7 +16,6 @@ _INPUT_SHOWN = 2 + 2 * 16
 
 
 def batch_tree(batch: dict[str, Any]) -> Tree:
-    """A batch with its blocks."""
     start, end = batch["start"], batch["end"]
     number = start["fields"]["number"] if start else None
     if number is None and batch["blocks"]:
@@ -46,7 +45,6 @@ def batch_tree(batch: dict[str, Any]) -> Tree:
 
 
 def block_tree(block: dict[str, Any]) -> Tree:
-    """A block with its transactions."""
     event, end = block["block"], block["end"]
     fields = event["fields"] | (end["fields"] if end else {})
     tree = Tree(_line(f"block {fields['number']} of batch {fields['batch_number']}", event, "bold"))
