@@ -258,7 +258,9 @@ async def ensure_undamaged(
         return
     total, first = stream.total_entries, found.first_differing
     if first is None:
-        first = await trio.to_thread.run_sync(_first_compared, stream, total)
+        # The upstream may hold fewer entries.
+        common = min(total, (await client.header()).total_entries)
+        first = await trio.to_thread.run_sync(_first_compared, stream, common)
     try:
         await client.range_hash(first, total)
     except EntriesDamaged as error:

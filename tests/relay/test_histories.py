@@ -76,7 +76,7 @@ async def test_stops_where_the_upstream_was_rewritten(tmp_path: Path, upstream: 
 
 
 @pytest.mark.parametrize("back_to", [0, 1, 40, 900, 999])
-@pytest.mark.parametrize("more", [0, 5, 2000])
+@pytest.mark.parametrize("more", [0, 5, 700, 2000])
 async def test_follows_the_upstream_back(
     tmp_path: Path, upstream: DataStream, back_to: int, more: int
 ) -> None:
