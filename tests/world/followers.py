@@ -16,7 +16,7 @@ from tests.http.test_follow import Events
 from tests.world.actors import Surroundings
 from tests.world.drivers import name_here
 from tests.world.machines import Program
-from tests.world.model import Seen
+from tests.world.model import Seen, Wrong
 from tests.world.network import ClientStream, Network
 
 _PAUSE_SECONDS = 0.5
@@ -58,7 +58,7 @@ class FollowerProgram:
         async with ClientStream(connection) as stream:
             await stream.send_all("\r\n".join((*lines, "", "")).encode())
             client = Events(stream)
-            client.id = self._id
+            client.id, epoch = self._id, 0
             while True:
                 event = None
                 with trio.move_on_after(_SILENCE_SECONDS):
@@ -70,6 +70,11 @@ class FollowerProgram:
                     return
                 if event is None:
                     return
+                before, epoch = epoch, int((client.id or "").partition("-")[2] or 0)
+                if epoch < before:
+                    raise Wrong(
+                        f"{self.name} is sent {client.id} after something of epoch {before}"
+                    )
                 self._apply(event["event"], event["data"])
                 self._id = client.id
 

@@ -6,21 +6,25 @@ something may be lost. Knows no driver, and not how a world begins and ends.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import trio
 
+from datastreamer.relay.relay import Relay
+from datastreamer.server.server import Server
 from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.lab.cuts import Cut
 from tests.storage.lab.disk import Interruption
 from tests.world import faults
 from tests.world.actors import PublisherProgram
+from tests.world.drivers import name_here
 from tests.world.faults import ERRORS, Event, Plan
-from tests.world.machines import Machine
+from tests.world.machines import Machine, Program
 from tests.world.model import Model
 from tests.world.network import Network
-from tests.world.rot import Rot
+from tests.world.rot import Flip, Rot
 from tests.world.servers import ORIGIN, Origin, RelayProgram
 from tests.world.trace import Trace
 
@@ -39,16 +43,29 @@ class Happenings:
     model: Model
     rot: Rot
     network: Network
+    chance: random.Random
     origin: Origin
     machines: dict[str, Machine]
     relays: dict[str, RelayProgram]
     publishers: list[PublisherProgram]
     _faults: trio.Nursery
+    _nursery: trio.Nursery
+
+    def _machine(self, name: str, main: Callable[[Program], Any]) -> Machine:
+        """A machine that runs this program from now on."""
+        machine = self.machines[name] = Machine(name, self.network, self.chance, main)
+
+        async def run() -> None:
+            name_here.set(name)
+            await machine.run()
+
+        self._nursery.start_soon(run)
+        return machine
 
     def happen(self, event: Event) -> None:
         """Carry out an event; what it does may end later."""
         self.trace.note("event", event)
-        _ACTIONS[event.what](self, event)
+        getattr(self, _ACTIONS[event.what].__name__)(event)
 
     def _pick(self, event: Event) -> Machine:
         machines = list(self.machines.values())
@@ -136,15 +153,17 @@ class Happenings:
         machine = self._server(event)
 
         async def stop() -> None:
-            program = machine.program
-            relay = self.relays.get(machine.name)
-            running = self.origin.server if relay is None else relay.relay
+            program, running = machine.program, self._running(machine)
             if program is None or running is None:
                 return
             program.stop_listening()
             await running.finish(event.seconds)
 
         self._in_program(machine, stop)
+
+    def _running(self, machine: Machine) -> Relay | Server | None:
+        relay = self.relays.get(machine.name)
+        return self.origin.server if relay is None else relay.relay
 
     def _in_program(self, machine: Machine, call: Callable[[], Any]) -> None:
         if machine.program is not None:
@@ -202,11 +221,14 @@ class Happenings:
             return
         machine = self.machines[flip.name]
 
-        def change() -> None:
-            if self.rot.flip(machine, flip):
-                self.trace.note("flip", flip)
+        self._in_background(machine.kill, event.seconds, lambda: self._flip(machine, flip))
 
-        self._in_background(machine.kill, event.seconds, change)
+    def _flip(self, machine: Machine, flip: Flip) -> bool:
+        changed = self.rot.flip(machine, flip)
+        if changed:
+            self.trace.note("flip", flip)
+            self.trace.named.discard((flip.name, flip.page))
+        return changed
 
     def change_served_bit(self, event: Event) -> None:
         self._in_background(self._change_served_bit, event)
@@ -221,8 +243,7 @@ class Happenings:
             machine = self.machines[flip.name]
             self.rot.evict(machine, flip.page)
             await trio.sleep(REMEMBERED_SECONDS)
-            if self.rot.is_cold(machine, flip.page) and self.rot.flip(machine, flip):
-                self.trace.note("flip", flip)
+            if self.rot.is_cold(machine, flip.page) and self._flip(machine, flip):
                 return
 
     def take_over(self, event: Event) -> None:

@@ -113,6 +113,9 @@ class Model:
         self.refuses = True
         """Whether a publisher may be refused an operation."""
         self.truncations = 0
+        self.in_doubt: int | None = None
+        """The total of a truncation that the disk refused in the middle: what it was to remove is
+        served, and the file may lack it already."""
         self.delivered = 0
         """How many entries any client has received."""
         self._durable = durable
@@ -253,8 +256,17 @@ class Model:
         for piece, version in found[common:]:
             self._add(piece, version)
 
+    def opened(self, image: Image) -> None:
+        """The origin's file was opened, which decides a truncation in doubt."""
+        if self.in_doubt is not None:
+            self.truncate(self.in_doubt)
+            self.in_doubt = None
+        self.look_anew(image)
+
     def _lost(self, common: int) -> None:
-        """The entries from `common` on are lost, without a truncation."""
+        """The file lacks the entries from `common` on: without a truncation, they are lost."""
+        if self.in_doubt is not None and common >= self.in_doubt:
+            return
         self._barriers = [(epoch, min(total, common)) for epoch, total in self._barriers]
         for operation in self.acknowledged:
             assert operation.first is not None

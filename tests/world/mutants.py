@@ -282,7 +282,6 @@ MUTANTS = [
         replaced(Feed, "_is_current", lambda *_: True),
         (TRUNCATE,),
         followers=12,
-        seed=15,
     ),
     Mutant(
         "the pass over followers ignores the cursor",

@@ -2,7 +2,8 @@
 
 A bit changes while no program has the file open, or while its page is not in the page cache: in a
 page that has a checksum, whose entries another machine has, too, and no other bit of which is
-changed anywhere. (An upstream may update or remove these entries later.)
+changed anywhere. (An upstream may update or remove these entries later.) A bit behind the padding
+mark belongs to nothing: it is not restored, and no log may name its page for it.
 The model reads the origin's file as if no bit had changed. Knows machines, their streams and their
 disks, and no network.
 """
@@ -86,6 +87,8 @@ class Rot:
     stream_of: StreamOf
     """The stream that a machine serves now."""
     flips: list[Flip] = field(default_factory=list)
+    spared: set[tuple[str, int]] = field(default_factory=set)
+    """Machines and pages of which no bit has changed but some behind the padding mark."""
     flipped: int = 0
     healed: int = 0
 
@@ -115,6 +118,11 @@ class Rot:
         inode = machine.disk.find(self.path)
         for image in (inode.seen, inode.durable):
             image.write(bytes([flip.bad]), flip.offset)
+        if self._is_known(machine, flip.page):
+            self.spared.add((flip.name, flip.page))
+            return True
+        # (A relay may log what its upstream says of the page.)
+        self.spared = {place for place in self.spared if place[1] != flip.page}
         self.flips.append(flip)
         self.flipped += 1
         return True

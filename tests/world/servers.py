@@ -27,7 +27,10 @@ from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.sync_policy import SyncPolicy
-from datastreamer.transport.server_stream import SocketTransport
+from datastreamer.transport.refusal_log import RefusalLog
+from datastreamer.transport.server_stream import SocketTransport, Transport
+from datastreamer.transport.tls import ServerTLS
+from datastreamer.transport.tls_stream import TLSTransport
 from tests.storage.lab.image import Image
 from tests.storage.lab.model import abandon
 from tests.world.follower_answers import NAME, serve_follower
@@ -47,6 +50,31 @@ _RETRY_SECONDS = 1.0
 _FILE_BYTES = 128 << 10
 
 
+async def opened(program: Program, sync: SyncPolicy) -> DataStream:
+    """The stream on a program's disk, as soon as the disk allows that."""
+    while True:
+        try:
+            try:
+                return DataStream.open(
+                    PATH, sync=sync, index="memory", verify="always", disk=program.disk
+                )
+            except FileMissing:
+                return DataStream.create(PATH, sync=sync, index="memory", disk=program.disk)
+        except DatastreamerError as error:
+            _log.warning("the stream cannot be opened: %s", error)
+            await trio.sleep(_RETRY_SECONDS)
+
+
+def closed(program: Program, stream: DataStream) -> None:
+    """Close a stream, or let go of it if its program has ended."""
+    if not program.alive:
+        abandon(stream)
+    try:
+        stream.close()
+    except DatastreamerError as error:
+        _log.warning("the stream cannot be closed: %s", error)
+
+
 @dataclass
 class Origin:
     """The origin's program."""
@@ -59,48 +87,20 @@ class Origin:
     limits: Limits
     stream: DataStream | None = None
     server: Server | None = None
-    in_doubt: int | None = None
-    """The total of a truncation that the disk refused in the middle."""
 
     async def run(self, program: Program) -> None:
-        stream = await self._open(program)
+        stream = await opened(program, self.sync)
+        self.model.opened(self.image())
         try:
             terms = Publishing(token_file=self.token_file, lease=LEASE_SECONDS)
             self.server = Server(stream, limits=self.limits, publishing=terms)
             self.stream = stream
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.server.run, [])
-                program.listen(_serve(program, lambda: self.server))
+                program.listen(serve_by(program, lambda: self.server))
         finally:
             self.stream = self.server = None
-            if not program.alive:
-                abandon(stream)
-            try:
-                stream.close()
-            except DatastreamerError as error:
-                _log.warning("the stream cannot be closed: %s", error)
-
-    async def _open(self, program: Program) -> DataStream:
-        while True:
-            try:
-                try:
-                    stream = DataStream.open(
-                        PATH, sync=self.sync, index="memory", verify="always", disk=program.disk
-                    )
-                except FileMissing:
-                    stream = DataStream.create(
-                        PATH, sync=self.sync, index="memory", disk=program.disk
-                    )
-            except DatastreamerError as error:
-                # The disk refuses.
-                _log.warning("the stream cannot be opened: %s", error)
-                await trio.sleep(_RETRY_SECONDS)
-                continue
-            if self.in_doubt is not None:
-                self.model.truncate(self.in_doubt)
-                self.in_doubt = None
-            self.model.look_anew(self.image())
-            return stream
+            closed(program, stream)
 
     # What an operator does.
 
@@ -118,12 +118,16 @@ class Origin:
     def _truncate(self, stream: DataStream, keep: int) -> None:
         stream.parts.writer.lend(self)
         stream.parts.writer.end_lease(self)
-        self.model.truncate(keep)
+        end = stream._ensure_writable().end
+        refused = end.state == "interrupted"
+        if not refused:
+            self.model.truncate(keep)
         try:
             stream.truncate(keep)
         except CommitInDoubt:
-            # The entries are served until the next open, which may complete it.
-            self.in_doubt = keep
+            if end.state == "interrupted" and not refused:
+                # The entries are served until the next open, which may complete it.
+                self.model.in_doubt = keep
             raise
         self.model.look_anew(self.image())
 
@@ -184,7 +188,7 @@ class RelayProgram:
 
         class Started:
             def started(self, _: object) -> None:
-                program.listen(_serve(program, lambda: relay.server))
+                program.listen(serve_by(program, lambda: relay.server))
 
         try:
             await relay.run([], task_status=Started())
@@ -210,10 +214,16 @@ class SimTransport(SocketTransport):
         return self.send_now(data)
 
 
-def _serve(program: Program, server: Callable[[], Server | None]) -> Accept:
+def serve_by(
+    program: Program, server: Callable[[], Server | None], tls: ServerTLS | None = None
+) -> Accept:
+    """Serves the connections that a program accepts."""
+
     async def serve(connection: socket.socket, peer: str) -> None:
         serving = server()
-        transport = SimTransport(connection, peer, program)
+        transport: Transport = SimTransport(connection, peer, program)
+        if tls is not None:
+            transport = TLSTransport(connection, peer, tls, RefusalLog(_log))
         if serving is None:
             await transport.close()
         elif peer.startswith(NAME):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import trio
 
@@ -176,16 +176,10 @@ class World(Happenings):
             self.clients.append(follower)
             self._machine(follower.name, follower.run)
 
-    def _machine(self, name: str, main: Callable[[Program], Any]) -> None:
-        machine = Machine(name, self.network, self.chance, main)
+    def _machine(self, name: str, main: Callable[[Program], Any]) -> Machine:
+        machine = super()._machine(name, main)
         machine.on_start = lambda: self.rot.evict_changed(machine)
-        self.machines[name] = machine
-
-        async def run() -> None:
-            name_here.set(name)
-            await machine.run()
-
-        self._nursery.start_soon(run)
+        return machine
 
     def image(self) -> Image:
         return self.rot.undone(ORIGIN, image_of(self.machines[ORIGIN]))
@@ -215,8 +209,10 @@ class World(Happenings):
                     raise Wrong(f"{name} shows {total} entries, in the middle of an operation")
 
     def _watch_rot(self) -> None:
-        """Restored pages were named, and an operator restores those of the origin: soon after its
-        metric counts them, and at once when nothing else fails."""
+        """Restored pages were named, and whole ones were not; an operator restores those of the
+        origin: soon after its metric counts them, and at once when nothing else fails."""
+        if named := self.rot.spared & self.trace.named:
+            raise Wrong(f"a log names {named}, of which only bits behind the mark have changed")
         if not self.rot.flips:
             return
         for machine in self._servers():
@@ -338,13 +334,45 @@ def run(plan: Plan, *, trace_file: str | None = None) -> Outcome:
     """Carry out a plan; what happened is written to `trace_file`. Raises `Wrong`, and what should
     not be raised in any program; then it prints the command that does all this again."""
     began = time.process_time()
+    world, seconds = carried_out(World, plan, trace_file)
+    return Outcome(
+        world.trace.digest(),
+        world.trace.events,
+        seconds,
+        time.process_time() - began,
+        len(world.model.history),
+        len(world.model.acknowledged),
+        sum(client.seen.rollbacks for client in world.clients),
+        world.rot.flipped,
+        world.trace.damage,
+        world.rot.healed,
+        world.trace.replaced,
+    )
+
+
+class Runs(Protocol):
+    """A world, as far as it is carried out."""
+
+    trace: Trace
+    settled: bool
+
+    async def run(self) -> None: ...
+
+
+W = TypeVar("W", bound=Runs)
+
+
+def carried_out(
+    make: Callable[[Plan, random.Random, SimTime], W], plan: Plan, trace_file: str | None
+) -> tuple[W, float]:
+    """The world of a plan, at its end, and its seconds. Raises and prints as `run`."""
     chance = random.Random(plan.seed)
-    worlds: list[World] = []
+    worlds: list[W] = []
     seconds = 0.0
 
     async def main(sim_time: SimTime) -> None:
         nonlocal seconds
-        worlds.append(World(plan, chance, sim_time))
+        worlds.append(make(plan, chance, sim_time))
         start = trio.current_time()
         try:
             await worlds[0].run()
@@ -361,20 +389,7 @@ def run(plan: Plan, *, trace_file: str | None = None) -> Outcome:
         gc.collect()
         if trace_file is not None:
             Path(trace_file).write_text("\n".join(worlds[0].trace.lines))
-    world = worlds[0]
-    return Outcome(
-        world.trace.digest(),
-        world.trace.events,
-        seconds,
-        time.process_time() - began,
-        len(world.model.history),
-        len(world.model.acknowledged),
-        sum(client.seen.rollbacks for client in world.clients),
-        world.rot.flipped,
-        world.trace.damage,
-        world.rot.healed,
-        world.trace.replaced,
-    )
+    return worlds[0], seconds
 
 
 def first_failure(error: BaseException) -> BaseException:
