@@ -107,15 +107,15 @@ def payloads(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
             messages = [pack_message(*message) for message in Splitter().split(own, parts)]
             stream.append_many(MESSAGE_TYPE, messages)
     with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
-        size = os.stat(path).st_size
-        yield count, size, server.addresses[0]
+        yield count, path, server.addresses[0]
 
 
 class CatchUp:
     """All payloads, once: the bytes that came, and the client's time of the processor."""
 
     def __init__(self, payloads: Any, where: Sequence[Where] | None) -> None:
-        self.count, self.size, self.address = payloads
+        self.count, path, self.address = payloads
+        self.size = os.stat(path).st_size
         self.where = where
         self.came = 0
         self.processor = 0.0

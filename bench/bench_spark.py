@@ -16,12 +16,15 @@ from typing import Any
 
 import pytest
 
+from bench.bench_selections import payloads
 from bench.measure import Done
 from bench.spark_session import local_session
 from datastreamer import DataStream, arrow
-from datastreamer.spark import frame
+from datastreamer.spark import frame, read_messages
 from datastreamer.zkevm import L2Block, Transaction, encode
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
+
+__all__ = ["payloads"]
 
 _SIZE = 155  # of an entry, as in the streams of production nodes
 _OPERATION = 10_000
@@ -243,6 +246,25 @@ def test_a_range_of_blocks(versus: Any, spark: Any, chain: Path) -> None:
         {"spark.read.parquet": lambda: run(rival)},
         unit="queries/s",
         at_least=1.0,
+    )
+
+
+@pytest.mark.parametrize("place", ["server", "file"])
+def test_a_portion(versus: Any, spark: Any, payloads: Any, place: str) -> None:
+    count, path, (host, port) = payloads
+    source = str(path) if place == "file" else f"tcp://{host}:{port}"
+    whole, portion = (
+        read_messages(spark, {"it": source}, subscribe) for subscribe in (None, [b"\x01"])
+    )
+    # A header, the portion and ten other parts for each payload.
+    assert (portion.count(), whole.count()) == (2 * count, 12 * count)
+    versus(
+        f"Spark, messages of a portion, 5 B of payloads of 10 kB, from a {place}",
+        lambda: _noop(portion),
+        {"all messages": lambda: _noop(whole)},
+        unit="GB/s of the stream",
+        amount=path.stat().st_size / 1e9,
+        at_least=2.0,
     )
 
 

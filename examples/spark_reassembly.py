@@ -2,21 +2,19 @@
 
     python examples/spark_reassembly.py OUT SOURCE...
 
-A SOURCE is a stream's file, or HOST:PORT of a server. OUT/payloads gets the payloads, OUT/events
-the conflicts between producers and what is missing. Needs
+A SOURCE is a stream's file, or tcp://HOST:PORT of a server. OUT/payloads gets the payloads,
+OUT/events the conflicts between producers and what is missing. Needs
 pip install 'datastreamer[spark-reassembly]' and Java 17 or 21.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from functools import reduce
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from datastreamer import DatastreamerError
-from datastreamer.spark import events_of, messages, payloads_of, reassemble, session
+from datastreamer.spark import events_of, payloads_of, read_messages, reassemble, session
 
 
 def main() -> None:
@@ -35,7 +33,7 @@ def main() -> None:
 
 def run(spark: SparkSession, out: str, sources: list[str]) -> None:
     """Reassemble the messages of all sources into the new folder `out`."""
-    rows = reassemble(reduce(DataFrame.union, [read(spark, source) for source in sources])).rows
+    rows = reassemble(read_messages(spark, {source: source for source in sources})).rows
     # Reassemble once: write all rows, and read the two views from there.
     rows.write.parquet(f"{out}/rows")
     rows = spark.read.parquet(f"{out}/rows")
@@ -44,13 +42,6 @@ def run(spark: SparkSession, out: str, sources: list[str]) -> None:
     print(f"{payloads_of(rows).count():,} payloads")
     for row in events_of(rows).groupBy("event", "what").count().orderBy("event", "what").collect():
         print(f"{row['count']:,} {row.event}: {row.what}")
-
-
-def read(spark: SparkSession, source: str) -> DataFrame:
-    """The messages of a source; `source` is its name too."""
-    option = ("path", source) if os.path.exists(source) else ("server", source)
-    entries = spark.read.format("datastream").option(*option).load()
-    return messages(entries, source=source)
 
 
 if __name__ == "__main__":

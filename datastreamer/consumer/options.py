@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.consumer.state import Notice
@@ -17,13 +17,10 @@ from datastreamer.reassembly.merge import Order
 from datastreamer.reassembly.portions import NESTED, wanted
 from datastreamer.reassembly.progress import ReassemblyStore
 from datastreamer.selection.clauses import Selection, selected
-from datastreamer.transport.address import UNIX
+from datastreamer.transport.address import SERVERS
 
 SourceAddress: TypeAlias = Upstream | tuple[str, int] | str | os.PathLike[str]
 Addresses: TypeAlias = Iterable[SourceAddress] | Mapping[str, SourceAddress]
-
-# What a text that names a server begins with; others are paths.
-_SERVERS: Final = ("tcp://", "tcps://", UNIX)
 
 Start: TypeAlias = int | bytes | Literal["latest"]
 """Where a source without a saved position begins: an entry, a bookmark, or its end."""
@@ -94,7 +91,7 @@ def named(addresses: Addresses) -> dict[str, Upstream | str]:
         place: Upstream | str
         if isinstance(address, os.PathLike):
             place = os.fspath(address)
-        elif isinstance(address, str) and not address.startswith(_SERVERS):
+        elif isinstance(address, str) and not address.startswith(SERVERS):
             place = address
         else:
             place = upstream_of(address)

@@ -30,7 +30,12 @@ from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.spark.read.frames import frame
 from datastreamer.spark.reassembly.event_rows import events_of, payloads_of
-from datastreamer.spark.reassembly.frames import messages, reassemble, reassemble_stream
+from datastreamer.spark.reassembly.frames import (
+    messages,
+    read_messages,
+    reassemble,
+    reassemble_stream,
+)
 from datastreamer.spark.reassembly.state import STATE_SETTINGS
 from datastreamer.spark.session import SETTINGS, register, session
 from datastreamer.spark.source import DatastreamSource
@@ -57,6 +62,7 @@ __all__ = [
     "native_jar",
     "open_tables",
     "payloads_of",
+    "read_messages",
     "reassemble",
     "reassemble_stream",
     "register",

@@ -14,8 +14,9 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from datastreamer.arrow.record_batches import OnError
 from datastreamer.arrow.tables import ENTRIES, NAMES
 from datastreamer.errors import UsageError
-from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, U64_MAX
 from datastreamer.protocol.retry import MOST_SECONDS
+from datastreamer.selection.clauses import Selection, with_prefixes
 from datastreamer.transport.address import Address, parse_address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
@@ -79,6 +80,9 @@ class Options:
     stop: Offset | None = None
     """Exclusive. None: the end of what is committed when the query is planned."""
 
+    where: Selection | None = None
+    """Which entries of the table `entries` are rows. None: all."""
+
     partition_bytes: int = PARTITION_BYTES
     system_id: bool | None = None
     """Whether rows have a `system_id` column. None: if the query may read several streams."""
@@ -92,6 +96,9 @@ class Options:
     timeout: float = 10.0
     retry_for: float = RETRY_SECONDS
     """Seconds without an answer from a server before the query fails; infinity: never."""
+
+    batch_reads: bool = True
+    """Whether servers are asked for extensions of the protocol."""
 
     reader: Implementation = "auto"
     """Which implementation reads files: `native` is in Java, `auto` is that one if Spark has it."""
@@ -114,6 +121,7 @@ class Options:
 
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
+    *("types", "prefixes", "batchReads"),
     *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
@@ -143,13 +151,15 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
     if bool(paths) == bool(servers):
         raise UsageError(_NO_LOCATION + (", not both" if paths else ""))
     from_latest = texts.get("startingoffset", "").lower() == "latest"
+    table = read.choice("table", NAMES, ENTRIES)
     return Options(
         paths=paths,
         servers=servers,
-        table=read.choice("table", NAMES, ENTRIES),
+        table=table,
         mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
         start=0 if from_latest else read.offset("startingOffset", "earliest", 0),
         stop=read.offset("endingOffset", "latest", None),
+        where=read.selection(table),
         partition_bytes=read.size("partitionBytes", partition_bytes),
         system_id=read.flag("systemId"),
         verify=read.flag("verify") is not False,
@@ -158,6 +168,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         tls=read.tls(),
         timeout=read.seconds("timeout", 10.0, least=0.001),
         retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
+        batch_reads=read.flag("batchReads") is not False,
         reader=cast("Implementation", read.choice("reader", get_args(Implementation), "auto")),
         from_latest=from_latest,
         max_entries=read.count("maxEntriesPerTrigger"),
@@ -217,6 +228,23 @@ class _Texts:
         if _is_number(text, U64_MAX):
             return int(text)
         raise self._bad(name, f"{word}, an entry number, block:N or batch:N")
+
+    def selection(self, table: str) -> Selection | None:
+        types, prefixes = (
+            [part.strip() for part in self._texts[name].split(",")] if name in self._texts else []
+            for name in ("types", "prefixes")
+        )
+        if table != ENTRIES and (types or prefixes):
+            raise UsageError(
+                f"the options types and prefixes are for the table {ENTRIES}: leave them out for "
+                f"the table {table}"
+            )
+        if not all(_is_number(part, U32_MAX) for part in types):
+            raise self._bad("types", f"numbers from 0 to {U32_MAX}, separated by commas")
+        try:
+            return with_prefixes([int(part) for part in types], prefixes)
+        except UsageError as error:
+            raise UsageError(f"option prefixes: {error}") from None
 
     def count(self, name: str) -> int | None:
         return self.number(name, None, U64_MAX, least=1)  # type: ignore[no-any-return]

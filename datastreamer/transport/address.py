@@ -15,6 +15,9 @@ from datastreamer.format import DEFAULT_PORT
 UNIX = "unix:"
 """The prefix of a Unix socket's path."""
 
+SERVERS = ("tcp://", "tcps://", UNIX)
+"""What a text that names a server begins with where others are paths."""
+
 _HOST = r"(?:\[(?P<v6>[^\[\]/]*)\]|(?P<host>[^:/\[\]\s]*))"
 _PLACE = re.compile(rf"{_HOST}(?::(?P<port>[0-9]+))?")
 _SCHEMES = {"tcp": False, "tcps": True}

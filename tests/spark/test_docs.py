@@ -97,7 +97,7 @@ def test_the_defaults_are_those_of_the_code() -> None:
         for name in re.findall(r"`(\w+)`", names):
             if name in NAMES_OF_OPTIONS and default.strip("`") and default != "as above":
                 shown[name] = default.strip("`")
-    assert len(shown) == 11
+    assert len(shown) == 12
     one = read_options({"server": "a:1"} | shown)
     assert one == read_options({"server": "a:1"})
 
@@ -113,10 +113,13 @@ def test_reassembly(
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "SPARK_REASSEMBLY.md").read_text()
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
-    shown = first.replace("{name}.bin", f"{tmp_path}/{{name}}.bin")
+    shown = re.sub(r'"(alice|bob)\.bin"', rf'"{tmp_path}/\1.bin"', first)
     exec(compile(shown, "docs/SPARK_REASSEMBLY.md", "exec"), {})
     said = capsys.readouterr().out.split("\n")
     assert said[:3] == [f"{own!r} 1 alice" for own in blocks]
+    selecting = EXAMPLES[3].replace('"alice.bin"', f'"{tmp_path}/alice.bin"')
+    exec(compile(selecting, "docs/SPARK.md", "exec"), {})
+    assert capsys.readouterr().out == "3\n"
     for name in ("alice.bin", "rows/", "rows-checkpoint/"):
         second = second.replace(f'"{name}"', f'"{tmp_path}/{name}"')
     found: dict[str, Any] = {}

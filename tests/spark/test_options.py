@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from datastreamer.errors import UsageError
+from datastreamer.selection.clauses import Where
 from datastreamer.spark.options import TLS, Options, read_options
 from datastreamer.transport.address import Address
 from datastreamer.zkevm.bookmark_keys import BookmarkName
@@ -33,6 +34,23 @@ def test_what_is_not_said_has_a_default() -> None:
         ),
         ({"path": "a", "systemId": "true"}, Options(("a",), system_id=True)),
         ({"path": "a", "streamVersion": "3"}, Options(("a",), version=3)),
+        ({"path": "a", "types": "16"}, Options(("a",), where=(16,))),
+        ({"path": "a", "Types": " 16 , 2,16"}, Options(("a",), where=(2, 16))),
+        (
+            {"path": "a", "types": "16,2", "prefixes": "2:0x00, 0xFf01,2:0x0001"},
+            Options(
+                ("a",),
+                where=tuple(
+                    Where(kind, *prefix)
+                    for kind in (2, 16)
+                    for prefix in ((0, b"\xff\x01"), (2, b"\0"))
+                ),
+            ),
+        ),
+        (
+            {"server": "a:1", "batchReads": "FALSE"},
+            Options((), (Address("a", 1),), batch_reads=False),
+        ),
         ({"path": "a", "spark.anything": "x"}, Options(("a",))),
         (
             {"server": "a:1, [::1]:6900,unix:/run/s,b,tcps://c:7"},
@@ -85,6 +103,22 @@ def test_what_is_said(given: dict[str, str], expected: Options) -> None:
         ({"path": "a", "streamVersion": "0"}, "'0' is not a number from 1 to 255"),
         ({"server": "a:1", "timeout": "nan"}, "'nan' is not a number of seconds"),
         ({"path": "a", "tabel": "blocks"}, "no option 'tabel': the options are path, "),
+        ({"path": "a", "types": "16,"}, "option types: '16,' is not numbers from 0 to 4294967295"),
+        ({"path": "a", "types": "0x10"}, "option types: '0x10' is not numbers from 0 to 4294"),
+        ({"path": "a", "types": str(1 << 32)}, "separated by commas"),
+        ({"path": "a", "types": ""}, "option types is empty"),
+        ({"path": "a", "prefixes": "0x01"}, "option prefixes: a prefix is compared in entries of"),
+        (
+            {"path": "a", "types": "1", "prefixes": "0x01,"},
+            "option prefixes: a prefix is [OFFSET:]0xHEX, with 1 to 255 bytes and an offset",
+        ),
+        ({"path": "a", "types": "1", "prefixes": "65536:0x01"}, "an offset up to 65,535"),
+        (
+            {"path": "a", "table": "blocks", "types": "2"},
+            "the options types and prefixes are for the table entries: leave them out for the tab",
+        ),
+        ({"server": "a", "table": "bookmarks", "prefixes": "0x01"}, "leave them out for the tabl"),
+        ({"server": "a:1", "batchReads": "no"}, "option batchReads: 'no' is not true or false"),
         ({"path": "a", "table": "logs"}, "option table: 'logs' is not one of entries, blocks"),
         ({"path": "a", "mode": "RELAXED"}, "option mode: 'RELAXED' is not one of FAILFAST"),
         ({"path": "a", "partitionBytes": "0"}, "option partitionBytes: '0' is not a number"),

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from datastreamer.spark.native.plans import described, flat, options_of, packed
+from datastreamer.spark.native.plans import described, flat, for_tasks, options_of
 from datastreamer.spark.options import BATCH_PART_BYTES
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.reader import TailReader
@@ -40,7 +40,7 @@ class Following:
         """The reader of parts, and the limit of a batch."""
         limit = self._tail.getDefaultReadLimit()
         return {
-            "reader": packed(self._reader),
+            **for_tasks(self._options, self._reader),
             "maxRows": limit.max_rows if isinstance(limit, ReadMaxRows) else None,
             "maxBytes": limit.max_bytes if isinstance(limit, ReadMaxBytes) else None,
         }
@@ -69,7 +69,7 @@ class Following:
         first = self._options.start
         begin = 0 if isinstance(first, BookmarkName) else first
         found = described(self._options, parts, begin=begin)
-        return {"plan": "", "reader": "", **found}
+        return {"plan": "", "reader": "", "where": None, **found}
 
 
 def _offset(offset: dict[str, Any] | None) -> dict[str, Any]:

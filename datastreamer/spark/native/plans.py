@@ -84,7 +84,17 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
     plan = packed(parts) if request["plan"] is None else request["plan"]
     # In the other modes, what is lost in a damaged page also depends on the pages before it.
     entries = wanted(options.table, request["filters"]) if options.mode == "FAILFAST" else ALL
-    return {"plan": plan, "reader": packed(reader), **described(options, parts, entries)}
+    return {"plan": plan, **for_tasks(options, reader), **described(options, parts, entries)}
+
+
+def for_tasks(options: Options, reader: BatchReader) -> dict[str, Any]:
+    """What all tasks of a query need: the reader in Python for what Java does not read, and the
+    clauses that select the entries of the table `entries`; None: all are rows."""
+    where = options.where and [
+        [clause, 0, ""] if isinstance(clause, int) else [*clause[:2], clause.prefix.hex()]
+        for clause in options.where
+    ]
+    return {"reader": packed(reader), "where": where}
 
 
 def described(
@@ -123,13 +133,13 @@ def described(
 
 
 def count(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of rows, which the headers of the files have; None if other things decide it.
+    """The number of rows, which the headers of the files have; None if the entries decide it.
 
     Of the `plan` of a scan of the table, if there is one: raises `StreamFileError` for a file that
     was truncated or changed since.
     """
     options = options_of(request)
-    if options.table != ENTRIES or options.mode != "FAILFAST":
+    if options.table != ENTRIES or options.mode != "FAILFAST" or options.where:
         return {"count": None}
     wanted_columns(options, StructType.fromJson(json.loads(request["table"])))
     parts = _parts(request, options, BatchReader(options, _least(options)))

@@ -52,5 +52,5 @@ class BatchReader(DataSourceReader):
         elif isinstance(partition, ServerPart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
             start, stop = partition.start, partition.stop
-            entries = read_entries(partition.snapshot, start, stop, partition.turn, rows.types)
+            entries = read_entries(partition.snapshot, start, stop, partition.turn, rows.where)
             yield from rows.batches(entries, start, stop)

@@ -75,7 +75,7 @@ def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartiti
         return
     pieces = list(itertools.pairwise(edges))
     if options.servers:
-        servers = _servers(options)
+        servers = Servers.of(options)
         index, client = servers.connect_any()
         with client:
             known, header = {index: history_of(client)}, client.header()
@@ -107,7 +107,7 @@ def pages_of(reader: Reader, snapshot: FileSnapshot, start: int, stop: int) -> r
 
 
 def _plan_servers(options: Options) -> Iterator[InputPartition]:
-    servers = _servers(options)
+    servers = Servers.of(options)
     index, client = servers.connect_any()
     with client:
         history = history_of(client)
@@ -123,12 +123,6 @@ def _plan_servers(options: Options) -> Iterator[InputPartition]:
             known = {index: history}
             snapshot = take_server_snapshot(servers, client, header, stop, known, len(pieces))
             yield from parts_of_entries(snapshot, pieces)
-
-
-def _servers(options: Options) -> Servers:
-    return Servers(
-        options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
-    )
 
 
 def _offsets(options: Options, total: int, find: FindBookmark) -> tuple[int, int]:

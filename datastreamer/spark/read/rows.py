@@ -16,6 +16,7 @@ from datastreamer.arrow.record_batches import Converter
 from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES
 from datastreamer.errors import UsageError
 from datastreamer.format import U64_MAX, Header
+from datastreamer.selection.clauses import Selection
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import Lost
 from datastreamer.spark.read.schemas import SYSTEM_ID, Columns, number_column
@@ -33,9 +34,11 @@ class RowMaker:
         self._system_id = header.system_id
         version = header.version if options.version is None else options.version
         kind = None if options.table == ENTRIES else TABLES[options.table].entry_type(version)
-        self.types = None if kind is None else frozenset({kind})
-        """The types of the entries that are rows; None: of all."""
+        self.where: Selection | None = options.where if kind is None else (kind,)
+        """The entries that are rows; None: all."""
 
+        # A converter of events passes over entries of other types itself.
+        self._selection = options.where
         # The converter counts rows by a column, so it needs one even if the query has none.
         own = columns.own or (self._number,)
         if ERROR in columns.schema.names and options.table != ENTRIES:
@@ -71,6 +74,8 @@ class RowMaker:
             within = run
             if run.first_number < start or run.next_number > stop:
                 within = run.since(start).before(stop)
+            if self._selection is not None:
+                within = within.select(self._selection)
             if not within:
                 continue
             found = self._converter.convert(within)

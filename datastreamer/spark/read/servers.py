@@ -26,7 +26,8 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.retry import BACKOFF
-from datastreamer.spark.options import TLS
+from datastreamer.selection.clauses import Selection
+from datastreamer.spark.options import TLS, Options
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.transport.address import Address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
@@ -41,6 +42,15 @@ class Servers:
     tls: TLS | None
     timeout: float
     retry_for: float
+    batch_reads: bool
+
+    @classmethod
+    def of(cls, options: Options) -> Servers:
+        """The servers that a query names."""
+        return cls(
+            *(options.servers, options.stream_type, options.tls, options.timeout),
+            *(options.retry_for, options.batch_reads),
+        )
 
     def connect(self, address: Address) -> BlockingClient:
         """Connect to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
@@ -57,6 +67,7 @@ class Servers:
             tls=context or address.tls,
             tls_server_name=None if self.tls is None else self.tls.server_name,
             resume=False,
+            batch_reads=self.batch_reads,
         )
 
     def connect_any(self) -> tuple[int, BlockingClient]:
@@ -182,12 +193,12 @@ def read_entries(
     start: int,
     stop: int,
     first_server: int,
-    types: frozenset[int] | None = None,
+    where: Selection | None = None,
 ) -> Iterator[EntryBatch]:
-    """The entries from `start` up to, not including, `stop`, as batches arrive; with `types` only
-    entries of these types, which a server that can filter sends alone.
+    """The entries from `start` up to, not including, `stop`, as batches arrive; with `where` only
+    those that it selects, which a server that can select sends alone.
 
-    On failure, continues with the next server, for `retry_for` seconds without an entry; then
+    On failure, continues with the next server, for `retry_for` seconds without progress; then
     raises the last server's error. Raises `HistoryChanged` if the stream was truncated or changed
     since the snapshot, at the latest at the end: until then the entries are unconfirmed.
     """
@@ -205,14 +216,16 @@ def read_entries(
                     return
                 begin = start if position is None else None
                 with client.batches(
-                    from_entry=begin, from_position=position, stop=stop, types=types
+                    from_entry=begin, from_position=position, stop=stop, where=where
                 ) as batches:
-                    for batch in batches:
-                        yield batch
-                        start, position = batch.next_number, batches.position
-                        failover.succeeded()
-                    position = batches.position
-                    start = start if position is None else position.next_entry
+                    try:
+                        yield from batches
+                    finally:
+                        # Also over entries that are not selected.
+                        reached = batches.position
+                        if reached is not None and reached.next_entry > start:
+                            start, position = reached.next_entry, reached
+                            failover.succeeded()
             if start < stop:
                 raise ConnectionLost(f"{failover.address} ended the stream before entry {start}")
         except (ConnectFailed, ConnectionLost) as error:

@@ -6,7 +6,9 @@ in one order. The core, `datastreamer.reassembly`, owns the meaning of messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -17,6 +19,8 @@ from pyspark.sql.types import BinaryType, LongType, StringType
 from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.format import U32_MAX
 from datastreamer.reassembly import Reassembler
+from datastreamer.reassembly.portions import NESTED
+from datastreamer.reassembly.portions import wanted as clauses_of
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.spark.reassembly.event_rows import (
     EVENT_SCHEMA,
@@ -28,6 +32,7 @@ from datastreamer.spark.reassembly.event_rows import (
 )
 from datastreamer.spark.reassembly.groups import groups, node, wanted
 from datastreamer.spark.reassembly.state import STATE_SETTINGS, LaneProcessor
+from datastreamer.transport.address import SERVERS
 
 BUDGET: Final = 1 << 30
 _COLUMNS: Final = (
@@ -70,6 +75,37 @@ def messages(
         source.alias("source"),
         sql.col("number").alias("position"),
     )
+
+
+def read_messages(
+    spark: SparkSession,
+    sources: Mapping[str, str | os.PathLike[str]],
+    subscribe: Iterable[bytes] | None = None,
+    stream: bool = False,
+    *,
+    type: int = MESSAGE_TYPE,
+    **options: str | float | bool,
+) -> DataFrame:
+    """The messages of all sources, for `reassemble`, and with `stream` for `reassemble_stream`.
+
+    `sources` has paths and servers (``tcp://HOST:PORT``) by the names in the column `source`. With
+    `subscribe`, servers send only headers and the messages of these portions, and others are left
+    out of files. `options` are those of `spark.read`, for each source. Raises `UsageError`.
+    """
+    if not sources:
+        raise UsageError('name one source at least, such as {"a": "a.bin"}')
+    subscribed = _subscribed(subscribe)
+    clauses = clauses_of((b"",) if subscribed is None else subscribed, type)
+    if all(clause.prefix for clause in clauses):
+        prefixes = [f"{clause.offset}:0x{clause.prefix.hex()}" for clause in clauses]
+        options["prefixes"] = ",".join(prefixes)
+    frames = []
+    for name, place in sources.items():
+        where = "server" if str(place).startswith(SERVERS) else "path"
+        reader = (spark.readStream if stream else spark.read).format("datastream")
+        entries = reader.options(**options, types=type, **{where: os.fspath(place)}).load()
+        frames.append(messages(entries, name, type))
+    return reduce(lambda one, other: one.union(other), frames)
 
 
 def reassemble(
@@ -180,9 +216,10 @@ def _need_state(spark: SparkSession) -> None:
 
 
 def _subscribed(subscribe: Iterable[bytes] | None) -> tuple[bytes, ...] | None:
+    """The prefixes, with that of nested headers."""
     if subscribe is None:
         return None
-    found = tuple(subscribe)
+    found = (*subscribe, NESTED)
     for prefix in found:
         if not isinstance(prefix, bytes):
             raise UsageError(f"a subscription must be bytes, not {prefix!r}")

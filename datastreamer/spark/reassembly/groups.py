@@ -15,10 +15,10 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
+from datastreamer.reassembly.portions import NESTED
 from datastreamer.reassembly.splitter import PREFIX_SIZE, RECORD_SIZE
 
 _HEADER: Final = b"\x00"
-_NESTED: Final = b"\xff"
 
 
 def node(key: Column) -> Column:
@@ -43,7 +43,7 @@ def announcements(messages: DataFrame, subscribe: Sequence[bytes] | None) -> Dat
     key, value = sql.col("key"), sql.col("value")
     first = sql.substring(key, 1, 1)
     header = (first == sql.lit(_HEADER)) & (sql.length(key) == PREFIX_SIZE)
-    header = header | ((first == sql.lit(_NESTED)) & (sql.length(key) >= PREFIX_SIZE))
+    header = header | ((first == sql.lit(NESTED)) & (sql.length(key) >= PREFIX_SIZE))
     size = sql.length(value)
     headers = messages.where(
         header & (size > 0) & (size % RECORD_SIZE == 0) & wanted(key, subscribe)
@@ -68,7 +68,7 @@ def groups(messages: DataFrame, subscribe: Sequence[bytes] | None = None) -> Dat
     shared = (
         claims.groupBy("prefix")
         .agg(sql.count("*").alias("announced"))
-        .where((sql.col("announced") > 1) | (sql.substring("prefix", 1, 1) == sql.lit(_NESTED)))
+        .where((sql.col("announced") > 1) | (sql.substring("prefix", 1, 1) == sql.lit(NESTED)))
     )
     links = claims.join(shared.select("prefix"), "prefix")
     if links.isEmpty():

@@ -198,9 +198,7 @@ class ServedStream:
     """A stream that one or more servers serve."""
 
     def __init__(self, options: Options) -> None:
-        self._servers = Servers(
-            options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
-        )
+        self._servers = Servers.of(options)
         self.name = ", ".join(map(str, options.servers))
         self._version = options.version
         self._client: BlockingClient | None = None

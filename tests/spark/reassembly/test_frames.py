@@ -13,10 +13,12 @@ import pyarrow as pa
 import pytest
 
 from datastreamer import DataStream, StreamServer
+from datastreamer._codec import Entry
 from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
-from datastreamer.spark import messages, reassemble, reassemble_stream
+from datastreamer.spark import messages, read_messages, reassemble, reassemble_stream
 from datastreamer.spark.reassembly.groups import connected
+from tests.network.stub import Selecting, Stub, StubServer, handler
 from tests.reassembly.generated import name
 from tests.spark.reassembly.event_rows import Message, core_events, examples, in_order, plain
 from tests.spark.settings import ROOT
@@ -30,11 +32,13 @@ def frame(spark: Any, rows: list[Message]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("subscribe", [None, [b"\x01", b"\xff"]], ids=["everything", "a part"])
+@pytest.mark.parametrize("subscribe", [None, [b"\x01"]], ids=["everything", "a part"])
 def test_the_same_as_the_core(spark: Any, subscribe: Any) -> None:
     made = examples(60)
     reported = reassemble(frame(spark, made).repartition(3), subscribe).rows.collect()
-    assert plain(reported) == plain(core_events(in_order(made), subscribe))
+    # That of nested headers is added.
+    due = subscribe and [*subscribe, b"\xff"]
+    assert plain(reported) == plain(core_events(in_order(made), due))
     assert {row.event for row in reported} == {"complete", "conflict", "malformed", "dropped"}
     assert {row.what for row in reported} >= {"value", "prefix", "count", "end"}
 
@@ -105,6 +109,87 @@ def test_over_files_and_a_server(spark: Any, tmp_path: Path) -> None:
         assert [(bytes(k), bytes(v)) for k, v in payloads[own].parts] == sorted(whole)
     [conflict] = events
     assert (conflict.event, conflict.what, conflict.source) == ("conflict", "value", "producer 1")
+
+
+def liars(folder: Path) -> dict[str, str]:
+    """Streams of three producers with the same messages in other orders, some wrong or missing."""
+    made = [(key, value) for key, value, _, _ in examples(60) if len(key) >= 33]
+    places = {}
+    for seed in range(3):
+        choose = random.Random(seed)
+        mine = [message for message in made if choose.random() < 0.9]
+        mine += [(key, value + b"?") for key, value in mine if choose.random() < 0.02]
+        choose.shuffle(mine)
+        write(folder / f"{seed}.bin", mine)
+        places[f"producer {seed}"] = str(folder / f"{seed}.bin")
+    return places
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subscribe", [[b"\x01"], []])
+def test_portions_of_files_and_a_server(spark: Any, tmp_path: Path, subscribe: Any) -> None:
+    """What is reassembled of the portions that were read is what a full read gives."""
+    places = liars(tmp_path)
+    with StreamServer(tmp_path / "2.bin", host="127.0.0.1", port=0, in_process=True) as server:
+        whole = read_messages(spark, places)
+        places["producer 2"] = f"tcp://127.0.0.1:{server.port}"
+        places["producer 1"] = Path(places["producer 1"])
+        read = read_messages(spark, places, subscribe)
+        expected = reassemble(whole, subscribe).rows.collect()
+        assert plain(reassemble(read, subscribe).rows.collect()) == plain(expected)
+        assert len({row.event for row in expected}) > 2
+        counts = [
+            [row["count"] for row in frame.groupBy("source").count().orderBy("source").collect()]
+            for frame in (read, whole, whole.where(portions(subscribe)))
+        ]
+    assert counts[0] == counts[2] != counts[1]
+
+
+def portions(subscribe: list[bytes]) -> str:
+    """The condition of headers and keys that are subscribed to, in SQL."""
+    prefixes = (b"\0", b"\xff", *subscribe)
+    return " OR ".join(f"startswith(key, X'{prefix.hex()}')" for prefix in prefixes)
+
+
+def test_portions_of_an_old_server(spark: Any) -> None:
+    """It is asked for nothing that it does not know with `batchReads` false."""
+    made = [pack_message(*message) for message in produced(1, 5)]
+    entries = [Entry(n, 0x10, data) for n, data in enumerate(made)]
+    old = [Stub(entries, extensions="refused") for _ in range(8)]
+    new = [Selecting(entries) for _ in range(8)]
+    counts = []
+    for stubs in (old, new):
+        with StubServer(*map(handler, stubs)) as server:
+            options = {"batchReads": stubs is old}
+            places = {"it": f"tcp://127.0.0.1:{server.port}"}
+            found = read_messages(spark, places, [b"\x01"], **options).collect()
+            counts.append(sorted((bytes(row.key), row.position, row.source) for row in found))
+    assert counts[0] == counts[1]
+    due = [key for key, _ in produced(1, 5) if key[0] in (0, 1, 255)]
+    assert [key for key, _, _ in counts[0]] == sorted(due)
+
+
+@pytest.mark.slow
+def test_portions_of_streams(stateful: Any, tmp_path: Path) -> None:
+    """Batch by batch, over a restart."""
+    sink, subscribe = Sink(), [b"\x01"]
+    for half in range(2):
+        for seed in range(2):
+            write(tmp_path / f"{seed}.bin", produced(seed, 20)[half::2])
+        with StreamServer(tmp_path / "1.bin", host="127.0.0.1", port=0, in_process=True) as server:
+            places = {"a": tmp_path / "0.bin", "b": f"tcp://127.0.0.1:{server.port}"}
+            found = read_messages(
+                *(stateful, places, subscribe), stream=True, maxEntriesPerTrigger=50
+            )
+            sink.run(reassemble_stream(found, subscribe).rows, tmp_path / "checkpoint")
+    assert {row.event for row in sink.rows} == {"complete"}
+    found = {bytes(row.id): row.parts for row in sink.rows}
+    assert len(found) == len(sink.rows) == 20
+    for number in range(20):
+        own, parts = payload(number)
+        whole = [m for m in Splitter(200).split(own, parts) if m[0][0] == 1]
+        assert [(bytes(k), bytes(v)) for k, v in found[own]] == sorted(whole)
+    assert sink.batches > 2
 
 
 def test_the_example(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,6 +339,10 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
         reassemble_stream(rows)
     with pytest.raises(UsageError, match="messages are read from the table entries"):
         messages(rows)
+    with pytest.raises(UsageError, match="name one source at least"):
+        read_messages(spark, {})
+    with pytest.raises(UsageError, match="a subscription must be bytes, not 1"):
+        read_messages(spark, {"a": "a.bin"}, b"\x01")  # type: ignore[arg-type]
     write(tmp_path / "s.bin", [])
     entries = spark.readStream.format("datastream").load(str(tmp_path / "s.bin"))
     with pytest.raises(UsageError, match="these messages have no end"):

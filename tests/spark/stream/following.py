@@ -63,6 +63,11 @@ class Driver:
         limit = self.reader.getDefaultReadLimit()
         return _through_json(self.reader.latestOffset(self.offset or {}, limit))
 
+    def planned_from_start(self) -> dict[str, Any]:
+        """How far the first batch would go."""
+        self.offset = _through_json(self.reader.initialOffset())
+        return self.planned()
+
     def all_there_is(self) -> dict[str, Any]:
         """The same, with no limit."""
         return _through_json(self.reader.latestOffset(self.offset or {}, ReadAllAvailable()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,57 @@ def test_a_checkpoint_of_something_else_is_an_error(growing: DataStream) -> None
             Driver(message, path=growing.path).batch()
     message = StreamOffset(3, "00").as_json()
     assert StreamOffset.from_json(message) == StreamOffset(3, "00")
+
+
+# Selections.
+
+THIRD = {"types": "1", "prefixes": "0x30,0:0x39"}
+"""Of `add`'s entries, those of type 1 whose number begins with 0 or 9."""
+
+
+def third(numbers: Iterable[int]) -> list[int]:
+    return [n for n in numbers if n % 3 == 0 and str(n)[0] in "09"]
+
+
+def test_offsets_go_on_over_what_is_not_selected(growing: DataStream, serve: Serve) -> None:
+    server = serve("served")
+    for place in ({"path": growing.path}, {"server": at(server), "partitionBytes": "8k"}):
+        driver = Driver(**place, **THIRD, maxEntriesPerTrigger=100)
+        batches = driver.batches()
+        assert len(batches) == 10
+        assert [] in batches
+        assert [row["number"] for rows in batches for row in rows] == third(range(1000))
+        assert driver.offset is not None
+        assert driver.offset["entry"] == 1000
+        assert driver.offset == Driver(**place).planned_from_start()
+
+
+def test_a_checkpoint_goes_on_with_another_selection(growing: DataStream, serve: Serve) -> None:
+    """From there on: what came before does not come again."""
+    driver = Driver(path=growing.path, **THIRD)
+    assert driver.numbers() == third(range(1000))
+    server = serve("served")
+    for stream in (growing, server.stream):
+        add(stream, 60)
+    for place in ({"path": growing.path}, {"server": at(server)}):
+        assert Driver(driver.offset, **place, types="2").numbers() == list(range(1000, 1060, 3))
+        assert Driver(driver.offset, **place).numbers() == list(range(1000, 1060))
+        again = Driver(Driver(**place).planned_from_start(), **place, **THIRD)
+        assert again.numbers() == []
+
+
+def test_a_truncation_is_noticed_whatever_is_selected(growing: DataStream, serve: Serve) -> None:
+    server = serve("served")
+    followed = [
+        (growing, Driver(path=growing.path, types="77"), StreamFileError),
+        (server.stream, Driver(server=at(server), types="77"), HistoryChanged),
+    ]
+    for stream, driver, error in followed:
+        assert driver.numbers() == []
+        stream.truncate(990)
+        add(stream, 30, "another history")
+        with pytest.raises(error, match="the entries before 1000 are not those that"):
+            driver.batch()
 
 
 # Data that is lost.

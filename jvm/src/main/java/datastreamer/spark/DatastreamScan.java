@@ -72,7 +72,8 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
       return new Size(OptionalLong.empty(), OptionalLong.empty());
     }
     Plan plan = plan();
-    boolean isEntries = plan.parts.stream().allMatch(part -> part.file.events == null);
+    boolean isEntries =
+        plan.where == null && plan.parts.stream().allMatch(part -> part.file.events == null);
     OptionalLong rows = isEntries ? OptionalLong.of(plan.entries()) : OptionalLong.empty();
     // Only columns of bytes can have most of the bytes of a file.
     boolean isNarrow =
@@ -90,7 +91,9 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public PartitionReaderFactory createReaderFactory() {
-    return new PartReaderFactory(ScanContext.inDriver(columns, plan().reader, limit));
+    Plan plan = plan();
+    return new PartReaderFactory(
+        ScanContext.inDriver(columns, plan.reader, plan.where, limit));
   }
 
   private record Size(OptionalLong sizeInBytes, OptionalLong numRows) implements Statistics {}

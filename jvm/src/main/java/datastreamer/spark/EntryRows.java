@@ -5,14 +5,39 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 
 /** The table of entries: its columns read the bytes of the page. */
 final class EntryRows implements Rows {
+  private final Selection selection;
   private Page page;
   private int from;
+
+  /** By row, with a selection: the index of its entry in the page. */
+  private int[] entries = new int[0];
+
+  /** Rows of the selected entries; of all if `selection` is null. */
+  EntryRows(Selection selection) {
+    this.selection = selection;
+  }
 
   @Override
   public int take(Page page, int from, int to) {
     this.page = page;
     this.from = from;
-    return to - from;
+    if (selection == null) {
+      return to - from;
+    }
+    if (entries.length < to - from) {
+      entries = new int[page.offsets.length];
+    }
+    int rows = 0;
+    for (int i = from; i < to; i++) {
+      if (selection.has(page.bytes, page.offsets[i], page.offsets[i + 1])) {
+        entries[rows++] = i;
+      }
+    }
+    return rows;
+  }
+
+  private int entry(int row) {
+    return selection == null ? from + row : entries[row];
   }
 
   @Override
@@ -21,20 +46,20 @@ final class EntryRows implements Rows {
       case "number" -> new Column(DataTypes.LongType) {
         @Override
         public long getLong(int row) {
-          return page.first + from + row;
+          return page.first + entry(row);
         }
       };
       case "type" -> new Column(DataTypes.LongType) {
         @Override
         public long getLong(int row) {
-          return BigEndian.u32(page.bytes, page.offsets[from + row] + Format.TYPE_AT)
+          return BigEndian.u32(page.bytes, page.offsets[entry(row)] + Format.TYPE_AT)
               & 0xFFFFFFFFL;
         }
       };
       case "data" -> new Column(DataTypes.BinaryType) {
         @Override
         public byte[] getBinary(int row) {
-          return page.data(from + row);
+          return page.data(entry(row));
         }
       };
       default -> null;

@@ -131,8 +131,9 @@ final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailable
 
   @Override
   public PartitionReaderFactory createReaderFactory() {
+    String reader = begun.get("reader").textValue();
     return new PartReaderFactory(
-        ScanContext.inDriver(columns, begun.get("reader").textValue(), Long.MAX_VALUE));
+        ScanContext.inDriver(columns, reader, Selection.of(begun), Long.MAX_VALUE));
   }
 
   @Override

@@ -27,7 +27,8 @@ final class PartReader implements Closeable {
   PartReader(ScanContext context, Part part) throws IOException {
     this.context = context;
     this.part = part;
-    rows = part.file.events == null ? new EntryRows() : new EventRows(part.file.events);
+    EventTable events = part.file.events;
+    rows = events == null ? new EntryRows(context.where()) : new EventRows(events);
     batch = new ColumnarBatch(columns(context.columns(), rows, part.file.systemId));
     try {
       pages = new PageReader(part);

@@ -14,6 +14,9 @@ final class Plan {
   /** A pickle of the reader in Python. */
   final String reader;
 
+  /** Which entries are rows of the table of entries; null: all. */
+  final Selection where;
+
   final List<Part> parts = new ArrayList<>();
 
   private final long partBytes;
@@ -22,6 +25,7 @@ final class Plan {
   Plan(JsonNode found) {
     all = found.get("plan").textValue();
     reader = found.get("reader").textValue();
+    where = Selection.of(found);
     partBytes = found.get("partBytes").longValue();
     openCost = found.get("openCost").longValue();
     List<FileState> files = new ArrayList<>();
