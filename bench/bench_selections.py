@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import trio
+from datastreamer.protocol.filter.messages import FilteredStart, encode
 
 from bench.bench_batch import processor_seconds, server_process
 from bench.measure import Done
 from datastreamer import DataStream, StreamServer, Where, connect
 from datastreamer._filtered import Choice
 from datastreamer.format import CHOSEN_HEAD_SIZE, HEADER_PAGE_SIZE
-from datastreamer.protocol.filter.messages import FilteredStart, encode
 from datastreamer.reassembly import Splitter, pack_message, wanted
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.selection.clauses import Clause, selected
