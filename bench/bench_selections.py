@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import trio
-from datastreamer.protocol.filter.messages import FilteredStart, encode
+from datastreamer.protocol.commands import FilteredStart, encode_command
 
 from bench.bench_batch import processor_seconds, server_process
 from bench.measure import Done
@@ -163,7 +163,7 @@ class Live:
     """Clients with one selection, which wait for commits of one wanted entry each."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        request = encode(FilteredStart(0, selected(where=wanted([b"\x01"])) or ()), 1)
+        request = encode_command(FilteredStart(0, selected(where=wanted([b"\x01"])) or ()), 1)
         self.poll = select.poll()
         self.connections: dict[int, socket.socket] = {}
         for _ in range(LIVE_CLIENTS):

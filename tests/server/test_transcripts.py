@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import trio
 
-from datastreamer.protocol.filter.messages import (
-    FilteredCommand,
+from datastreamer.protocol.commands import (
+    Command,
     FilteredRead,
     FilteredStart,
     FilteredStartBookmark,
-    encode,
+    encode_command,
 )
 from datastreamer.selection.clauses import Where
 from datastreamer.storage.stream import DataStream
@@ -71,13 +71,11 @@ CLAUSES = (Where(2), Where(0xB0, 1, b"\xcd\xe9"), Where(2**32 - 1))
         ("selected-start-bookmark", FilteredStartBookmark(b"xxxx", CLAUSES)),
     ],
 )
-async def test_selections(
-    name: str, command: FilteredCommand, golden: Golden, tmp_path: Path
-) -> None:
+async def test_selections(name: str, command: Command, golden: Golden, tmp_path: Path) -> None:
     """Requests that only we know: bytes that were packed by hand, from both of our sides."""
     [step] = golden.transcript("selections")[name]
     sent = bytes.fromhex(step["send_hex"])
-    assert encode(command, 1) == sent
+    assert encode_command(command, 1) == sent
     path = tmp_path / "copy.bin"
     path.write_bytes(golden.content(step["file"]))
     with DataStream.open(path, sync="os", index="memory") as stream:
