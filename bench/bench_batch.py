@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -136,11 +136,15 @@ def test_batches_of_a_mebibyte(versus: Any, stored: Any) -> None:
     )
 
 
-def server_process() -> int:
-    """The child that serves."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as children:
-        [child] = children.read().split()
-    return int(child)
+def children() -> set[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as found:
+        return {int(child) for child in found.read().split()}
+
+
+def server_process(before: Collection[int] = ()) -> int:
+    """The child that serves, the only one besides those before."""
+    [child] = children() - set(before)
+    return child
 
 
 def processor_seconds(pid: int) -> float:

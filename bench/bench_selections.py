@@ -9,18 +9,19 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from datastreamer.protocol.commands import FilteredStart, encode_command
 
-from bench.bench_batch import processor_seconds, server_process
+from bench.bench_batch import children, processor_seconds, server_process
 from bench.measure import Done
 from datastreamer import DataStream, StreamServer, Where, connect
 from datastreamer._filtered import Choice
 from datastreamer.format import CHOSEN_HEAD_SIZE, HEADER_PAGE_SIZE
+from datastreamer.protocol.commands import FilteredStart, encode_command
 from datastreamer.reassembly import Splitter, pack_message, wanted
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.selection.clauses import Clause, selected
@@ -189,10 +190,12 @@ class Live:
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
 def test_live(record: Any, smoke: bool, tmp_path: Path) -> None:
     commits = 5 if smoke else 400
-    path = tmp_path / "s.bin"
-    with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
-        live = Live(server.addresses[0])
-        pid = server_process()
+    path, others = tmp_path / "s.bin", children()
+    with (
+        StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server,
+        closing(Live(server.addresses[0])) as live,
+    ):
+        pid = server_process(others)
         before, longest = processor_seconds(pid), []
         for number in range(commits):
             data = pack_message(b"\x01" + number.to_bytes(32), b"five!")
@@ -201,7 +204,6 @@ def test_live(record: Any, smoke: bool, tmp_path: Path) -> None:
             live.received(data)
             longest.append(time.perf_counter() - begin)
         spent = processor_seconds(pid) - before
-        live.close()
     name = f"live, {LIVE_CLIENTS} clients with one selection"
     record(
         f"{name}: processor of the server",

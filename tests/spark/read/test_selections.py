@@ -14,8 +14,7 @@ import pytest
 from datastreamer import StreamServer
 from datastreamer._codec import Entry
 from datastreamer.errors import DamagedEntry, HistoryChanged, StreamFileError
-from datastreamer.protocol.filter.messages import FilteredStart
-from datastreamer.protocol.messages import CapabilitiesQuery, HeaderQuery, Start
+from datastreamer.protocol.commands import CapabilitiesQuery, FilteredStart, HeaderQuery, Start
 from datastreamer.selection.clauses import Clause, Where
 from tests.arrow.damage import damaged, write_pages
 from tests.client.test_batch_reads import asked
