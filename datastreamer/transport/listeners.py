@@ -110,14 +110,10 @@ def _open_tcp(host: Hosts, port: int) -> list[socket.socket]:
         return listeners
 
 
-def unbracketed(host: str) -> str:
-    """An IPv6 address without the brackets that it has in front of a port."""
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
-
-
 def _resolve(host: str | None, port: int) -> Iterator[_Place]:
     """The addresses to bind for one host."""
-    host = host and unbracketed(host)
+    if host and host[:1] + host[-1:] == "[]":
+        host = host[1:-1]
     shown = address_of((host or "*", port))
     if not 0 <= port < 1 << 16:
         raise ListenFailed(f"cannot listen on {shown}: ports run from 0 to 65535")
@@ -162,14 +158,11 @@ def _listen(family: int, address: tuple[object, ...]) -> socket.socket | None:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL and _is_any(address):
-            return None  # IPv6 is disabled
+        disabled = family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL
+        if disabled and address[0] in ("::", "::1"):
+            return None
         raise
     return listener
-
-
-def _is_any(address: tuple[object, ...]) -> bool:
-    return address[0] in ("::", "::1")
 
 
 class UnixListener(socket.socket):

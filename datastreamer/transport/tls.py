@@ -106,7 +106,8 @@ class ServerTLS:
         if len(contexts) > 1:
 
             def choose(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-                found = None if name is None else _match(by_name, name.lower())
+                wanted = (name or "").lower()
+                found = by_name.get(wanted) or by_name.get("*." + wanted.partition(".")[2])
                 if found is not None:
                     connection.context = found
 
@@ -243,10 +244,6 @@ def names_of(certificate: Mapping[str, Any]) -> list[str]:
         subject = (part for parts in certificate.get("subject", ()) for part in parts)
         found = [name for kind, name in subject if kind == "commonName"]
     return [name.lower() for name in found]
-
-
-def _match(by_name: Mapping[str, ssl.SSLContext], name: str) -> ssl.SSLContext | None:
-    return by_name.get(name) or by_name.get("*." + name.partition(".")[2])
 
 
 # Messages.

@@ -36,7 +36,7 @@ def answers_at_hand(list queries not None, ReadsAtHand reads not None, state, pa
     try:
         for asked in queries:
             if type(asked) is int:
-                answer = reads.read_packed(tables, total, pages, asked, ITS_OK, PACKET, None)
+                answer = reads.packed(tables, total, pages, asked, ITS_OK, PACKET, None)
                 entries += answer is not None
             elif type(asked) is bytes:
                 if look_ups is None:
@@ -47,8 +47,8 @@ def answers_at_hand(list queries not None, ReadsAtHand reads not None, state, pa
                 if number is None:
                     answer = NO_BOOKMARK
                 else:
-                    answer = reads.read_packed(tables, total, pages, number, ITS_OK, PACKET,
-                                               <bytes>asked)
+                    answer = reads.packed(tables, total, pages, number, ITS_OK, PACKET,
+                                          <bytes>asked)
                 keys += answer is not None
             else:
                 if header_answer is None:

@@ -132,7 +132,7 @@ class SharedEnvironment:
         # The folder itself must not be a symbolic link.
         parent, own = os.path.split(os.path.abspath(folder))
         name = os.path.join(os.path.realpath(parent), own)
-        key = name, _stream_file(name)
+        key = name, _identity(name.removesuffix(INDEX_SUFFIX))
         with cls.guard:
             shared = cls.open_ones.get(key) or cls._of_another_file(name, write, access)
             if shared is None:
@@ -227,11 +227,6 @@ def _environment(place: Folder, write: bool, lock: bool) -> lmdb.Environment:
 def file_id(folder: str) -> tuple[int, int] | None:
     """Device and inode of the file that holds the index; None if there is none."""
     return _identity(os.path.join(folder, "data.mdb"))
-
-
-def _stream_file(folder: str) -> tuple[int, int] | None:
-    """Device and inode of the stream file that the index in `folder` belongs to."""
-    return _identity(folder.removesuffix(INDEX_SUFFIX))
 
 
 def _identity(path: str) -> tuple[int, int] | None:

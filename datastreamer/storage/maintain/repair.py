@@ -22,7 +22,6 @@ from datastreamer.errors import (
     IndexFailed,
     NotAStream,
     StreamFileError,
-    WriteFailed,
 )
 from datastreamer.format import (
     HEADER_OFFSET,
@@ -65,7 +64,7 @@ from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.page_states import PageRegister, VerifiedFile
 from datastreamer.storage.pages.proof import KnownChain, known_chains
 from datastreamer.storage.pages.records import SidecarRecords
-from datastreamer.storage.pages.restore import FileHealer, HealedPages, SourcePeer
+from datastreamer.storage.pages.restore import FileHealer, HealedPages, SourcePeer, naming_refusal
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.skip_damage import lost_entries
 from datastreamer.storage.write.opening import locked_by
@@ -329,7 +328,7 @@ def _write(
     if made.header is None:
         return None
     page, end = found.page, Head(*made.header[3:])
-    try:
+    with naming_refusal(path):
         kept = keep_beside(disk, path, "repair", page, file, made.keep_from, made.keep_to)
         if made.size != file.size():
             file.resize(made.size)
@@ -356,12 +355,6 @@ def _write(
         keeper.before_truncation(last_page(end.length), made.epoch)
         keeper.changed(made.epoch)
         keeper.close()
-    except OSError as error:
-        raise WriteFailed(
-            path,
-            f"the repair failed, the system refused to write: {error.strerror or error}; run it "
-            "again",
-        ) from error
     _log.warning("%s: repaired; what was changed is kept in %s", path, kept)
     return kept
 

@@ -115,7 +115,8 @@ class SumsAudit:
         """All pages up to `head`, the end of the stream, were inspected; None: the end is not
         known."""
         if head is not None:
-            self._check_chain()
+            if self._walk.fits is False:
+                self.refuted = self._chain
             self._check_last_page(head)
             last = last_page(head.length)
             self._note_unknown([page for page in self._unknown if page < last])
@@ -124,11 +125,6 @@ class SumsAudit:
             self.damaged.clear()
         self._note_differing()
         self._records.close()
-
-    def _check_chain(self) -> None:
-        """The chain in the commit record decides where the checksums and the pages differ."""
-        if self._walk.fits is False:
-            self.refuted = self._chain
 
     def _note_differing(self) -> None:
         if not self._differing:

@@ -104,7 +104,8 @@ class SumsKeeper(RecordSource):
             return
 
         def adopt() -> None:
-            if found is None or not self._is_ours(found, recorded):
+            same = found is not None and (found.stream_id, found.file_id) == self._header[:2]
+            if found is None or not same or recorded not in (found.epoch, found.next_epoch):
                 _log.info("%s: checksums of another stream or state; begun anew", self._path)
                 file.truncate(0)
                 file.file.sync()
@@ -126,10 +127,6 @@ class SumsKeeper(RecordSource):
     def discard(self) -> None:
         """Remove the sidecar as `sidecar.discard` does. Raises `OSError`."""
         discard(self._disk, self._path, self._stream.access())
-
-    def _is_ours(self, found: SumsHeader, recorded: int) -> bool:
-        same = (found.stream_id, found.file_id) == self._header[:2]
-        return same and recorded in (found.epoch, found.next_epoch)
 
     def close(self) -> None:
         """Idempotent."""

@@ -171,7 +171,7 @@ class SidecarRecords(RecordReader):
     def renew(self) -> bool:
         with self._guard, contextlib.suppress(OSError, UntrustedFile):
             file, old = SumsFile.open(self._disk, self._path, self._beside.access()), self._file
-            if file is not None and old is not None and file.is_same(old):
+            if file is not None and old is not None and file.file.identity() == old.file.identity():
                 file.close()
             else:
                 self._file, self._header, self._look_at = file, None, 0.0

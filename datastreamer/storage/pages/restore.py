@@ -323,10 +323,9 @@ class FileHealer:
             answer = ask(lost, self._stream(), peers, trust_peer=trust_peer)
         kept = ""
         if answer.source:
-            with self._naming_refusal(), self._sums() as sums:
+            with naming_refusal(self._path), self._sums() as sums:
                 kept = self._restore(lost, answer.pages, sums)
-        span = lost.page, lost.end_page, lost.first, lost.stop
-        healed = HealedPages(*span, answer.source, answer.why, kept)
+        healed = HealedPages(*lost.span, answer.source, answer.why, kept)
         if answer.source and not self._dry:
             _log.warning("%s: %s restored from %s", self._path, healed.described(), answer.source)
         return healed
@@ -365,7 +364,7 @@ class FileHealer:
 
     def mend_padding(self) -> None:
         """Write the padding marks that are damaged, after whole entries."""
-        with self._naming_refusal(), self._sums() as sums:
+        with naming_refusal(self._path), self._sums() as sums:
             for page, end in self._survey.padding:
                 start = page_start(page)
                 self._keep(start, start + PAGE_SIZE)
@@ -412,13 +411,15 @@ class FileHealer:
         finally:
             sums.close()
 
-    @contextlib.contextmanager
-    def _naming_refusal(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise WriteFailed(
-                self._path,
-                f"the repair failed, the system refused to write: {error.strerror or error}; run "
-                "it again",
-            ) from error
+
+@contextlib.contextmanager
+def naming_refusal(path: str) -> Iterator[None]:
+    """A block of a repair: raises `WriteFailed` if the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(
+            path,
+            f"the repair failed, the system refused to write: {error.strerror or error}; run it "
+            "again",
+        ) from error

@@ -51,14 +51,13 @@ def heal_page(
     answer = ask(
         lost, KnownStream(header, owned.stream_id, owned.file.read), peers, trust_peer=False
     )
-    span = lost.page, lost.end_page, lost.first, lost.stop
     if not answer.source:
-        return HealedPages(*span, "", answer.why)
+        return HealedPages(*lost.span, "", answer.why)
     (entries,) = answer.pages
     with owned.exclusive():
         owned.ensure_writable()
         if not _is_at(owned, epoch):
-            return HealedPages(*span, "", "the stream was truncated or updated meanwhile")
+            return HealedPages(*lost.span, "", "the stream was truncated or updated meanwhile")
         healed = _written(owned, lost, entries, answer.source, answer.why)
     bookmarks.restored(scan(entries, None).bookmarks())
     return healed
@@ -101,28 +100,22 @@ def _written(
     owned: OwnedFile, lost: LostPages, entries: bytes, source: str, why: str = ""
 ) -> HealedPages:
     """Write the entries of a page. Requires the lock."""
-    _remove_old_copies(owned)
+    # Make room for one more copy of damaged bytes.
+    for name in remove_older(owned.disk, owned.path, "repair", owned.file.access(), _MOST_KEPT - 1):
+        _log.warning(
+            "%s: removed %s: of the copies of damaged bytes the newest %d are kept",
+            *(owned.path, name, _MOST_KEPT),
+        )
     try:
         kept = _restore(owned, lost, entries)
     except OSError as error:
         raise WriteFailed(owned.path, refusal(error)) from error
-    span = lost.page, lost.end_page, lost.first, lost.stop
-    healed = HealedPages(*span, source, why, kept)
+    healed = HealedPages(*lost.span, source, why, kept)
     _log.warning(
         "%s: %s restored from %s; the damaged bytes are kept in %s",
         *(owned.path, healed.described(), source, kept),
     )
     return healed
-
-
-def _remove_old_copies(owned: OwnedFile) -> None:
-    """Make room for one more copy of damaged bytes."""
-    access = owned.file.access()
-    for name in remove_older(owned.disk, owned.path, "repair", access, _MOST_KEPT - 1):
-        _log.warning(
-            "%s: removed %s: of the copies of damaged bytes the newest %d are kept",
-            *(owned.path, name, _MOST_KEPT),
-        )
 
 
 def _damaged(owned: OwnedFile, page: int) -> LostPages | None:

@@ -164,10 +164,6 @@ class SumsFile(StoredSums):
             return cls(disk.open(path, write=write, beside=beside), path)
         return None
 
-    def is_same(self, other: SumsFile) -> bool:
-        """Whether both are one file."""
-        return self.file.identity() == other.file.identity()
-
     def write_header(self, header: SumsHeader) -> None:
         self.file.write(header.pack(), 0)
 
@@ -177,8 +173,8 @@ class SumsFile(StoredSums):
 
     def put(self, page: int, sums: list[PageSum], stream_id: bytes) -> None:
         """Write the records of the pages from `page` on."""
-        packed = b"".join(each.pack(page + at, stream_id) for at, each in enumerate(sums))
-        self.file.write(packed, RECORDS_OFFSET + page * RECORD_SIZE)
+        packed = (each.pack(at, stream_id) for at, each in enumerate(sums, page))
+        self.put_packed(page, b"".join(packed))
 
     def put_packed(self, page: int, records: bytes) -> None:
         """The same for packed records."""

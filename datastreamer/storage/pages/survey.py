@@ -45,6 +45,11 @@ class LostPages(NamedTuple):
         return self.page + len(self.digests)
 
     @property
+    def span(self) -> tuple[int, int, int, int]:
+        """As `HealedPages` has it."""
+        return self.page, self.end_page, self.first, self.stop
+
+    @property
     def proven(self) -> bool:
         """Whether each page has a checksum."""
         return None not in self.digests

@@ -10,7 +10,7 @@ cdef class ReadsAtHand:
     cdef Descriptor _file
     cdef object _pages
 
-    cdef bytes read_packed(self, list tables, uint64_t total, pages, uint64_t wanted, bytes prefix,
-                           uint8_t packet, bytes key)
+    cpdef bytes packed(self, list tables, uint64_t total, pages, uint64_t wanted, bytes prefix,
+                       uint8_t packet, bytes key=*)
     cdef bint _unverified(self, PageTable table) except -1
     cdef Py_ssize_t _read(self, uint8_t* to, Py_ssize_t size, int64_t offset) except? -2

@@ -11,7 +11,6 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from posix.unistd cimport pread
 
-from datastreamer._codec cimport as_packet, as_u64
 from datastreamer._entry cimport HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer._pages cimport PageTable, Place, entry_in, event_in
 from datastreamer.storage.disk._commit cimport Descriptor
@@ -54,9 +53,9 @@ cdef class ReadsAtHand:
         self._file = file
         self._pages = pages
 
-    def packed(self, list tables not None, uint64_t total, pages not None, number,
-               bytes prefix not None, packet_type, bytes key=None):
-        """`prefix` and entry `number` with this packet type; with `key`, the first event after the
+    cpdef bytes packed(self, list tables, uint64_t total, pages, uint64_t wanted, bytes prefix,
+                       uint8_t packet, bytes key=None):
+        """`prefix` and entry `wanted` with this packet type; with `key`, the first event after the
         entry, if that is the bookmark `key` and the event is near in the same page.
 
         `tables` are in the order of their entries; `pages` are file offsets of resident pages;
@@ -64,11 +63,6 @@ cdef class ReadsAtHand:
         enough: the tables do not have the entry, its page is not resident or has to be compared
         first, or the file has other bytes than those that the table was made of.
         """
-        return self.read_packed(tables, total, pages, as_u64(number, "an entry number"), prefix,
-                                as_packet(packet_type), key)
-
-    cdef bytes read_packed(self, list tables, uint64_t total, pages, uint64_t wanted, bytes prefix,
-                           uint8_t packet, bytes key):
         cdef PageTable table = table_with(tables, wanted)
         cdef Place place
         cdef uint8_t[NEAR] few

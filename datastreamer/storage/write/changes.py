@@ -60,12 +60,15 @@ class ChangeWriter:
         with owned.exclusive():
             owned.ensure_writable()
             self._durability.sync()
-            before = owned.written.length
-            sums = self._sums_up_to(head)
-            self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
-            self._change(lambda: None, head, head.entries, None, sums, lambda: sums)
-            owned.sums.changed(owned.epoch)
-            owned.note_truncated(before)
+            self._cut(head, self._sums_up_to(head))
+
+    def _cut(self, head: Head, sums: PageSums, begin: Callable[[], None] = lambda: None) -> None:
+        owned, before = self._owned, self._owned.written.length
+        self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
+        begin()
+        self._change(lambda: None, head, head.entries, None, sums, lambda: sums)
+        owned.sums.changed(owned.epoch)
+        owned.note_truncated(before)
 
     def update(self, number: int, offset: int, old: bytes, new: bytes) -> None:
         """Replace the `old` bytes of entry `number`'s data at `offset`; durable on return. After
@@ -290,15 +293,10 @@ class ChangeWriter:
         owned = self._owned
         with owned.exclusive():
             loss = EntriesLost(owned.path, head.entries, owned.written.entries)
-            before = owned.written.length
             sums = sums_up_to(owned.file, head, owned.end.base_sum)
             if sums is None:
                 raise owned.in_doubt("the last page is damaged; open the stream again to go on")
-            self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
-            self._durability.give_up(loss)
-            self._change(lambda: None, head, head.entries, None, sums, lambda: sums)
-            owned.sums.changed(owned.epoch)
-            owned.note_truncated(before)
+            self._cut(head, sums, lambda: self._durability.give_up(loss))
             with contextlib.suppress(OSError):
                 owned.clear_doubt()
             _log.error("%s", loss)
