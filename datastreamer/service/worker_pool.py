@@ -113,7 +113,6 @@ class Workers:
         return any(process.failure is None for process in self.processes)
 
     def check(self) -> None:
-        """Raises `ServerFailed` if no process is left."""
         if not self.serving:
             raise ServerFailed(f"{self.processes[-1].failure}; clients are not served")
 
@@ -259,7 +258,6 @@ class Workers:
 
 
 def _processors() -> int:
-    """The number of processors that this program may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

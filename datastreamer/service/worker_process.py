@@ -44,7 +44,6 @@ class StartAbandoned(Exception):
 
 
 def never() -> bool:
-    """The default of `abandoned`: the start continues."""
     return False
 
 
@@ -289,7 +288,6 @@ class ServingProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property

@@ -74,7 +74,6 @@ class StreamFeed:
         self._listeners: list[Listener] = []
 
     def settled_page(self) -> bytes | None:
-        """As `StreamFile.settled_page`."""
         return self._stream._file.settled_page()
 
     @property
@@ -137,7 +136,6 @@ class StreamPages:
         return pages
 
     def sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
-        """As `range_sums.sums_from`."""
         return sums_from(self._stream._file, number, most)
 
     def heal(self, page: int, peers: Sequence[Peer]) -> HealedPages | None:
@@ -264,7 +262,6 @@ class RelayPart:
         return self._stream._ensure_writable().notes.agreement
 
     def put_agreement(self, agreement: Agreement | None) -> None:
-        """Record in the file with which state of an upstream it agrees."""
         self._stream._repaired().notes.put_agreement(agreement)
 
     def replace_page(self, page: int, entries: bytes) -> str:
@@ -306,7 +303,6 @@ class Counters:
 
     @property
     def shared(self) -> bool:
-        """Whether they are in shared memory now."""
         return self._numbers is not None
 
     def close(self) -> None:

@@ -35,12 +35,10 @@ def connect_failed(peer: str, error: OSError | UnicodeError) -> ConnectFailed:
 
 
 def connect_timeout(peer: str, timeout: float) -> ConnectFailed:
-    """The exception for a connection that took too long."""
     return ConnectFailed(f"cannot connect to {peer}: no answer within {timeout:g} s")
 
 
 def answer_timeout(peer: str, timeout: float) -> NoAnswer:
-    """The exception for an answer that did not arrive in time."""
     return NoAnswer(f"no answer from {peer} within {timeout:g} s")
 
 
@@ -80,7 +78,6 @@ def silent_twice(peer: str, seconds: float, timeout: float) -> NoAnswer:
 
 
 def host_silent(peer: str, seconds: float) -> NoAnswer:
-    """The exception for a server whose host does not acknowledge sent bytes."""
     return NoAnswer(f"the host of {peer} has not acknowledged anything for {seconds:.0f} s")
 
 

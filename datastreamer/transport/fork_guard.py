@@ -21,7 +21,6 @@ class ForkGuard:
 
     @property
     def ours(self) -> bool:
-        """Whether this is the process that made the object."""
         return os.getpid() == self._process
 
     def _ensure_ours(self) -> None:

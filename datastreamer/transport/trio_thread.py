@@ -84,7 +84,6 @@ def outside_of_loops(call: Callable[[], T]) -> T:
 
 
 def current_loop() -> trio.lowlevel.TrioToken | None:
-    """The event loop that runs in this thread."""
     try:
         return trio.lowlevel.current_trio_token()
     except RuntimeError:

@@ -70,7 +70,6 @@ class IndexBuilder:
         self._seen_at: Head | None = None
 
     def wait(self) -> None:
-        """Return when the index covers everything that was on disk at the call."""
         self._catch_up()
         if self._trusted.write:
             self._flush()
@@ -91,7 +90,6 @@ class IndexBuilder:
                 trusted.index.upkeep(pace)
 
     def rebuild(self) -> None:
-        """Empty the index and build it again from the file."""
         with self._trusted.urgently():
             self._trusted.reset()
             self.damage = self.lacking = None
@@ -285,7 +283,6 @@ class IndexBuilder:
     # The end.
 
     def close(self) -> None:
-        """Stop the thread, write the waiting bookmarks, close the index."""
         trusted = self._trusted
         with trusted.guard:
             self.closing = True
@@ -302,7 +299,6 @@ class IndexBuilder:
             trusted.index.close()
 
     def abandon(self) -> None:
-        """Forget the index and the threads without touching them: for the child of a fork."""
         self._trusted.index = None
         self.thread = None
         self._threads = ()

@@ -53,7 +53,6 @@ class MemoryIndex(BookmarkIndex):
         return len(self._numbers)
 
     def pairs(self) -> int:
-        """The number of bookmarks; a key that occurs twice counts twice."""
         return sum(map(len, self._numbers.values()))
 
     def parts(self, size: int) -> Iterator[Pairs]:

@@ -47,7 +47,6 @@ class HeaderPage(bytes):
 
     @classmethod
     def of(cls, file: Readable) -> HeaderPage:
-        """Read it from a file."""
         return cls(file.read(HEADER_PAGE_SIZE, 0))
 
     @cached_property
@@ -122,7 +121,6 @@ class HeaderPage(bytes):
 
     @cached_property
     def synced(self) -> list[SyncedHeader]:
-        """The synced headers, the newest first."""
         return records.get_synced(self._padded)
 
     @cached_property

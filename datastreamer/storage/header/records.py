@@ -287,7 +287,6 @@ def get_record(page: bytes | bytearray) -> CommitRecord | None:
 
 
 def put_doubt(page: bytearray, record: CommitRecord) -> Span:
-    """Write what the header said before it was set back."""
     return _DOUBT.put(page, DOUBT_OFFSET, *_fields_of(record))
 
 
@@ -395,7 +394,6 @@ def get_changes(page: bytes | bytearray) -> list[Change]:
 
 
 def put_claim(page: bytearray, claim: Claim) -> Span:
-    """Write that an operation places bytes."""
     return _CLAIM.put(page, CLAIM_OFFSET, *claim)
 
 

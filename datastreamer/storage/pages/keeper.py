@@ -125,7 +125,6 @@ class SumsKeeper(RecordSource):
         self._surely(adopt)
 
     def discard(self) -> None:
-        """Remove the sidecar as `sidecar.discard` does. Raises `OSError`."""
         discard(self._disk, self._path, self._stream.access())
 
     def close(self) -> None:
@@ -199,7 +198,6 @@ class SumsKeeper(RecordSource):
         return self.proven.records(first, self.unproven(first, stop))
 
     def unproven(self, first: int, stop: int) -> list[PageSum | None]:
-        """The records of these pages that the sidecar has, whether or not they are proven."""
         file = self._file  # another thread may close it
         if file is not None:
             with self._failing_softly("read"):

@@ -150,7 +150,6 @@ class PageRegister:
     # What is in memory.
 
     def resident(self, start: int, count: int) -> bool:
-        """As `Residency.holds`."""
         return self._residency.holds(start, count)
 
     def is_ready(self, start: int, count: int) -> bool:
@@ -299,7 +298,6 @@ class PageRegister:
         return None
 
     def is_bad_on_disk(self, page: int) -> bool:
-        """Whether the page differed when it was last read past the page cache."""
         return page in self._on_disk
 
     def found(self, error: DamagedPage) -> bool:

@@ -177,7 +177,6 @@ class SumsFile(StoredSums):
         self.put_packed(page, b"".join(packed))
 
     def put_packed(self, page: int, records: bytes) -> None:
-        """The same for packed records."""
         self.file.write(records, RECORDS_OFFSET + page * RECORD_SIZE)
 
     def forget(self, page: int, stream_id: bytes) -> None:

@@ -261,7 +261,6 @@ class StreamFile:
         return head, record.sum_at(head)
 
     def _is_updated(self) -> bool:
-        """Whether the journal of an update is beside the file."""
         place = self.place()
         return place is not None and place[0].exists(place[1] + journal.SUFFIX)
 
@@ -275,7 +274,6 @@ class StreamFile:
         return page_of(undo.offset)
 
     def new_reader(self) -> Reader:
-        """A reader of the file with its own head, which its owner moves."""
         return self._reader_from(self.head)
 
     def _reader_from(self, head: Head) -> Reader:
@@ -288,7 +286,6 @@ class StreamFile:
 
     @property
     def header(self) -> Header:
-        """The header of the committed, visible stream."""
         return self.header_at(self.reader.head)
 
     def header_at(self, head: Head) -> Header:
@@ -302,7 +299,6 @@ class StreamFile:
 
     @property
     def head(self) -> Head:
-        """The end of the committed, visible stream."""
         return self.reader.head
 
     def source(self) -> PublisherRecord:
@@ -390,8 +386,6 @@ class StreamFile:
         return self._unsettled and self.file.locked_elsewhere()
 
     def changes_since(self, epoch: int) -> Sequence[Change] | None:
-        """What was truncated or changed since this reader's epoch was `epoch`; None if that is not
-        known, and may be anything."""
         with self.lock:
             found: list[Change] = []
             for rise in self._rises:
@@ -402,14 +396,10 @@ class StreamFile:
 
     @property
     def recorded_epoch(self) -> int | None:
-        """The epoch in the file, which all processes that read it agree on; None if a program that
-        keeps no records writes the file."""
         record = HeaderPage(self.page).record
         return None if record is None else record.epoch
 
     def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
-        """What was truncated or changed after the file's epoch was `epoch`, in order; None if that
-        is not known, and may be anything."""
         with self.lock:
             now = self.recorded_epoch
             if now is None or epoch > now:
@@ -468,8 +458,6 @@ class StreamFile:
 
     @property
     def replaced(self) -> str:
-        """Why `path` does not lead to the open file any more; empty while it does, or if only a
-        descriptor is known."""
         return "" if self.opened_by is None else self.opened_by.difference()
 
     def close(self) -> None:

@@ -79,7 +79,6 @@ class OwnedFile(StreamFile):
 
     @property
     def written(self) -> Head:
-        """Where the next operation begins."""
         return self.end.written
 
     @contextlib.contextmanager
@@ -298,7 +297,6 @@ class OwnedFile(StreamFile):
             self.early_wakers.append(fd)
 
     def remove_waker(self, fd: int) -> None:
-        """Nothing is written to `fd` after this returns."""
         with self.lock:
             for wakers in (self.wakers, self.inside_wakers, self.early_wakers):
                 with contextlib.suppress(ValueError):

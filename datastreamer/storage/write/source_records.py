@@ -39,7 +39,6 @@ class SourceRecords:
 
     @property
     def agreement(self) -> Agreement | None:
-        """With which state of an upstream the file agrees; None if that is not known."""
         return records.get_agreement(self._owned.page)
 
     def put_agreement(self, agreement: Agreement | None) -> None:
