@@ -20,6 +20,20 @@ cdef int in_order(const void* left, const void* right) noexcept nogil:
     return memcmp(left, right, SORTED_SIZE)
 
 
+cdef bytes run_of(const void* pairs, Py_ssize_t size):
+    cdef bytes run = PyBytes_FromStringAndSize(<const char*>pairs, size)
+    cdef char* start = PyBytes_AS_STRING(run)
+    with nogil:
+        qsort(start, size // sizeof(Pair), sizeof(Pair), in_order)
+    return run
+
+
+def in_one(list runs not None):
+    """The pairs of these runs as one run."""
+    cdef bytes pairs = b"".join(runs)
+    return run_of(PyBytes_AS_STRING(pairs), PyBytes_GET_SIZE(pairs))
+
+
 @cython.final
 cdef class Pairs:
     """A list of (key, entry number) in ascending order of the numbers; keys of 1 to 16 bytes.
@@ -94,13 +108,7 @@ cdef class Pairs:
 
     def sorted(self):
         """A run: the pairs by key, those of one key by number."""
-        cdef bytes run = PyBytes_FromStringAndSize(NULL, self._count * <Py_ssize_t>sizeof(Pair))
-        cdef Pair* pairs = <Pair*>PyBytes_AS_STRING(run)
-        cdef Py_ssize_t count = self._count
-        memcpy(pairs, self._pairs, count * sizeof(Pair))
-        with nogil:
-            qsort(pairs, count, sizeof(Pair), in_order)
-        return run
+        return run_of(self._pairs, self._count * <Py_ssize_t>sizeof(Pair))
 
     cdef int _reserve(self, Py_ssize_t more) except -1:
         cdef Py_ssize_t capacity

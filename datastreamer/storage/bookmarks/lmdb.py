@@ -8,15 +8,16 @@ checksum, or is not the one for the key, raises `IndexDamaged`. Owns the content
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
-import heapq
 import itertools
 import mmap
 import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import IO, NamedTuple
 
 import lmdb
@@ -37,7 +38,7 @@ from datastreamer.storage.bookmarks._blocks import (
     place_at,
     unpacked,
 )
-from datastreamer.storage.bookmarks._pairs import Pairs
+from datastreamer.storage.bookmarks._pairs import Pairs, in_one
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
@@ -412,22 +413,24 @@ def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
     return runs
 
 
-def _in_order(runs: Iterable[memoryview]) -> Iterator[bytes]:
+def _in_order(runs: list[memoryview]) -> Iterator[bytes]:
     """The pairs of these runs, as runs of bounded size that follow each other."""
 
-    def pairs_of(run: memoryview) -> Iterator[bytes]:
-        return (bytes(run[at : at + PAIR_SIZE]) for at in range(0, len(run), PAIR_SIZE))
+    def pair(run: memoryview, at: int) -> bytes:
+        return bytes(run[at * PAIR_SIZE : (at + 1) * PAIR_SIZE])
 
-    runs = sorted(filter(len, runs), key=lambda run: bytes(run[:PAIR_SIZE]))
-    if all(
-        bytes(before[-PAIR_SIZE:]) < bytes(after[:PAIR_SIZE])
-        for before, after in itertools.pairwise(runs)
-    ):
-        yield from map(bytes, runs)  # as for keys that rise with the entries
-        return
-    pairs = heapq.merge(*map(pairs_of, runs))
-    while part := b"".join(itertools.islice(pairs, _RUN)):
-        yield part
+    # Between two of these places each run has at most one step more than its share of the samples.
+    step = max(_RUN // len(runs) // 2, 1)
+    samples = (pair(run, at) for run in runs for at in range(0, len(run) // PAIR_SIZE, step))
+    starts = [0] * len(runs)
+    for place in [*sorted(samples)[len(runs) :: len(runs)], LAST]:
+        ends = [
+            bisect.bisect_left(range(len(run) // PAIR_SIZE), place, start, key=partial(pair, run))
+            for run, start in zip(runs, starts, strict=True)
+        ]
+        bounds = zip(runs, starts, ends, strict=True)
+        yield in_one([run[start * PAIR_SIZE : end * PAIR_SIZE] for run, start, end in bounds])
+        starts = ends
 
 
 def open_index(path: str, write: bool, access: Access, *, anew: bool = False) -> LmdbIndex:
