@@ -229,7 +229,6 @@ class FileHealer:
         path: str,
         found: Examination,
         disk: Disk,
-        progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         dry: bool = False,
     ) -> None:
@@ -245,7 +244,6 @@ class FileHealer:
         self._confirmed = self._end in named and not (record is None and found.page.foreign)
         self._sidecar: SidecarRecords | None = None
         self._header = found.header
-        self._progress = progress
         if self._confirmed:
             self._sidecar = SidecarRecords(
                 disk,
@@ -268,10 +266,8 @@ class FileHealer:
     def _examine(self) -> Survey:
         if self._end is None:
             return Survey([], [])
-        return find_lost_pages(
-            *(self._file, self._end, self._end_sum, self._chains, self._records, self._progress),
-            loose=self._loose,
-        )
+        known = self._end_sum, self._chains, self._records, self._loose
+        return find_lost_pages(self._file, self._end, *known)
 
     def close(self) -> None:
         if self._sidecar is not None:

@@ -6,7 +6,7 @@ neighbours. Reads pages and records, changes nothing, and does not know where en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -84,8 +84,7 @@ def find_lost_pages(
     end_sum: EndSum | None,
     chains: Sequence[KnownChain],
     records: RecordSource | None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    loose: RecordReader | None = None,
+    loose: RecordReader | None,
 ) -> Survey:
     """Look for the damaged pages of a stream that ends at `end`.
 
@@ -112,7 +111,6 @@ def find_lost_pages(
                     pages[-1] = _Page(None, None, None)
             if pages[-1].first is not None and known is not None and found is None:
                 padding.append((page, known.end))
-            progress(page + 1, last + 1)
         pages.append(_look_at_last(file, end, end_sum))
         _compare_neighbours(pages)
     unproven = None if walk.fits else walk.known

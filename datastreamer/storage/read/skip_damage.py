@@ -13,7 +13,7 @@ from datastreamer.storage.read.spans import Cursor
 
 
 def run_or_skip(
-    reader: Reader, cursor: Cursor, pace: Callable[[], object] = lambda: None
+    reader: Reader, cursor: Cursor, pace: Callable[[], object]
 ) -> tuple[EntryBatch | DamagedEntry, Cursor]:
     """As `reader.run`. If no entry can be read at the cursor: the error, and the place of the next
     one that can be read, or the end of the stream.
