@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -223,24 +223,17 @@ class _Export:
                 str(path), "it exists already (an export to a folder would be continued)"
             )
         converters = self._converters((table,))
-        converter = converters[table]
+        columns = converters[table].schema
         temporary = temporary_path(path)
         output: PartWriter | LineWriter
         if path.suffix.lower() == ".parquet":
-            output = PartWriter(
-                path.parent, table, converter.schema, self._access, temporary=temporary
-            )
+            output = PartWriter(path.parent, table, columns, self._access, temporary=temporary)
         else:
-            output = writer_of(path, temporary, converter.schema, self._access)
+            output = writer_of(path, temporary, columns, self._access)
         trail = Trail(start)
         try:
             for batch in self._runs(start, stop, total=stop):
-                found = converter.convert(self._wanted(batch))
-                if found.error is not None:
-                    raise found.error
-                self._put(output, table, found.batch)
-                if batch:
-                    trail.extend(batch)
+                self._convert(batch, converters, {table: output}, trail)
             if isinstance(output, PartWriter):
                 position, version = self._position(trail), self._version_of(table)
                 output.publish(path, start, position, version, self._named)
@@ -372,7 +365,7 @@ class _Export:
         self,
         batch: EntryBatch,
         converters: dict[str, Converter],
-        writers: dict[str, PartWriter],
+        writers: Mapping[str, PartWriter | LineWriter],
         trail: Trail,
     ) -> None:
         """Write the rows of a batch to all tables, up to the first entry that is not an event."""
@@ -386,15 +379,12 @@ class _Export:
             batch = batch[: worst.number - batch.first_number]
             found = {table: converter.convert(batch) for table, converter in converters.items()}
         for table, each in found.items():
-            self._put(writers[table], table, each.batch)
+            writers[table].write(each.batch)
+            self._rows[table] = self._rows.get(table, 0) + each.batch.num_rows
         if batch:
             trail.extend(batch)
         if worst is not None:
             raise worst
-
-    def _put(self, output: PartWriter | LineWriter, table: str, batch: Any) -> None:
-        output.write(batch)
-        self._rows[table] = self._rows.get(table, 0) + batch.num_rows
 
     def _runs(self, start: int, stop: int, *, total: int) -> Iterator[EntryBatch]:
         if start >= stop:
