@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from datastreamer import format as wire
 from datastreamer.errors import UsageError
@@ -39,128 +39,125 @@ NOTHING_KNOWN: Final = KnownHistory(bytes(STREAM_ID_SIZE), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class FollowStart:
+class _Shown:
+    """A command, as messages `says` it: with its values, bytes in hex."""
+
+    says: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.says.format_map(
+            {each.name: _text_of(getattr(self, each.name)) for each in fields(self)}
+        )
+
+
+def _text_of(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return ", ".join(map(str, value)) if type(value) is tuple else value
+
+
+@dataclass(frozen=True, slots=True)
+class FollowStart(_Shown):
     """A `CommitStart` that also reports each change of committed entries since `known`."""
 
     from_entry: int
     known: KnownHistory = NOTHING_KNOWN
-
-    def __str__(self) -> str:
-        return f"Start from entry {self.from_entry}, with changes since epoch {self.known.epoch}"
+    says: ClassVar = "Start from entry {from_entry}, with changes since epoch {known.epoch}"
 
 
 @dataclass(frozen=True, slots=True)
-class HashQuery:
+class HashQuery(_Shown):
     """Request a hash of the entries from `first` up to, not including, `end`, or of as many of
     them as `max_bytes` allow (0: the server's limit)."""
 
     first: int
     end: int
     max_bytes: int = 0
-
-    def __str__(self) -> str:
-        return f"a hash of entries {self.first} to {self.end - 1}"
+    says: ClassVar = "a hash of entries {first} to before {end}"
 
 
 @dataclass(frozen=True, slots=True)
-class SumsQuery:
+class SumsQuery(_Shown):
     """Request the checksums of at most `max_pages` whole pages (0: the server's limit), from the
     one on that holds entry `from_entry`, and that of the last page."""
 
     from_entry: int
     max_pages: int = 0
-
-    def __str__(self) -> str:
-        return f"checksums from entry {self.from_entry} on"
+    says: ClassVar = "checksums from entry {from_entry} on"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(_Shown):
     """Stream from entry `from_entry` on; the stream's total means the next entry."""
 
     from_entry: int
-
-    def __str__(self) -> str:
-        return f"Start from entry {self.from_entry}"
+    says: ClassVar = "Start from entry {from_entry}"
 
 
 @dataclass(frozen=True, slots=True)
-class CommitStart:
+class CommitStart(_Shown):
     """A `Start` that also reports where atomic operations end."""
 
     from_entry: int
-
-    def __str__(self) -> str:
-        return f"Start from entry {self.from_entry}, with commits"
+    says: ClassVar = "Start from entry {from_entry}, with commits"
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_Shown):
     """End the streaming; the connection stays open."""
 
-    def __str__(self) -> str:
-        return "Stop"
+    says: ClassVar = "Stop"
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderQuery:
+class HeaderQuery(_Shown):
     """Request the header entry."""
 
-    def __str__(self) -> str:
-        return "Header"
+    says: ClassVar = "Header"
 
 
 @dataclass(frozen=True, slots=True)
-class StartBookmark:
+class StartBookmark(_Shown):
     """Stream from a bookmark's entry on. `key` has 1 to 16 bytes."""
 
     key: bytes
-
-    def __str__(self) -> str:
-        return f"Start from bookmark 0x{self.key.hex()}"
+    says: ClassVar = "Start from bookmark 0x{key}"
 
 
 @dataclass(frozen=True, slots=True)
-class EntryQuery:
+class EntryQuery(_Shown):
     """Request one entry by its number."""
 
     number: int
-
-    def __str__(self) -> str:
-        return f"Entry {self.number}"
+    says: ClassVar = "Entry {number}"
 
 
 @dataclass(frozen=True, slots=True)
-class BookmarkQuery:
+class BookmarkQuery(_Shown):
     """Request the first event at or after a bookmark. `key` has 1 to 16 bytes."""
 
     key: bytes
-
-    def __str__(self) -> str:
-        return f"Bookmark 0x{self.key.hex()}"
+    says: ClassVar = "Bookmark 0x{key}"
 
 
 @dataclass(frozen=True, slots=True)
-class RangeQuery:
+class RangeQuery(_Shown):
     """Request the entries between two bookmarks, both included."""
 
     first: bytes
     last: bytes
-
-    def __str__(self) -> str:
-        return f"the range from bookmark 0x{self.first.hex()} to 0x{self.last.hex()}"
+    says: ClassVar = "the range from bookmark 0x{first} to 0x{last}"
 
 
 @dataclass(frozen=True, slots=True)
-class CapabilitiesQuery:
+class CapabilitiesQuery(_Shown):
     """Ask which extensions the server has."""
 
-    def __str__(self) -> str:
-        return "Capabilities"
+    says: ClassVar = "Capabilities"
 
 
 @dataclass(frozen=True, slots=True)
-class BatchQuery:
+class BatchQuery(_Shown):
     """Request entries from `from_entry` on, as many as the limits allow, or fewer.
 
     With `max_count` 0 only `max_bytes` limits, with `max_bytes` 0 only the server's limit. If
@@ -171,13 +168,11 @@ class BatchQuery:
     max_count: int = 0
     max_bytes: int = 0
     wait_ms: int = 0
-
-    def __str__(self) -> str:
-        return f"a batch from entry {self.from_entry}"
+    says: ClassVar = "a batch from entry {from_entry}"
 
 
 @dataclass(frozen=True, slots=True)
-class FilteredRead:
+class FilteredRead(_Shown):
     """Request the entries that `where` selects from `from_entry` up to `stop`, as many as the
     limits allow, or fewer; the limits are those of a `BatchQuery`.
 
@@ -190,38 +185,33 @@ class FilteredRead:
     max_count: int = 0
     max_bytes: int = 0
     wait_ms: int = 0
-
-    def __str__(self) -> str:
-        return f"entries of types {_named(self.where)} from entry {self.from_entry}"
+    says: ClassVar = "entries of types {where} from entry {from_entry}"
 
 
 @dataclass(frozen=True, slots=True)
-class FilteredStart:
+class FilteredStart(_Shown):
     """Stream the entries that `where` selects from `from_entry` on."""
 
     from_entry: int
     where: Selection
-
-    def __str__(self) -> str:
-        return f"Start from entry {self.from_entry}, types {_named(self.where)}"
+    says: ClassVar = "Start from entry {from_entry}, types {where}"
 
 
 @dataclass(frozen=True, slots=True)
-class FilteredStartBookmark:
+class FilteredStartBookmark(_Shown):
     """Stream the entries that `where` selects from a bookmark's entry on."""
 
     key: bytes
     where: Selection
-
-    def __str__(self) -> str:
-        return f"Start from bookmark 0x{self.key.hex()}, types {_named(self.where)}"
+    says: ClassVar = "Start from bookmark 0x{key}, types {where}"
 
 
 @dataclass(frozen=True, slots=True)
-class Authenticate:
+class Authenticate(_Shown):
     """Authenticate with a token of 1 to 1,024 bytes."""
 
     token: bytes
+    says: ClassVar = "Authenticate"
 
     def __repr__(self) -> str:  # the token is secret
         return "<Authenticate>"
@@ -246,10 +236,6 @@ Command: TypeAlias = (
     | SumsQuery
     | Authenticate
 )
-
-
-def _named(where: Iterable[Clause]) -> str:
-    return ", ".join(map(str, where))
 
 
 def check_token(token: bytes) -> None:

@@ -118,11 +118,6 @@ class ServerConnection:
         """
         return len(self._buffer) - self._at
 
-    @property
-    def closed(self) -> bool:
-        """Whether the last event has been returned; what arrives later is dropped."""
-        return self._closed
-
     def started(self) -> None:
         """A Start was answered OK: the connection streams."""
         self.streaming = True

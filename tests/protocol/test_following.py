@@ -101,7 +101,7 @@ def test_bytes() -> None:
     assert (
         str(FollowStart(7, KnownHistory(ID, 8))) == "Start from entry 7, with changes since epoch 8"
     )
-    assert str(HashQuery(7, 9)) == "a hash of entries 7 to 8"
+    assert str(HashQuery(7, 9)) == "a hash of entries 7 to before 9"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def played(pieces: list[bytes]) -> tuple[list[Event], ServerConnection]:
             elif isinstance(event, Stop):
                 connection.stopped()
         assert connection.pending < LONGEST, "more than half a command is kept"
-        assert not connection.closed or connection.pending == 0
+        assert not connection._closed or connection.pending == 0
     return events, connection
 
 
@@ -59,7 +59,7 @@ def test_any_bytes(data: bytes, places: list[int]) -> None:
     assert played([data[at : at + 1] for at in range(len(data))])[0] == events
 
     at = 0
-    for event in events[:-1] if connection.closed else events:
+    for event in events[:-1] if connection._closed else events:
         if isinstance(event, Refuse):
             assert event == Refuse(9, close=False)
             at += COMMAND_HEAD_SIZE
@@ -79,7 +79,7 @@ def test_any_bytes(data: bytes, places: list[int]) -> None:
                 continue
             assert data[at : at + len(said)] == said
             at += len(said)
-    if connection.closed:
+    if connection._closed:
         last = events[-1]
         assert isinstance(last, Drop) or (isinstance(last, Refuse) and last.close)
         connection.receive(data)
@@ -89,4 +89,4 @@ def test_any_bytes(data: bytes, places: list[int]) -> None:
         assert connection.pending == len(data) - at
         connection.receive(b"")
         assert isinstance(connection.next_event(), End)
-        assert connection.closed
+        assert connection._closed

@@ -132,7 +132,7 @@ def test_a_start_that_the_stream_refuses_leaves_the_connection_as_it_was() -> No
     assert connection.next_event() == Start(99)
     assert connection.next_event() == HeaderQuery()
     assert connection.next_event() == StartBookmark(b"x")
-    assert not connection.closed
+    assert not connection._closed
 
 
 @pytest.mark.parametrize("size", range(1, 16))
@@ -196,14 +196,14 @@ def test_a_stream_of_another_type_is_served_under_its_own() -> None:
 def test_while_streaming_only_stop_is_taken(cut: Cut, command: int) -> None:
     connection = streaming()
     assert fed(connection, cut(request(command))) == [ALREADY_STARTED]
-    assert connection.closed
+    assert connection._closed
 
 
 @cuts
 def test_stop_while_not_streaming_is_refused(cut: Cut) -> None:
     connection = ServerConnection(1)
     assert fed(connection, cut(encoded(Stop(), HeaderQuery()))) == [ALREADY_STOPPED]
-    assert connection.closed
+    assert connection._closed
 
 
 @cuts
@@ -259,7 +259,7 @@ def test_whole_commands_before_the_end_are_served(cut: Cut) -> None:
     connection = ServerConnection(1)
     sent = encoded(HeaderQuery(), EntryQuery(5))
     assert fed(connection, [*cut(sent), b""]) == [HeaderQuery(), EntryQuery(5), End()]
-    assert connection.closed
+    assert connection._closed
 
 
 @pytest.mark.parametrize("size", [1, 5, 8, 12, 16, 19, 23])
