@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -107,31 +108,23 @@ def _guarded(steps: Steps[None], driver: AsyncDriver, arrivals: Arrivals) -> Ste
         arrivals.fail(error)
 
 
+@dataclass(eq=False)
 class _SourceReader:
     """The part that servers and files have in common."""
 
-    def __init__(
-        self,
-        name: str,
-        memory: Memory,
-        options: ReassemblyOptions,
-        put: Callable[[Arrival], Steps[None]],
-    ) -> None:
-        self._name = name
-        self._memory = memory
-        self._options = options
-        self._put = put
-        first = options.backoff.most
-        self._waits = Backoff(first, _RARER * first)
-        # The position after what was delivered, and the first entry that was not.
-        self._at: Position | None = None
-        self._due = 0
-        self._begun = False
-        # What was reported: whether the source is lost, and its failure.
-        self._down = False
-        self._failure: DatastreamerError | None = None
-        self._failed_at = 0.0
-        self._attempts = 0
+    _name: str
+    _memory: Memory
+    _options: ReassemblyOptions
+    _put: Callable[[Arrival], Steps[None]]
+    # The position after what was delivered, and the first entry that was not.
+    _at: Position | None = field(default=None, init=False)
+    _due: int = field(default=0, init=False)
+    _begun: bool = field(default=False, init=False)
+    # What was reported: whether the source is lost, and its failure.
+    _down: bool = field(default=False, init=False)
+    _failure: DatastreamerError | None = field(default=None, init=False)
+    _failed_at: float = field(default=0.0, init=False)
+    _attempts: int = field(default=0, init=False)
 
     def run(self) -> Steps[None]:
         """Read until the end or a final failure. Reports both, and every other failure."""
@@ -159,7 +152,8 @@ class _SourceReader:
         now, luck = (yield Now()), random.random()  # noqa: S311
         if self._failure is None:
             self._failed_at, self._attempts = now, 0
-        wait = self._waits.wait(self._attempts, luck)
+        first = self._options.backoff.most
+        wait = Backoff(first, _RARER * first).wait(self._attempts, luck)
         self._attempts += 1
         again = self._options.follow and self._may_pass(failure, now + wait)
         if not again or type(failure) is not type(self._failure):
@@ -257,21 +251,12 @@ class _SourceReader:
         self._due = min(self._due, rollback.to_entry)
 
 
+@dataclass(eq=False)
 class _Server(_SourceReader):
-    def __init__(
-        self,
-        name: str,
-        memory: Memory,
-        options: ReassemblyOptions,
-        put: Callable[[Arrival], Steps[None]],
-        driver: Driver,
-        peer: str,
-    ) -> None:
-        super().__init__(name, memory, options, put)
-        self._driver = driver
-        self._peer = peer
-        # Whether the current client has begun to stream.
-        self._streaming = False
+    _driver: Driver
+    _peer: str
+    # Whether the current client has begun to stream.
+    _streaming: bool = field(default=False, init=False)
 
     def _read(self) -> Steps[None]:
         options = self._options
@@ -397,17 +382,9 @@ class _Following(Iteration[EntryBatch]):
         return self._source._joined(due, self._client.total_entries)
 
 
+@dataclass(eq=False)
 class _File(_SourceReader):
-    def __init__(
-        self,
-        name: str,
-        memory: Memory,
-        options: ReassemblyOptions,
-        put: Callable[[Arrival], Steps[None]],
-        path: str,
-    ) -> None:
-        super().__init__(name, memory, options, put)
-        self._path = path
+    _path: str
 
     def _read(self) -> Steps[None]:
         stream = yield InThread(self._open)

@@ -143,27 +143,28 @@ class FixedCodec:
 
     def read(self, data: bytes) -> Any:
         """Decode any layout; if several fit, the newest. Raises `ValueError`."""
+        size = len(data)
         for layout, names, tail, in_order in self._layouts:
             if tail is None:
-                if len(data) != layout.size:
+                if size != layout.size:
                     continue
                 values = layout.unpack(data)
             else:
-                if len(data) < layout.size:
+                if size < layout.size:
                     continue
-                *before, size = layout.unpack_from(data)
-                if len(data) != layout.size + size:
+                values = layout.unpack_from(data)
+                if size != layout.size + values[-1]:
                     continue
-                values = (*before, data[layout.size :])
+                values = (*values[:-1], data[layout.size :])
             if in_order:  # in half the time
                 return self.cls(*values)
             found = dict(zip(names, values, strict=True))
             return self.cls(*map(found.get, self.cls._fields))
         if tail is not None:
-            raise ValueError(f"{len(data)} bytes, which does not match its transaction's length")
+            raise ValueError(f"{size} bytes, which does not match its transaction's length")
         sizes = sorted(layout.size for layout, *_ in self._layouts)
         which = "layout has" if len(sizes) == 1 else "layouts have"
-        raise ValueError(f"{len(data)} bytes, but the {which} {', '.join(map(str, sizes))}")
+        raise ValueError(f"{size} bytes, but the {which} {', '.join(map(str, sizes))}")
 
     def write(self, event: Any) -> bytes:
         """Encode an event in the layout that has the fields that are not None.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -263,7 +263,7 @@ class ServerOptions:
             most=U32_MAX,
         ),
     ] = int(GRACE_SECONDS)
-    scrub: Annotated[
+    scrub_rate: Annotated[
         float | None,
         rate_option(
             "--scrub",
@@ -293,18 +293,8 @@ class ServerOptions:
         return given
 
     def limits(self) -> Limits:
-        return Limits(
-            max_clients=self.max_clients,
-            max_clients_per_address=self.max_clients_per_address,
-            reserved_clients=self.reserved_clients,
-            client_token_file=self.client_token_file,
-            accept_rate=self.accept_rate,
-            request_rate=self.request_rate,
-            inactivity_timeout=self.inactivity_timeout,
-            write_timeout=self.write_timeout,
-            grace=self.grace,
-            scrub_rate=self.scrub,
-        )
+        given = {each.name: getattr(self, each.name, None) for each in fields(Limits)}
+        return Limits(**{name: value for name, value in given.items() if value is not None})
 
     def tls(self) -> ServerTLS | None:
         certs, keys = self.tls_cert or [], self.tls_key or []
