@@ -39,18 +39,14 @@ from datastreamer.transport.endpoint import Endpoint
 
 
 class AsyncioDriver(AsyncDriver):
-    """Makes connections to these servers."""
+    """Its servers are `Endpoint`s."""
 
     cancelled = (asyncio.CancelledError,)
+    _interruptible: asyncio.Task[Any] | None = None
 
-    def __init__(self, *endpoints: Endpoint) -> None:
+    def __init__(self, *servers: Endpoint) -> None:
+        super().__init__(*servers)
         self.turn = threading.Lock()
-        self._endpoints = endpoints
-        self._interruptible: asyncio.Task[Any] | None = None
-
-    @property
-    def reconnects(self) -> bool:
-        return bool(self._endpoints)
 
     def signal(self) -> Signal:
         return asyncio.Event()
@@ -67,7 +63,7 @@ class AsyncioDriver(AsyncDriver):
             case Connect(seconds, server):
                 return await self._connect(seconds, server)
             case Open(_, server):
-                return await dial_asyncio(self._endpoints[server])
+                return await dial_asyncio(self.servers[server])
             case Close(channel, farewell):
                 channel.close(farewell=farewell)
             case Now():
@@ -107,7 +103,7 @@ class AsyncioDriver(AsyncDriver):
         await _end(tasks)
 
     async def _connect(self, seconds: float, server: int) -> AsyncioChannel:
-        endpoint = self._endpoints[server]
+        endpoint: Endpoint = self.servers[server]
         made: list[AsyncioChannel] = []
 
         async def connect() -> None:

@@ -175,7 +175,7 @@ class Turn(Protocol):
 
 
 class Driver(ABC):
-    """The part of a driver that an engine uses."""
+    """The part of a driver that an engine uses; it connects to these servers."""
 
     turn: Turn
     """The engine's lock."""
@@ -190,10 +190,13 @@ class Driver(ABC):
     """Whether others that use the engine are threads, which may not touch a connection that is in
     use."""
 
+    def __init__(self, *servers: Any) -> None:
+        self.servers = servers
+
     @property
-    @abstractmethod
     def reconnects(self) -> bool:
         """Whether it can perform `Connect`."""
+        return bool(self.servers)
 
     @abstractmethod
     def signal(self) -> Signal:

@@ -43,20 +43,16 @@ _LOOK_SECONDS: Final = 0.1
 
 
 class ThreadDriver(Driver):
-    """Makes connections to these servers. Its channels are sockets."""
+    """Its servers are `Endpoint`s, its channels sockets."""
 
     threaded = True
 
     def __init__(self, *endpoints: Endpoint) -> None:
+        super().__init__(*endpoints)
         self.turn = threading.Lock()
-        self._endpoints = endpoints
         # The servers of its channels, as messages name them.
         self._peers: dict[socket.socket, str] = {}
         self._interrupted = False
-
-    @property
-    def reconnects(self) -> bool:
-        return bool(self._endpoints)
 
     def now(self) -> float:
         return time.monotonic()
@@ -91,10 +87,10 @@ class ThreadDriver(Driver):
     def _perform(self, effect: Effect) -> Any:
         match effect:
             case Connect(seconds, server):
-                endpoint = self._endpoints[server]
+                endpoint: Endpoint = self.servers[server]
                 return self.run(connecting(endpoint.token_request, endpoint.peer, seconds, server))
             case Open(seconds, server):
-                endpoint = self._endpoints[server]
+                endpoint = self.servers[server]
                 made = connect_blocking(endpoint, seconds)
                 self._peers[made] = endpoint.peer
                 keep_alive(made.setsockopt, CLIENT_KEEPALIVE)

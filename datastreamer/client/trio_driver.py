@@ -51,18 +51,14 @@ class Dialled(NamedTuple):
 
 
 class TrioDriver(AsyncDriver):
-    """Makes connections to these servers."""
+    """Its servers are `Dialled`."""
 
     cancelled = (trio.Cancelled,)
+    _interruptible: trio.CancelScope | None = None
 
     def __init__(self, *servers: Dialled) -> None:
+        super().__init__(*servers)
         self.turn = threading.Lock()
-        self.servers = servers
-        self._interruptible: trio.CancelScope | None = None
-
-    @property
-    def reconnects(self) -> bool:
-        return bool(self.servers)
 
     def signal(self) -> Signal:
         return trio.Event()

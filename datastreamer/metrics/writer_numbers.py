@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import tempfile
 from itertools import accumulate
 from typing import Final
@@ -29,6 +28,17 @@ SYNC_BUCKETS: Final = SYNC_NS + 1
 SLOTS: Final = SYNC_BUCKETS + _BUCKETS
 
 
+def shared_memory(name: str, size: int) -> int:
+    """A descriptor of memory of zeros, for this process and those that inherit it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
+
+
 class WriterNumbers:
     """The counters of one writer, in the memory of the descriptor `fd`."""
 
@@ -41,13 +51,8 @@ class WriterNumbers:
     @classmethod
     def create(cls) -> WriterNumbers:
         """New counters, all 0, to share with a process that inherits the descriptor."""
-        if sys.platform == "linux":
-            fd = os.memfd_create("datastreamer-numbers", os.MFD_CLOEXEC)
-        else:
-            fd, name = tempfile.mkstemp()
-            os.unlink(name)
+        fd = shared_memory("datastreamer-numbers", SLOTS * 8)
         try:
-            os.ftruncate(fd, SLOTS * 8)
             return cls(fd, write=True)
         except BaseException:
             os.close(fd)

@@ -16,11 +16,10 @@ from datastreamer.cli.dsapp.options import (
     limits_of,
 )
 from datastreamer.cli.shared.options import number_option
-from datastreamer.cli.shared.server_options import MetricsOptions
+from datastreamer.cli.shared.server_options import MetricsOptions, log_serving
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.service.embedded import StreamServer
-from datastreamer.transport.listeners import address_of
 
 _log = logging.getLogger(__name__)
 
@@ -67,12 +66,7 @@ def server(
         ) as serving,
     ):
         stream = serving.stream
-        _log.info(
-            "serving %s (%d entries) on %s",
-            file,
-            stream.total_entries,
-            ", ".join(map(address_of, serving.addresses)),
-        )
+        log_serving(_log, file, stream, serving.addresses)
         sequencer = DemoSequencer(stream)
         began = time.monotonic()
         done = write_at_pace(sequencer, opers, sleep / 1000, stop, fixed=False)

@@ -23,6 +23,7 @@ from datastreamer.transport.listeners import address_of
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from datastreamer.storage.stream import DataStream
     from datastreamer.storage.view import IndexName
     from datastreamer.transport.tls import ServerTLS
 
@@ -30,6 +31,20 @@ if TYPE_CHECKING:
 def port_option(default: int) -> Any:
     text = f"TCP port to listen on; 0: any free port, which is logged [{default}]."
     return number_option("--port", "PORT", text, most=65535)
+
+
+def log_serving(
+    log: logging.Logger,
+    path: str,
+    stream: DataStream,
+    addresses: Iterable[tuple[str, int]],
+    about: str = "",
+) -> None:
+    """Log which stream is served, and where."""
+    shown = [address_of(each) for each in addresses]
+    fields = {"file": path, "entries": stream.total_entries, "addresses": shown}
+    what = "serving %s (%d entries%s) on %s"
+    log.info(what, path, stream.total_entries, about, ", ".join(shown), extra=fields)
 
 
 def _is_loopback(host: str) -> bool:

@@ -22,6 +22,7 @@ from datastreamer.cli.shared.server_options import (
     HttpPortOptions,
     MetricsOptions,
     ServerOptions,
+    log_serving,
     port_option,
 )
 from datastreamer.client.upstream import Upstream
@@ -29,7 +30,6 @@ from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
 from datastreamer.server.publish.policy import read_tokens
 from datastreamer.service.daemon import relay_until_signal
-from datastreamer.transport.listeners import address_of
 
 _log = logging.getLogger(__name__)
 
@@ -169,17 +169,7 @@ def relay_until(
 
     def listening(relay: Relay, addresses: list[tuple[str, int]]) -> None:
         assert relay.stream is not None
-        _log.info(
-            "serving %s (%d entries) on %s",
-            relay.path,
-            relay.stream.total_entries,
-            ", ".join(map(address_of, addresses)),
-            extra={
-                "file": relay.path,
-                "entries": relay.stream.total_entries,
-                "addresses": [address_of(address) for address in addresses],
-            },
-        )
+        log_serving(_log, relay.path, relay.stream, addresses)
         warn(addresses)
 
     name = relay_until_signal(made, listening)

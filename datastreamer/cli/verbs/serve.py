@@ -18,6 +18,7 @@ from datastreamer.cli.shared.server_options import (
     HttpPortOptions,
     MetricsOptions,
     ServerOptions,
+    log_serving,
     port_option,
 )
 from datastreamer.client.upstream import Upstream
@@ -26,7 +27,6 @@ from datastreamer.format import DEFAULT_PORT
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.service.daemon import serve_until_signal
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.listeners import address_of
 
 _log = logging.getLogger(__name__)
 
@@ -143,19 +143,8 @@ def serve(
             raise Failure(f"{error}; --follow serves what another process writes") from None
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
-        _log.info(
-            "serving %s (%d entries%s%s) on %s",
-            file,
-            stream.total_entries,
-            ", written by another process" if follow else "" if stream.writable else ", read-only",
-            "" if tls is None else ", with TLS",
-            ", ".join(map(address_of, addresses)),
-            extra={
-                "file": file,
-                "entries": stream.total_entries,
-                "addresses": [address_of(address) for address in addresses],
-            },
-        )
+        how = ", written by another process" if follow else ", read-only" * (not stream.writable)
+        log_serving(_log, file, stream, addresses, how + ", with TLS" * (tls is not None))
         options.warn_of_everyone(addresses)
 
     # Signals raise no exception here: until now `early_signals` handled them.

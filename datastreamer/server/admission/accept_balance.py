@@ -12,10 +12,11 @@ import hashlib
 import mmap
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 
 import trio
+
+from datastreamer.metrics.writer_numbers import shared_memory
 
 # Layout: a random salt of 8 bytes; the number of processes and of hash slots of each. Then three
 # numbers for each process, the address hashes of each, and the counts of these.
@@ -42,12 +43,7 @@ def shared_block(workers: int, clients: int = 0) -> int:
     has room for the addresses of `clients` clients."""
     places = min(_MOST_PLACES, clients * _PLACES_A_CLIENT + _WINDOW) if clients else 0
     size = _HEAD + workers * (_FIELDS * _NUMBER + places * (_HASH + _NUMBER))
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("datastreamer-turns", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
+    fd = shared_memory("datastreamer-turns", size)
     numbers = (workers.to_bytes(4, sys.byteorder), places.to_bytes(4, sys.byteorder))
     os.pwrite(fd, b"".join((os.urandom(_SALT), *numbers)), 0)
     return fd
