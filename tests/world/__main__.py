@@ -7,25 +7,30 @@ import sys
 import traceback
 from dataclasses import replace
 
+from tests.world import portions, world
 from tests.world.faults import Event, Plan, plan_of
-from tests.world.world import Outcome, run
+from tests.world.world import Outcome
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.world", description=__doc__)
     parser.add_argument("--seed", type=int, help="of a plan that `plan_of` makes")
     parser.add_argument("--seconds", type=float, default=300.0, help="its length, default 300")
+    parser.add_argument("--portions", action="store_true", help="a world of portions, with --seed")
     parser.add_argument("--plan", help="a plan as a failure prints it")
     parser.add_argument("--trace", metavar="FILE", help="write all that happened to FILE")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter plan that fails")
     options = parser.parse_args()
     if (options.seed is None) == (options.plan is None):
         parser.error("give --seed or --plan")
-    plan = _parsed(options.plan) if options.plan else plan_of(options.seed, options.seconds)
+    if options.plan:
+        plan = _parsed(options.plan)
+    else:
+        plan = plan_of(options.seed, options.seconds, portions=options.portions)
     if options.shrink:
         return _shrink(plan)
     try:
-        found = run(plan, trace_file=options.trace)
+        found = _carry_out(plan, options.trace)
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 1
@@ -39,6 +44,10 @@ def _parsed(text: str) -> Plan:
     return found
 
 
+def _carry_out(plan: Plan, trace_file: str | None = None) -> Outcome:
+    return (portions if plan.portions else world).run(plan, trace_file=trace_file)
+
+
 def _report(found: Outcome) -> None:
     print(
         f"{found.digest}: {found.simulated_seconds:.0f} s in {found.cpu_seconds:.1f} s of CPU, "
@@ -50,7 +59,7 @@ def _report(found: Outcome) -> None:
 def _fails(plan: Plan) -> str:
     """How the plan fails; empty if it does not."""
     try:
-        run(plan)
+        _carry_out(plan)
     except Exception as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}"
     return ""

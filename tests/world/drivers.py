@@ -22,6 +22,7 @@ from datastreamer.client import asyncio_driver, thread_driver, trio_driver
 from datastreamer.transport.asyncio_channel import AsyncioChannel
 from datastreamer.transport.connection_errors import connect_failed, connect_timeout
 from datastreamer.transport.endpoint import Endpoint
+from datastreamer.transport.trio_channel import _with_tls
 from tests.world.clock import SimTime
 from tests.world.network import ClientStream, Network
 from tests.world.threads import Stepped
@@ -45,7 +46,10 @@ class Drivers:
             raise connect_failed(endpoint.peer, error) from None
 
     async def _dial_trio(self, endpoint: Endpoint) -> trio.abc.Stream:
-        return ClientStream(await self._dial(endpoint))
+        stream: trio.abc.Stream = ClientStream(await self._dial(endpoint))
+        if endpoint.context is not None:
+            stream = await _with_tls(stream, endpoint, endpoint.context)
+        return stream
 
     async def _dial_asyncio(self, endpoint: Endpoint) -> AsyncioChannel:
         dial = partial(self._dial, endpoint)

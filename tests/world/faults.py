@@ -50,6 +50,11 @@ RELAYS_ROT = (
 )
 """Where only relays' disks change bits, the upstream may have changed the page when the relay finds
 that."""
+PORTIONS = (
+    *(LOSE, LOSE, LOSE, PARTITION, ONE_WAY, SLOW, KILL, KILL, KILL, POWER, CRASH, STOP),
+    *(TRUNCATE, TRUNCATE, REST),
+)
+"""In a world of portions (`portions.py`)."""
 QUIET = frozenset({LOSE, PARTITION, ONE_WAY, SLOW, KILL, REST})
 """What neither a disk nor an operator nor another publisher has a part in."""
 ERRORS = (errno.EIO, errno.ENOSPC)
@@ -95,6 +100,8 @@ class Plan:
     """Whether each client knows all servers."""
     followers: int = 0
     """Clients over HTTP."""
+    portions: bool = False
+    """Whether it is of a world of portions."""
 
     @property
     def rots(self) -> bool:
@@ -104,18 +111,18 @@ class Plan:
     @property
     def command(self) -> str:
         """The command that carries it out again."""
-        if self.seconds and self == plan_of(self.seed, self.seconds):
-            what = f"--seed {self.seed} --seconds {self.seconds:g}"
+        if self.seconds and self == plan_of(self.seed, self.seconds, portions=self.portions):
+            what = f"--seed {self.seed} --seconds {self.seconds:g}{' --portions' * self.portions}"
         else:
             what = f"--plan {shlex.quote(repr(self))}"
         return f"python -m tests.world {what}"
 
 
-def plan_of(seed: int, seconds: float) -> Plan:
+def plan_of(seed: int, seconds: float, *, portions: bool = False) -> Plan:
     """A plan of about this many seconds."""
     chance = random.Random(seed)
-    rots = seed % 4 == 3
-    kinds = KINDS
+    rots = seed % 4 == 3 and not portions
+    kinds = PORTIONS if portions else KINDS
     if rots:
         kinds = ROTTING if seed % 8 == 3 else RELAYS_ROT
     events: list[Event] = []
@@ -125,6 +132,15 @@ def plan_of(seed: int, seconds: float) -> Plan:
         until += after
         event = Event(after, chance.choice(kinds), chance.randrange(1000), chance.randrange(1000))
         events.append(event)
+    if portions:
+        return Plan(
+            seed,
+            tuple(events),
+            sync=chance.choice(POLICIES[:2]),
+            relay_sync=chance.choice(POLICIES[:2]),
+            seconds=seconds,
+            portions=True,
+        )
     return Plan(
         seed,
         tuple(events),

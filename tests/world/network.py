@@ -311,8 +311,8 @@ class ClientStream(trio.abc.Stream):
         self._socket = connection
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        assert max_bytes is not None
-        return await self._attempt(wait_readable, lambda s: s.recv(max_bytes))
+        count = _PIECE if max_bytes is None else max_bytes
+        return await self._attempt(wait_readable, lambda s: s.recv(count))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data)
@@ -334,6 +334,9 @@ class ClientStream(trio.abc.Stream):
                 await wait(self._socket)
             except OSError as error:
                 raise trio.BrokenResourceError(str(error)) from error
+
+    def setsockopt(self, *_: int) -> None:
+        """For what tells the system about hosts that may be dead."""
 
     async def wait_send_all_might_not_block(self) -> None:
         await wait_writable(self._socket)
