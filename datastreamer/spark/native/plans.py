@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import itertools
 import json
 import math
 import pickle
@@ -24,6 +25,7 @@ from datastreamer.arrow.tables import ENTRIES, TABLES
 from datastreamer.errors import UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
+from datastreamer.selection.clauses import Where
 from datastreamer.spark.native.pushdown import ALL, NumberRange, wanted
 from datastreamer.spark.options import PARTITION_BYTES, Options, read_options
 from datastreamer.spark.read.batch import BatchReader
@@ -88,13 +90,14 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_tasks(options: Options, reader: BatchReader) -> dict[str, Any]:
-    """What all tasks of a query need: the reader in Python for what Java does not read, and the
-    clauses that select the entries of the table `entries`; None: all are rows."""
-    where = options.where and [
-        [clause, 0, ""] if isinstance(clause, int) else [*clause[:2], clause.prefix.hex()]
-        for clause in options.where
+    """What all tasks of a query need: the reader in Python for what Java does not read, and by
+    type and offset the prefixes that select entries (None: all of the table are rows)."""
+    clauses = [Where(it) if isinstance(it, int) else it for it in options.where or ()]
+    where = [
+        [*place, [clause.prefix.hex() for clause in together]]
+        for place, together in itertools.groupby(clauses, key=lambda clause: clause[:2])
     ]
-    return {"reader": packed(reader), "where": where}
+    return {"reader": packed(reader), "where": where or None}
 
 
 def described(

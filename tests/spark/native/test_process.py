@@ -27,7 +27,7 @@ def answer(protocol: str, **request: Any) -> tuple[bytes, bytes]:
     return letter, answers.getvalue()[5 : 5 + size]
 
 
-@pytest.mark.parametrize("protocol", ["", "0", "2"])
+@pytest.mark.parametrize("protocol", ["", "1", "3"])
 def test_a_jar_of_another_version_is_refused(protocol: str) -> None:
     letter, content = answer(protocol, do="schema", options={"path": "/nowhere"})
     assert letter == b"E"
@@ -55,7 +55,7 @@ def test_counts_of_many_files(make: Make, tmp_path: Path) -> None:
         plans.count({**request, "plan": first["plan"]})
 
 
-@pytest.mark.parametrize("options", [{"table": "blocks"}, {"mode": "PERMISSIVE"}])
+@pytest.mark.parametrize("options", [{"table": "blocks"}, {"mode": "PERMISSIVE"}, {"types": "9"}])
 def test_what_headers_do_not_count(make: Make, options: dict[str, str]) -> None:
     given = {"path": str(make([(9, b"x")])), **options}
     assert plans.count({"options": given, "table": "{}", "plan": None}) == {"count": None}

@@ -29,6 +29,10 @@ SELECTIONS: list[tuple[dict[str, str], list[Clause]]] = [
         {"types": "16", "prefixes": "2:0x00, 2:0x0203,0x00"},
         [Where(16, 2, b"\0"), Where(16, 2, b"\2\3"), Where(16, 0, b"\0")],
     ),
+    (
+        {"types": "2,16", "prefixes": "8:0x7f,8:0xaaaaaaaa,8:0xff"},
+        [Where(kind, 8, data) for kind in (2, 16) for data in (b"\x7f", b"\xaa" * 4, b"\xff")],
+    ),
     ({"types": "4294967295", "prefixes": "65000:0xAA"}, [Where(4294967295, 65000, b"\xaa")]),
     (
         # More than a request has.
@@ -179,7 +183,7 @@ def test_a_stream_that_was_truncated(make: Make) -> None:
 
 def test_no_extension_is_asked_for(make: Make) -> None:
     entries = random_entries(3, 600, (0, 3, 60))
-    stubs = [Selecting(entries) for _ in range(20)]
+    stubs = [Selecting(entries) for _ in range(30)]
     with StubServer(*map(handler, stubs)) as listening:
         at = f"127.0.0.1:{listening.port}"
         for options, where in SELECTIONS:

@@ -9,37 +9,55 @@ import java.util.HexFormat;
 final class Selection implements Serializable {
   private static final long serialVersionUID = 1;
 
-  // Of each clause.
-  private final int[] types;
-  private final int[] offsets;
-  private final byte[][] prefixes;
-
-  private Selection(JsonNode clauses) {
-    types = new int[clauses.size()];
-    offsets = new int[clauses.size()];
-    prefixes = new byte[clauses.size()][];
-    for (int i = 0; i < types.length; i++) {
-      types[i] = (int) clauses.get(i).get(0).longValue();
-      offsets[i] = clauses.get(i).get(1).intValue();
-      prefixes[i] = HexFormat.of().parseHex(clauses.get(i).get(2).textValue());
+  /** The clauses of a type and an offset. Prefixes rise, and none is the beginning of another. */
+  private record Group(int type, int offset, byte[][] prefixes) implements Serializable {
+    private boolean has(byte[] bytes, int at, int end) {
+      int low = 0;
+      int high = prefixes.length;
+      while (low < high) {
+        int middle = (low + high) >>> 1;
+        byte[] prefix = prefixes[middle];
+        int stop = Math.min(end, at + prefix.length);
+        int order = Arrays.compareUnsigned(prefix, 0, prefix.length, bytes, at, stop);
+        if (order == 0) {
+          return true;
+        }
+        if (order < 0) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      return false;
     }
   }
 
-  /** The clauses of an answer; null: all entries are rows. */
-  static Selection of(JsonNode answer) {
-    JsonNode clauses = answer.get("where");
-    return clauses.isNull() ? null : new Selection(clauses);
+  private final Group[] groups;
+
+  private Selection(JsonNode found) {
+    groups = new Group[found.size()];
+    for (int i = 0; i < groups.length; i++) {
+      JsonNode group = found.get(i);
+      byte[][] prefixes = new byte[group.get(2).size()][];
+      for (int j = 0; j < prefixes.length; j++) {
+        prefixes[j] = HexFormat.of().parseHex(group.get(2).get(j).textValue());
+      }
+      groups[i] = new Group((int) group.get(0).longValue(), group.get(1).intValue(), prefixes);
+    }
   }
 
-  /** Whether one of the clauses matches the entry whose head is at `head`, and which ends at `end`. */
+  /** The selection of an answer; null: all entries are rows. */
+  static Selection of(JsonNode answer) {
+    JsonNode found = answer.get("where");
+    return found.isNull() ? null : new Selection(found);
+  }
+
+  /** Whether an entry is wanted, from its head at `head` to its end. */
   boolean has(byte[] bytes, int head, int end) {
     int type = BigEndian.u32(bytes, head + Format.TYPE_AT);
-    for (int i = 0; i < types.length; i++) {
-      byte[] prefix = prefixes[i];
-      int at = head + Format.HEAD_SIZE + offsets[i];
-      if (types[i] == type
-          && at + prefix.length <= end
-          && Arrays.equals(bytes, at, at + prefix.length, prefix, 0, prefix.length)) {
+    for (Group group : groups) {
+      int at = head + Format.HEAD_SIZE + group.offset;
+      if (group.type == type && at <= end && group.has(bytes, at, end)) {
         return true;
       }
     }
