@@ -42,19 +42,18 @@ def selected(
 ) -> Selection | None:
     """The normal form of a selection: no clause is covered by another one, and they are in order.
 
-    None if neither is given. Raises `UsageError` if both are, and as `checked`.
+    None if neither is given. Raises `UsageError` if both are, if one is empty, and as `checked`.
     """
     if types is not None and where is not None:
         raise UsageError("types=[2] is short for where=[Where(2)]: name one of them")
-    if types is not None:
-        return normal([checked_type(each) for each in types])
-    if where is None:
+    if types is None and where is None:
         return None
     if isinstance(where, Where):
         raise UsageError(f"where is a list, such as [{where!r:.80}]")
-    clauses = [checked(clause) for clause in where]
+    clauses: list[Clause] = [checked_type(each) for each in types or ()]
+    clauses += [checked(clause) for clause in where or ()]
     if not clauses:
-        raise UsageError("where=[] selects nothing; leave it out for all entries")
+        raise UsageError("an empty list selects nothing; leave it out for all entries")
     return normal(clauses)
 
 
