@@ -114,7 +114,8 @@ def _values(
         hint, info = get_args(parameter.annotation)[:2]
         if isinstance(info, typer.models.OptionInfo):
             # Typer reads the first name from where the default would be.
-            options[str(info.default)] = hint, info.help or "", info.metavar
+            named = f"--{name.replace('_', '-')}" if info.default is ... else str(info.default)
+            options[named] = hint, info.help or "", info.metavar
         else:
             arguments.append(name)
     if words and words[-1] in options and not _is_flag(options[words[-1]][0]):
@@ -137,8 +138,8 @@ def _values(
         yield from ((choice, "") for choice in _choices(get_args(shells.annotation)[0]))
         return
     if {"source", "sources", "server", "a", "b"} & {*arguments}:
-        named = os.environ.get(SERVER_VARIABLE)
-        for each in dict.fromkeys([*([named] if named else []), *seen_servers()]):
+        server = os.environ.get(SERVER_VARIABLE)
+        for each in dict.fromkeys([*([server] if server else []), *seen_servers()]):
             yield each, "server"
     yield FILES, ""
 

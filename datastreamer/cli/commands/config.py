@@ -55,7 +55,6 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
 ConfigOption = Annotated[
     str | None,
     text_option(
-        "--config",
         "TOML",
         "Read options from this TOML file, under their names without the leading dashes.",
         is_eager=True,

@@ -25,28 +25,26 @@ from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of, name_of
 
 _log = logging.getLogger(__name__)
 
-ServerOption = Annotated[str, text_option("--server", "HOST:PORT", "Server to connect to.")]
+ServerOption = Annotated[str, text_option("HOST:PORT", "Server to connect to.")]
 FromOption = Annotated[
     str | None,
     text_option(
-        "--from",
         "latest|N",
         "Stream from this entry; latest: only later commits [latest; 0 with --sanitycheck].",
+        name="--from",
     ),
 ]
 FromBookmarkOption = Annotated[
-    int | None,
-    number_option("--frombookmark", "N", "Stream from this bookmark; overrides --from."),
+    int | None, number_option("N", "Stream from this bookmark; overrides --from.")
 ]
 HeaderOption = Annotated[bool, typer.Option("--header", help="Print the header of the stream.")]
-EntryOption = Annotated[int | None, number_option("--entry", "N", "Print this entry.")]
+EntryOption = Annotated[int | None, number_option("N", "Print this entry.")]
 BookmarkOption = Annotated[
-    int | None, number_option("--bookmark", "N", "Print the first event at or after this bookmark.")
+    int | None, number_option("N", "Print the first event at or after this bookmark.")
 ]
 BookmarkTypeOption = Annotated[
     int,
     number_option(
-        "--bookmarktype",
         "T",
         "Type in the bookmark's key. Streams of version 1: 0 block, 1 batch; version 2 and "
         "later: 1 batch, 2 block.",
@@ -61,9 +59,7 @@ SanityCheckOption = Annotated[
         "and exit.",
     ),
 ]
-DumpBatchOption = Annotated[
-    int | None, number_option("--dumpbatch", "N", "Print the entries of this batch.")
-]
+DumpBatchOption = Annotated[int | None, number_option("N", "Print the entries of this batch.")]
 
 
 def client(

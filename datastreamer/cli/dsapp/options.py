@@ -20,20 +20,15 @@ LogOption = Annotated[
     logs.Level,
     typer.Option("--log", callback=_set_level, help="Set the lowest level to log, to stderr."),
 ]
-PortOption = Annotated[int, number_option("--port", "PORT", "Port to listen on.", most=65535)]
-FileOption = Annotated[str, text_option("--file", "FILE", "The stream file.")]
+PortOption = Annotated[int, number_option("PORT", "Port to listen on.", most=65535)]
+FileOption = Annotated[str, text_option("FILE", "The stream file.")]
 WriteTimeoutOption = Annotated[
     int,
-    number_option(
-        "--writetimeout",
-        "MS",
-        "Disconnect a client that receives no byte for MS milliseconds; 0: never.",
-    ),
+    number_option("MS", "Disconnect a client that receives no byte for MS milliseconds; 0: never."),
 ]
 InactivityTimeoutOption = Annotated[
     int,
     number_option(
-        "--inactivitytimeout",
         "SECONDS",
         "Disconnect a client that neither streams nor sends commands for this time; 0: never.",
     ),

@@ -18,7 +18,7 @@ from datastreamer.cli.verbs.relay import relay_until
 from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 
-ServerOption = Annotated[str, text_option("--server", "HOST:PORT", "Server to download from.")]
+ServerOption = Annotated[str, text_option("HOST:PORT", "Server to download from.")]
 
 
 def relay(

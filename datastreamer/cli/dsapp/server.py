@@ -26,12 +26,9 @@ _log = logging.getLogger(__name__)
 # Time for streaming clients to receive everything after the last operation.
 _DRAIN_SECONDS = 30.0
 
-SleepOption = Annotated[
-    int, number_option("--sleep", "MS", "Pause before each operation, in milliseconds.")
-]
+SleepOption = Annotated[int, number_option("MS", "Pause before each operation, in milliseconds.")]
 OpersOption = Annotated[
-    int,
-    number_option("--opers", "N", "Number of atomic operations to write; then the server exits."),
+    int, number_option("N", "Number of atomic operations to write; then the server exits.")
 ]
 
 

@@ -29,14 +29,11 @@ class CreationOptions:
     ] = False
     system_id: Annotated[
         int | None,
-        number_option(
-            "--system-id", "N", "With --create: set the system id, for example the chain id [0]."
-        ),
+        number_option("N", "With --create: set the system id, for example the chain id [0]."),
     ] = None
     stream_version: Annotated[
         int | None,
         number_option(
-            "--stream-version",
             "N",
             "With --create: set the stream version: 1 fixed layouts, 2 and later protobuf [1].",
             most=255,
@@ -46,9 +43,7 @@ class CreationOptions:
     stream_type: Annotated[
         int | None,
         number_option(
-            "--stream-type",
-            "T",
-            "With --create: set the stream type that clients ask for [1, a sequencer's].",
+            "T", "With --create: set the stream type that clients ask for [1, a sequencer's]."
         ),
     ] = None
 

@@ -30,10 +30,7 @@ MetricsAddressArgument = Annotated[
     ),
 ]
 LimitOption = Annotated[
-    int,
-    number_option(
-        "--limit", "N", "Show at most N clients, those with the largest lag.", most=10_000
-    ),
+    int, number_option("N", "Show at most N clients, those with the largest lag.", most=10_000)
 ]
 
 Overview = dict[str, Any]

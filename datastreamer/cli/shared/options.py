@@ -29,8 +29,10 @@ Format = Literal["table", "jsonl", "hex", "raw"]
 ReportFormat = Literal["table", "jsonl"]
 
 
-def text_option(name: str, metavar: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, metavar=metavar, help=help, **more)
+def text_option(metavar: str, help: str, *, name: str | None = None, **more: Any) -> Any:
+    """The option for a text; without `name`, that of its parameter."""
+    names = [] if name is None else [name]
+    return typer.Option(*names, metavar=metavar, help=help, **more)
 
 
 # Numbers.
@@ -62,14 +64,14 @@ def number_parser(most: int = U64_MAX, *, least: int = 0) -> Callable[[str | int
 
 
 def number_option(
-    name: str, metavar: str, help: str, *, least: int = 0, most: int = U64_MAX
+    metavar: str, help: str, *, least: int = 0, most: int = U64_MAX, name: str | None = None
 ) -> Any:
     """The option for a number from `least` to `most`."""
-    return text_option(name, metavar, help, parser=number_parser(most, least=least))
+    return text_option(metavar, help, name=name, parser=number_parser(most, least=least))
 
 
 def fraction_option(
-    name: str, metavar: str, help: str, *, least: float, most: float, unit: str = "seconds"
+    metavar: str, help: str, *, least: float, most: float, unit: str = "seconds"
 ) -> Any:
     """The option for a number of `unit` from `least` to `most`, which may have a fraction."""
 
@@ -84,10 +86,10 @@ def fraction_option(
             )
         return number
 
-    return text_option(name, metavar, help, parser=parse)
+    return text_option(metavar, help, parser=parse)
 
 
-def rate_option(name: str, help: str) -> Any:
+def rate_option(help: str, *, name: str | None = None) -> Any:
     """The option for a rate such as 50MB/s, in bytes per second."""
 
     def parse(value: str) -> float:
@@ -99,10 +101,10 @@ def rate_option(name: str, help: str) -> Any:
             )
         return rate
 
-    return text_option(name, "RATE", help, parser=parse)
+    return text_option("RATE", help, name=name, parser=parse)
 
 
-def size_option(name: str, help: str) -> Any:
+def size_option(help: str) -> Any:
     """The option for a number of bytes, such as 1GB."""
 
     def parse(value: str) -> int:
@@ -111,7 +113,7 @@ def size_option(name: str, help: str) -> Any:
             raise typer.BadParameter(f"it is a size, such as 1GB or 500MiB, not {_shown(value)}")
         return int(float(found[1]) * _UNITS[found[2]])
 
-    return text_option(name, "SIZE", help, parser=parse)
+    return text_option("SIZE", help, parser=parse)
 
 
 def read_type(text: str) -> int:
@@ -145,9 +147,7 @@ FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file."
 StreamTypeOption = Annotated[
     int | None,
     number_option(
-        "--stream-type",
-        "T",
-        "Set the stream type to ask a server for [1], or to require of a file [any].",
+        "T", "Set the stream type to ask a server for [1], or to require of a file [any]."
     ),
 ]
 
@@ -160,7 +160,7 @@ SyncOption = Annotated[
 ]
 FromOption = Annotated[
     str | None,
-    text_option("--from", "N|latest", "First entry [0]; latest: only later commits."),
+    text_option("N|latest", "First entry [0]; latest: only later commits.", name="--from"),
 ]
 FollowOption = Annotated[
     bool, typer.Option("--follow", help="Continue with later commits, until Ctrl-C.")
@@ -173,29 +173,19 @@ class TLSOptions:
 
     tls_ca: Annotated[
         str | None,
-        text_option(
-            "--tls-ca", "FILE", "With tcps://: trust the CAs in this PEM file [the system's]."
-        ),
+        text_option("FILE", "With tcps://: trust the CAs in this PEM file [the system's]."),
     ] = None
     tls_cert: Annotated[
         str | None,
-        text_option(
-            "--tls-cert", "FILE", "With tcps://: present the client certificate in this PEM file."
-        ),
+        text_option("FILE", "With tcps://: present the client certificate in this PEM file."),
     ] = None
     tls_key: Annotated[
         str | None,
-        text_option(
-            "--tls-key", "FILE", "Read the key of --tls-cert from this PEM file [the same file]."
-        ),
+        text_option("FILE", "Read the key of --tls-cert from this PEM file [the same file]."),
     ] = None
     tls_server_name: Annotated[
         str | None,
-        text_option(
-            "--tls-server-name",
-            "NAME",
-            "With tcps://: require this name in the server's certificate [HOST].",
-        ),
+        text_option("NAME", "With tcps://: require this name in the server's certificate [HOST]."),
     ] = None
 
     def context(self) -> ssl.SSLContext:
@@ -243,7 +233,6 @@ NO_OPTIONS = SourceOptions()
 StreamVersionOption = Annotated[
     int | None,
     number_option(
-        "--stream-version",
         "N",
         "Decode entries as those of this stream version [the header's]: 1 fixed layouts, 2 and "
         "later protobuf.",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def port_option(default: int) -> Any:
     text = f"TCP port to listen on; 0: any free port, which is logged [{default}]."
-    return number_option("--port", "PORT", text, most=65535)
+    return number_option("PORT", text, most=65535)
 
 
 def log_serving(
@@ -61,7 +61,6 @@ class MetricsOptions:
     metrics_port: Annotated[
         int | None,
         number_option(
-            "--metrics-port",
             "PORT",
             "Port of the metrics for Prometheus and `top`; 0: any free port, which is logged.",
             most=65535,
@@ -69,9 +68,7 @@ class MetricsOptions:
     ] = None
     metrics_host: Annotated[
         list[str] | None,
-        text_option(
-            "--metrics-host", "HOST", "Address of the metrics port; repeatable [127.0.0.1]."
-        ),
+        text_option("HOST", "Address of the metrics port; repeatable [127.0.0.1]."),
     ] = None
 
     def address(self) -> tuple[list[str] | None, int] | None:
@@ -90,7 +87,6 @@ class HttpPortOptions:
     http_port: Annotated[
         int | None,
         number_option(
-            "--http-port",
             "PORT",
             "Port for HTTP: the stream for browsers and other programs, and a console; with TLS if "
             "--tls-cert is given. 0: any free port, which is logged.",
@@ -98,39 +94,27 @@ class HttpPortOptions:
         ),
     ] = None
     http_host: Annotated[
-        list[str] | None,
-        text_option("--http-host", "HOST", "Address of the HTTP port; repeatable [127.0.0.1]."),
+        list[str] | None, text_option("HOST", "Address of the HTTP port; repeatable [127.0.0.1].")
     ] = None
     http_token_file: Annotated[
         str | None,
         text_option(
-            "--http-token-file",
-            "FILE",
-            "Answer only requests with Authorization: Bearer TOKEN, a line of this file.",
+            "FILE", "Answer only requests with Authorization: Bearer TOKEN, a line of this file."
         ),
     ] = None
     http_cors: Annotated[
         list[str] | None,
         text_option(
-            "--http-cors",
-            "ORIGIN",
-            "Let the pages of this origin read over HTTP; *: every page; repeatable.",
+            "ORIGIN", "Let the pages of this origin read over HTTP; *: every page; repeatable."
         ),
     ] = None
     http_max_clients: Annotated[
-        int,
-        number_option(
-            "--http-max-clients", "N", "Maximum number of HTTP connections.", most=U32_MAX, least=1
-        ),
+        int, number_option("N", "Maximum number of HTTP connections.", most=U32_MAX, least=1)
     ] = HTTP_CLIENTS
     http_max_followers: Annotated[
         int,
         number_option(
-            "--http-max-followers",
-            "N",
-            "Maximum number of HTTP connections that wait for commits.",
-            most=U32_MAX,
-            least=1,
+            "N", "Maximum number of HTTP connections that wait for commits.", most=U32_MAX, least=1
         ),
     ] = HTTP_CLIENTS
 
@@ -160,18 +144,15 @@ class ServerOptions:
 
     host: Annotated[
         list[str] | None,
-        text_option("--host", "HOST", "Address to listen on; repeatable [all, IPv4 and IPv6]."),
+        text_option("HOST", "Address to listen on; repeatable [all, IPv4 and IPv6]."),
     ] = None
     unix: Annotated[
         str | None,
-        text_option(
-            "--unix", "PATH", "Unix socket to listen on; with --host or --port, TCP as well."
-        ),
+        text_option("PATH", "Unix socket to listen on; with --host or --port, TCP as well."),
     ] = None
     tls_cert: Annotated[
         list[str] | None,
         text_option(
-            "--tls-cert",
             "FILE",
             "Use TLS with the certificate chain in this PEM file. Repeatable: each client receives "
             "the one for the name that it asks for, else the first. SIGHUP reloads the files.",
@@ -180,23 +161,16 @@ class ServerOptions:
     tls_key: Annotated[
         list[str] | None,
         text_option(
-            "--tls-key",
-            "FILE",
-            "Read the key from this PEM file, one for each --tls-cert [the same file].",
+            "FILE", "Read the key from this PEM file, one for each --tls-cert [the same file]."
         ),
     ] = None
     tls_client_ca: Annotated[
         str | None,
-        text_option(
-            "--tls-client-ca",
-            "FILE",
-            "Accept only clients with a certificate of the CA in this PEM file.",
-        ),
+        text_option("FILE", "Accept only clients with a certificate of the CA in this PEM file."),
     ] = None
     client_token_file: Annotated[
         str | None,
         text_option(
-            "--client-token-file",
             "FILE",
             "Give a client that presents a token, a line of this file, a reserved slot when the "
             "server is full.",
@@ -205,7 +179,6 @@ class ServerOptions:
     max_clients: Annotated[
         int,
         number_option(
-            "--max-clients",
             "N",
             "Maximum number of connections; a full server closes the client that has been idle "
             "longest, or refuses the new one.",
@@ -216,7 +189,6 @@ class ServerOptions:
     max_clients_per_address: Annotated[
         int | None,
         number_option(
-            "--max-clients-per-address",
             "N",
             "Maximum number of connections from one address (IPv6: one /64); 0: no limit [a tenth "
             "of --max-clients, at least 64; loopback and Unix sockets: no limit].",
@@ -226,7 +198,6 @@ class ServerOptions:
     reserved_clients: Annotated[
         int | None,
         number_option(
-            "--reserved-clients",
             "N",
             "Number of connections above --max-clients for publishers and for clients with a "
             "certificate or a token [8].",
@@ -236,7 +207,6 @@ class ServerOptions:
     accept_rate: Annotated[
         int,
         number_option(
-            "--accept-rate",
             "N",
             "Maximum rate of accepted connections per second; others wait. 0: no limit.",
             most=U32_MAX,
@@ -245,7 +215,6 @@ class ServerOptions:
     request_rate: Annotated[
         int,
         number_option(
-            "--request-rate",
             "N",
             "Maximum rate of commands per second from one client; more wait. 0: no limit.",
             most=U32_MAX,
@@ -254,7 +223,6 @@ class ServerOptions:
     inactivity_timeout: Annotated[
         int,
         number_option(
-            "--inactivity-timeout",
             "SECONDS",
             "Disconnect a client that neither streams nor sends commands for this time; 0: never.",
             most=U32_MAX,
@@ -263,7 +231,6 @@ class ServerOptions:
     write_timeout: Annotated[
         int,
         number_option(
-            "--write-timeout",
             "SECONDS",
             "Disconnect a client that receives no byte for this time; 0: never.",
             most=U32_MAX,
@@ -272,7 +239,6 @@ class ServerOptions:
     grace: Annotated[
         int,
         number_option(
-            "--grace",
             "SECONDS",
             "Time after the signal for clients to receive committed entries.",
             most=U32_MAX,
@@ -281,9 +247,9 @@ class ServerOptions:
     scrub_rate: Annotated[
         float | None,
         rate_option(
-            "--scrub",
             "While idle, read the file again and again at up to this rate (50MB/s), and compare "
             "its pages with their checksums.",
+            name="--scrub",
         ),
     ] = None
     sync: SyncOption = "commit"

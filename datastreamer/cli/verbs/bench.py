@@ -27,15 +27,12 @@ _MOST_ENTRIES = 1_000_000
 
 
 SecondsOption = Annotated[
-    float,
-    fraction_option("--seconds", "SECONDS", "Duration of each measurement.", least=0.01, most=60),
+    float, fraction_option("SECONDS", "Duration of each measurement.", least=0.01, most=60)
 ]
 FolderOption = Annotated[
     Path,
     text_option(
-        "--folder",
-        "FOLDER",
-        "Folder on the disk to measure; up to 0.5 GB is written there, and removed.",
+        "FOLDER", "Folder on the disk to measure; up to 0.5 GB is written there, and removed."
     ),
 ]
 

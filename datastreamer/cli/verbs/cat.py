@@ -38,38 +38,34 @@ from datastreamer.errors import HistoryChanged, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.selection.clauses import Selection, with_prefixes
 
-LastOption = Annotated[int | None, number_option("--last", "N", "Begin N entries before the head.")]
+LastOption = Annotated[int | None, number_option("N", "Begin N entries before the head.")]
 FromBookmarkOption = Annotated[
     str | None,
-    text_option(
-        "--from-bookmark",
-        "KEY",
-        "Begin at this bookmark: 0x... in hex, block:N, batch:N, or text.",
-    ),
+    text_option("KEY", "Begin at this bookmark: 0x... in hex, block:N, batch:N, or text."),
 ]
-ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
+ToOption = Annotated[int | None, number_option("N", "Last entry, included [the head].")]
 ToBookmarkOption = Annotated[
-    str | None,
-    text_option("--to-bookmark", "KEY", "Last entry: that of this bookmark, included."),
+    str | None, text_option("KEY", "Last entry: that of this bookmark, included.")
 ]
-CountOption = Annotated[int | None, number_option("--count", "N", "Print at most N entries.")]
+CountOption = Annotated[int | None, number_option("N", "Print at most N entries.")]
 TypeOption = Annotated[
     list[str] | None,
-    text_option("--type", "T", "Only entries of this type, decimal or 0x...; repeatable [all]."),
+    text_option(
+        "T", "Only entries of this type, decimal or 0x...; repeatable [all].", name="--type"
+    ),
 ]
 PrefixOption = Annotated[
     list[str] | None,
     text_option(
-        "--prefix",
         "[OFFSET:]0xHEX",
         "Of each --type, only entries with these bytes at this offset of their data [0]; "
         "repeatable.",
+        name="--prefix",
     ),
 ]
 TimeoutOption = Annotated[
     float | None,
     fraction_option(
-        "--timeout",
         "SECONDS",
         "Probe a server that is silent for this time, and give up if it does not answer "
         "[10; with --follow: no probes].",

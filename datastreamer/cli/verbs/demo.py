@@ -24,16 +24,14 @@ from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.sync_policy import SyncPolicy
 
 OpsOption = Annotated[
-    int | None,
-    number_option("--ops", "N", "Number of atomic operations to write, one block each [1000]."),
+    int | None, number_option("N", "Number of atomic operations to write, one block each [1000].")
 ]
 SizeOption = Annotated[
-    int | None, size_option("--size", "Write until the stream has this size, such as 1GB.")
+    int | None, size_option("Write until the stream has this size, such as 1GB.")
 ]
 RateOption = Annotated[
     float,
     fraction_option(
-        "--rate",
         "R",
         "Operations per second; 0: as fast as possible.",
         least=0,
@@ -41,11 +39,10 @@ RateOption = Annotated[
         unit="operations per second",
     ),
 ]
-SeedOption = Annotated[int, number_option("--seed", "N", "Seed of the blocks' content.")]
+SeedOption = Annotated[int, number_option("N", "Seed of the blocks' content.")]
 VersionOption = Annotated[
     int | None,
     number_option(
-        "--stream-version",
         "N",
         "Stream version of a new file: 1 fixed layouts, 2 and later protobuf [1].",
         most=255,

@@ -51,9 +51,9 @@ TableOption = Annotated[
 ]
 FromOption = Annotated[
     int | None,
-    number_option("--from", "N", "First entry [0, or the one after the earlier export]."),
+    number_option("N", "First entry [0, or the one after the earlier export].", name="--from"),
 ]
-ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
+ToOption = Annotated[int | None, number_option("N", "Last entry, included [the head].")]
 OnErrorOption = Annotated[
     Literal["raise", "null", "drop"],
     typer.Option(

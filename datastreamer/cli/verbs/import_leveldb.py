@@ -21,7 +21,6 @@ from datastreamer.storage.stream import DataStream
 FolderOption = Annotated[
     str | None,
     text_option(
-        "--db",
         "FOLDER",
         "Folder of the database [FILE up to its first dot, with .db, as the Go program does].",
     ),

@@ -77,7 +77,6 @@ SourcesArgument = Annotated[
 FromBookmarkOption = Annotated[
     str | None,
     text_option(
-        "--from-bookmark",
         "KEY",
         "Begin at this bookmark, 0x... in hex or text; the key of a payload's bookmark is the "
         "first 16 bytes of its id.",
@@ -86,7 +85,6 @@ FromBookmarkOption = Annotated[
 SubscribeOption = Annotated[
     list[str] | None,
     text_option(
-        "--subscribe",
         "PREFIX",
         "Receive only messages whose keys have this prefix, 0x... in hex; repeatable [all]. "
         "Nested headers are followed in any case.",
@@ -95,7 +93,6 @@ SubscribeOption = Annotated[
 ReorgThresholdOption = Annotated[
     int,
     number_option(
-        "--reorg-threshold",
         "N",
         "Remember a delivered payload for N further payloads, to drop late duplicates.",
         most=U32_MAX,
@@ -104,7 +101,6 @@ ReorgThresholdOption = Annotated[
 BudgetOption = Annotated[
     int,
     number_option(
-        "--budget",
         "MIB",
         "Maximum memory for incomplete payloads, in MiB; above it the oldest is dropped.",
         least=1,
@@ -114,7 +110,6 @@ BudgetOption = Annotated[
 MaxAgeOption = Annotated[
     float,
     fraction_option(
-        "--max-age",
         "SECONDS",
         "With --follow, drop a payload that is incomplete after this time.",
         least=0.001,
@@ -122,13 +117,11 @@ MaxAgeOption = Annotated[
     ),
 ]
 StoreOption = Annotated[
-    str | None,
-    text_option("--store", "FILE", "Keep the progress in this database, and resume from it."),
+    str | None, text_option("FILE", "Keep the progress in this database, and resume from it.")
 ]
 OrderOption = Annotated[
     str | None,
     text_option(
-        "--order",
         "MODULE:FUNCTION",
         "Print payloads in the order of a chain, and reorgs: the function gets a payload and "
         "returns its Block, or None. The module may be in the current folder.",
@@ -137,7 +130,6 @@ OrderOption = Annotated[
 AfterOption = Annotated[
     str | None,
     text_option(
-        "--after",
         "0xHASH",
         "With --order: the hash of the first block's parent [the first block to arrive is first].",
     ),

@@ -37,13 +37,13 @@ _log = logging.getLogger(__name__)
 ServerOption = Annotated[
     list[str] | None,
     text_option(
-        "--server",
         "HOST:PORT",
         "Server to download from; tcps://HOST:PORT with TLS, unix:PATH. Repeatable: a later "
         "one is used while the earlier ones are not available.",
+        name="--server",
     ),
 ]
-RelayFileOption = Annotated[str | None, text_option("--file", "FILE", "Stream file of the relay.")]
+RelayFileOption = Annotated[str | None, text_option("FILE", "Stream file of the relay.")]
 RelayPortOption = Annotated[int | None, port_option(DEFAULT_PORT)]
 OnRewriteOption = Annotated[
     Literal["stop", "follow"],
@@ -54,47 +54,30 @@ OnRewriteOption = Annotated[
     ),
 ]
 UpstreamCaOption = Annotated[
-    str | None,
-    text_option("--server-tls-ca", "FILE", "For tcps:// servers: trust the CAs in this PEM file."),
+    str | None, text_option("FILE", "For tcps:// servers: trust the CAs in this PEM file.")
 ]
 UpstreamCertOption = Annotated[
     str | None,
-    text_option(
-        "--server-tls-cert",
-        "FILE",
-        "For tcps:// servers: present the client certificate in this PEM file.",
-    ),
+    text_option("FILE", "For tcps:// servers: present the client certificate in this PEM file."),
 ]
 UpstreamKeyOption = Annotated[
     str | None,
-    text_option(
-        "--server-tls-key",
-        "FILE",
-        "Read the key of --server-tls-cert from this PEM file [the same file].",
-    ),
+    text_option("FILE", "Read the key of --server-tls-cert from this PEM file [the same file]."),
 ]
 UpstreamNameOption = Annotated[
     str | None,
-    text_option(
-        "--server-tls-name",
-        "NAME",
-        "For tcps:// servers: require this name in their certificates [HOST].",
-    ),
+    text_option("NAME", "For tcps:// servers: require this name in their certificates [HOST]."),
 ]
 UpstreamTokenFileOption = Annotated[
     str | None,
     text_option(
-        "--server-token-file",
-        "FILE",
-        "Present the first token in this file to each server, for a reserved slot there.",
+        "FILE", "Present the first token in this file to each server, for a reserved slot there."
     ),
 ]
 ReadyLagOption = Annotated[
     int,
     number_option(
-        "--ready-lag",
-        "N",
-        "Maximum lag in entries at which /readyz on the metrics port reports ready.",
+        "N", "Maximum lag in entries at which /readyz on the metrics port reports ready."
     ),
 ]
 

@@ -25,10 +25,10 @@ DryRunOption = Annotated[
 FromOption = Annotated[
     list[str] | None,
     text_option(
-        "--from",
         "HOST:PORT",
         "Restore damaged pages from this server of the same stream; may be repeated. A page that "
         "has no checksum is restored if two servers send the same bytes, and none other bytes.",
+        name="--from",
     ),
 ]
 TrustOption = Annotated[

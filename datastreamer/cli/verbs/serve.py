@@ -35,7 +35,6 @@ PortOption = Annotated[int | None, port_option(DEFAULT_PORT)]
 PublishTokenFileOption = Annotated[
     str | None,
     text_option(
-        "--publish-token-file",
         "FILE",
         "Accept a remote publisher that presents a token, a line of this file. Without TLS, "
         "tokens are sent unencrypted.",
@@ -44,7 +43,6 @@ PublishTokenFileOption = Annotated[
 PublishClientCertOption = Annotated[
     list[str] | None,
     text_option(
-        "--publish-client-cert",
         "NAME",
         "Also accept a publisher whose client certificate is for NAME; repeatable; requires "
         "--tls-client-ca.",
@@ -58,13 +56,11 @@ FollowOption = Annotated[
     ),
 ]
 WorkersOption = Annotated[
-    int,
-    number_option("--workers", "N", "Number of serving processes.", most=1024, least=1),
+    int, number_option("N", "Number of serving processes.", most=1024, least=1)
 ]
 HealOption = Annotated[
     list[str] | None,
     text_option(
-        "--heal",
         "HOST:PORT",
         "Restore pages that are found damaged from this server of the same stream (tcps://: with "
         "TLS); repeatable. --scrub finds damage in pages that no client reads.",

@@ -31,14 +31,10 @@ _SHAPE = (
     '"blobs": {"0x..": "0x..", ...}}, with parts or blobs or both'
 )
 
-MessageTypeOption = Annotated[
-    int,
-    number_option("--type", "T", "Entry type of messages.", most=U32_MAX),
-]
+MessageTypeOption = Annotated[int, number_option("T", "Entry type of messages.", most=U32_MAX)]
 LimitOption = Annotated[
     int,
     number_option(
-        "--limit",
         "BYTES",
         "Maximum size of a message, key and value.",
         most=MAX_DATA_SIZE - 2,

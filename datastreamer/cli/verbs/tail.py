@@ -13,7 +13,7 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.cli.verbs.cat import DecodeOption, PrefixOption, TypeOption, cat
 
-LastOption = Annotated[int, number_option("--last", "N", "Begin N entries before the head.")]
+LastOption = Annotated[int, number_option("N", "Begin N entries before the head.")]
 
 
 def tail(

@@ -26,12 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 IntervalOption = Annotated[
-    float,
-    fraction_option("--interval", "SECONDS", "Interval between updates.", least=0.1, most=3600),
+    float, fraction_option("SECONDS", "Interval between updates.", least=0.1, most=3600)
 ]
-CountOption = Annotated[
-    int, number_option("--count", "N", "Exit after N updates; 0: run until SIGINT.")
-]
+CountOption = Annotated[int, number_option("N", "Exit after N updates; 0: run until SIGINT.")]
 
 
 def top(

@@ -41,13 +41,11 @@ class PublisherOptions:
     """The options for a server, a group."""
 
     token_file: Annotated[
-        str | None,
-        text_option("--token-file", "FILE", "To a server: present the first token in this file."),
+        str | None, text_option("FILE", "To a server: present the first token in this file.")
     ] = None
     epoch: Annotated[
         int | None,
         number_option(
-            "--epoch",
             "N",
             "To a server: acquire the lease with this epoch, which fences publishers with lower "
             "epochs [the next epoch, if the lease is free].",
@@ -64,7 +62,6 @@ class PublisherOptions:
     next_entry: Annotated[
         int | None,
         number_option(
-            "--next-entry",
             "N",
             "To a server: begin the first operation at entry N; entries that the stream already "
             "holds are compared [the head].",
@@ -73,7 +70,6 @@ class PublisherOptions:
     retry_for: Annotated[
         int | None,
         number_option(
-            "--retry-for",
             "SECONDS",
             "To a server: reconnect to a lost server for up to this time [60].",
             most=U32_MAX,

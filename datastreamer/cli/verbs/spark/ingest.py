@@ -51,15 +51,11 @@ FollowOption = Annotated[
     bool, typer.Option("--follow", help="Continue with later commits, until SIGINT or SIGTERM.")
 ]
 EveryOption = Annotated[
-    float,
-    fraction_option(
-        "--every", "SECONDS", "With --follow: interval between writes.", least=0, most=1e6
-    ),
+    float, fraction_option("SECONDS", "With --follow: interval between writes.", least=0, most=1e6)
 ]
 FormatOption = Annotated[
     str,
     text_option(
-        "--format",
         "FORMAT",
         "Format of the tables: parquet, or delta with Delta's package in PYSPARK_SUBMIT_ARGS.",
         parser=_read_format,
@@ -68,7 +64,7 @@ FormatOption = Annotated[
 CompactOption = Annotated[
     bool, typer.Option("--compact", help="Then join the files of earlier writes into fewer.")
 ]
-ChunkOption = Annotated[int, number_option("--chunk", "N", "Number of entries per write.", least=1)]
+ChunkOption = Annotated[int, number_option("N", "Number of entries per write.", least=1)]
 
 
 def ingest(

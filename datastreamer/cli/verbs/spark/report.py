@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 FolderArgument = Annotated[
     str, typer.Argument(metavar="FOLDER", help="Folder that `spark ingest` writes to.")
 ]
-ChartsOption = Annotated[
-    str | None,
-    text_option("--charts", "OUT", "Also draw charts (PNG) into this folder."),
-]
+ChartsOption = Annotated[str | None, text_option("OUT", "Also draw charts (PNG) into this folder.")]
 
 _MOST_ROWS = 20
 

@@ -24,10 +24,7 @@ def _read_master(value: str) -> str:
 
 
 MasterOption = Annotated[
-    str,
-    text_option(
-        "--master", "URL", "Spark master: local[2], spark://HOST:7077.", parser=_read_master
-    ),
+    str, text_option("URL", "Spark master: local[2], spark://HOST:7077.", parser=_read_master)
 ]
 
 _QUIETLY = {
