@@ -1,48 +1,21 @@
-"""The labels under which a server counts its clients' commands."""
+"""The labels under which a server counts its clients' commands: their names in `format`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from datastreamer.protocol.commands import (
-    BatchQuery,
-    BookmarkQuery,
-    CapabilitiesQuery,
-    CommitStart,
-    EntryQuery,
-    FilteredRead,
-    FilteredStart,
-    FilteredStartBookmark,
-    FollowStart,
-    HashQuery,
-    HeaderQuery,
-    RangeQuery,
-    Start,
-    StartBookmark,
-    Stop,
-    SumsQuery,
-)
+from datastreamer import format as wire
+from datastreamer.protocol.commands import LAYOUTS, Authenticate
 
 ENTRY: Final = "entry"
 BOOKMARK: Final = "bookmark"
 HEADER: Final = "header"
-KINDS: Final = {
-    EntryQuery: ENTRY,
-    BookmarkQuery: BOOKMARK,
-    HeaderQuery: HEADER,
-    CapabilitiesQuery: "capabilities",
-    BatchQuery: "batch_read",
-    FilteredRead: "filtered_read",
-    FilteredStart: "filtered_start",
-    FilteredStartBookmark: "filtered_start_bookmark",
-    RangeQuery: "range_bookmark",
-    Start: "start",
-    CommitStart: "commit_start",
-    FollowStart: "follow_start",
-    HashQuery: "range_hash",
-    SumsQuery: "page_sums",
-    StartBookmark: "start_bookmark",
-    Stop: "stop",
+_NAMES: Final = {number: name for name, number in vars(wire).items() if name[:8] == "COMMAND_"}
+# Of a command with two numbers the last name counts, as `LAYOUTS` has them.
+KINDS: Final[dict[type, str]] = {
+    kind: _NAMES[number].removeprefix("COMMAND_").lower()
+    for number, (kind, _) in LAYOUTS.items()
+    if kind is not Authenticate
 }
 PUBLISH: Final = "publish"
 AUTHENTICATE: Final = "authenticate"

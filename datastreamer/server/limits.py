@@ -12,7 +12,7 @@ import math
 import os
 import resource
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from datastreamer.errors import UsageError
 from datastreamer.transport.listeners import is_local
@@ -162,10 +162,6 @@ class Limits:
             accept_rate=None if self.accept_rate is None else self.accept_rate / of,
             scrub_rate=None if at else self.scrub_rate,
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The limits as JSON values: ``Limits(**limits.as_json()) == limits``."""
-        return dataclasses.asdict(self)
 
 
 def room_for_clients(wanted: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from datastreamer.errors import ServerFailed
 from datastreamer.http.ports import Ports
@@ -168,7 +169,7 @@ class ServingProcess:
                 "numbers": None if self._numbers is None else hand_down(self._numbers.fd),
                 "name": self._name,
                 "index": self._stream.index_name,
-                "limits": self._limits.as_json(),
+                "limits": asdict(self._limits),
                 "tls": None if self._tls is None else self._tls.to_json(),
                 "log_style": style_of_log(),
                 "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),

@@ -35,7 +35,7 @@ def test_they_travel_as_json() -> None:
         Limits(reserved_clients=0, max_clients_per_address=0, client_token_file="tokens"),
         Limits(reserved_clients=5).share(0, 2),
     ):
-        assert Limits(**json.loads(json.dumps(limits.as_json()))) == limits
+        assert Limits(**json.loads(json.dumps(dataclasses.asdict(limits)))) == limits
 
 
 def test_a_share_of_the_reserved_slots() -> None:

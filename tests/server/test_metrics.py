@@ -25,6 +25,7 @@ from datastreamer.metrics import exposition, writer_numbers
 from datastreamer.metrics.exposition import Tally, exposition_parts, merge
 from datastreamer.metrics.names import METRICS
 from datastreamer.metrics.writer_numbers import WriterNumbers
+from datastreamer.server.command_labels import COMMANDS
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
 from datastreamer.server.server import Server
@@ -37,6 +38,15 @@ from tests.network.fixtures import append, over_loopback
 from tests.storage.made import FaultyDisk
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def test_commands_have_the_labels_that_alerts_name() -> None:
+    assert sorted(COMMANDS) == [
+        *("batch_read", "bookmark", "capabilities", "commit_start", "entry", "filtered_read"),
+        *("filtered_start", "filtered_start_bookmark", "follow_start", "header", "page_sums"),
+        *("range_bookmark", "range_hash", "start", "start_bookmark", "stop"),
+    ]
+
 
 OK = model.result(0)
 

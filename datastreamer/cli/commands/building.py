@@ -43,13 +43,10 @@ def _allow_readable_secrets(wanted: bool) -> None:
 LOG_OPTIONS = {
     "log_level": Annotated[
         logs.Level | None,
-        typer.Option(
-            "--log-level", callback=_set_level, help="Set the lowest level to log [info]."
-        ),
+        typer.Option(callback=_set_level, help="Set the lowest level to log [info]."),
     ],
     "log_format": Annotated[
-        Style | None,
-        typer.Option("--log-format", callback=_set_style, help="Set the format of the log [text]."),
+        Style | None, typer.Option(callback=_set_style, help="Set the format of the log [text].")
     ],
 }
 _SECRET_OPTIONS = {
@@ -67,7 +64,6 @@ _CONTEXT_OPTION = {
     "context": Annotated[
         str | None,
         typer.Option(
-            "--context",
             metavar="NAME",
             help="Take SOURCE and its TLS options from this context, see `datastreamer context`.",
         ),

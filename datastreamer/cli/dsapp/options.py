@@ -17,8 +17,7 @@ def _set_level(level: logs.Level) -> logs.Level:
 
 
 LogOption = Annotated[
-    logs.Level,
-    typer.Option("--log", callback=_set_level, help="Set the lowest level to log, to stderr."),
+    logs.Level, typer.Option(callback=_set_level, help="Set the lowest level to log, to stderr.")
 ]
 PortOption = Annotated[int, number_option("PORT", "Port to listen on.", most=65535)]
 FileOption = Annotated[str, text_option("FILE", "The stream file.")]

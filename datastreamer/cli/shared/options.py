@@ -154,9 +154,7 @@ StreamTypeOption = Annotated[
 
 SyncOption = Annotated[
     Literal["commit", "os"],
-    typer.Option(
-        "--sync", help="Sync to disk with each commit, or leave that to the operating system."
-    ),
+    typer.Option(help="Sync to disk with each commit, or leave that to the operating system."),
 ]
 FromOption = Annotated[
     str | None,
@@ -249,9 +247,8 @@ class EntryOutput:
     format: Annotated[
         Format | None,
         typer.Option(
-            "--format",
             help="Set the output format [table on a terminal, else jsonl]; raw: the bytes "
-            "as they are stored.",
+            "as they are stored."
         ),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")] = False
@@ -271,7 +268,7 @@ class ReportOutput(EntryOutput):
 
     format: Annotated[
         ReportFormat | None,
-        typer.Option("--format", help="Set the output format [table on a terminal, else jsonl]."),
+        typer.Option(help="Set the output format [table on a terminal, else jsonl]."),
     ] = None
 
 

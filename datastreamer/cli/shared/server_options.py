@@ -256,9 +256,8 @@ class ServerOptions:
     index: Annotated[
         Literal["lmdb", "memory"],
         typer.Option(
-            "--index",
             help="Keep the bookmark index in a folder beside the file, or in memory; lmdb falls "
-            "back to memory if no file can be created there.",
+            "back to memory if no file can be created there."
         ),
     ] = "lmdb"
 

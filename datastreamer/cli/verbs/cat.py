@@ -82,8 +82,7 @@ NoBatchReadsOption = Annotated[
     ),
 ]
 DecodeOption = Annotated[
-    Literal["zkevm"] | None,
-    typer.Option("--decode", help="Decode entries: add their kind and fields."),
+    Literal["zkevm"] | None, typer.Option(help="Decode entries: add their kind and fields.")
 ]
 
 

@@ -43,7 +43,6 @@ TableOption = Annotated[
         "all",
     ],
     typer.Option(
-        "--table",
         metavar="TABLE",
         help="Set what a row is: entries, blocks, block_ends, transactions, batches, batch_ends, "
         "ger_updates or bookmarks; all: one folder for each table.",
@@ -57,9 +56,8 @@ ToOption = Annotated[int | None, number_option("N", "Last entry, included [the h
 OnErrorOption = Annotated[
     Literal["raise", "null", "drop"],
     typer.Option(
-        "--on-error",
         help="Set what to do about an entry that is not an event: fail, write nulls and a column "
-        "with the reason, or drop it.",
+        "with the reason, or drop it."
     ),
 ]
 

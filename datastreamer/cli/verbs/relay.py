@@ -48,9 +48,8 @@ RelayPortOption = Annotated[int | None, port_option(DEFAULT_PORT)]
 OnRewriteOption = Annotated[
     Literal["stop", "follow"],
     typer.Option(
-        "--on-rewrite",
         help="Set what to do if a server has other entries, or truncated some: stop downloading "
-        "from it, or truncate the relay to the last common entry.",
+        "from it, or truncate the relay to the last common entry."
     ),
 ]
 UpstreamCaOption = Annotated[

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
-    Format,
     ReportOutput,
     SourceOptions,
     StreamArgument,
@@ -23,7 +21,6 @@ from datastreamer.cli.shared.options import (
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.source import named_not_found, open_source
 from datastreamer.zkevm.block_json import (
-    DescribedEvent,
     batch_json,
     blocks_json,
     described,
@@ -56,10 +53,7 @@ def batch(
       datastreamer zkevm batch stream.bin 3
       datastreamer zkevm batch 127.0.0.1:6900 3 --json
     """
-    shape = output.chosen()
-    mark = BookmarkName("batch", number)
-    entries = list(_described_entries(source, mark, stream_version, options, not no_open))
-    _write(shape, "batch", batch_json(entries))
+    _show("batch", source, number, no_open, stream_version, output, options)
 
 
 def block(
@@ -77,32 +71,35 @@ def block(
       datastreamer zkevm block stream.bin 7
       datastreamer zkevm block 127.0.0.1:6900 7 --json
     """
-    shape = output.chosen()
-    mark = BookmarkName("block", number)
-    entries = list(_described_entries(source, mark, stream_version, options, not no_open))
-    found = blocks_json(entries)
-    if not found:
-        first = entries[0][1]["entry"]
-        raise Failure(f"{source}: no block follows the bookmark in entry {first}")
-    _write(shape, "block", found[0])
+    _show("block", source, number, no_open, stream_version, output, options)
 
 
-def _write(shape: Format, kind: Kind, found: dict[str, Any]) -> None:
-    if shape == "jsonl":
-        write_out(json_line(found))
-    else:
-        from datastreamer.cli.verbs.zkevm.tree import batch_tree, block_tree, printed
-
-        write_out(printed(batch_tree(found) if kind == "batch" else block_tree(found)))
-
-
-def _described_entries(
-    source: str, mark: BookmarkName, version: int | None, options: SourceOptions, opening: bool
-) -> Iterator[DescribedEvent]:
-    """The events of a batch or block with their values, beginning with its bookmark."""
+def _show(
+    kind: Kind,
+    source: str,
+    number: int,
+    no_open: bool,
+    version: int | None,
+    output: ReportOutput,
+    options: SourceOptions,
+) -> None:
+    shape, mark = output.chosen(), BookmarkName(kind, number)
     with open_source(source, options) as stream, named_not_found(source, str(mark)):
         header = stream.header()
         version = version or header.version
         runs = stream.batches(key_of(version, mark), header.total_entries)
-        for found in marked_entries(mark.kind, chain.from_iterable(runs), version):
-            yield described(found, opening)
+        entries = marked_entries(kind, chain.from_iterable(runs), version)
+        events = [described(found, not no_open) for found in entries]
+    if kind == "batch":
+        shown = batch_json(events)
+    elif blocks := blocks_json(events):
+        shown = blocks[0]
+    else:
+        first = events[0][1]["entry"]
+        raise Failure(f"{source}: no block follows the bookmark in entry {first}")
+    if shape == "jsonl":
+        write_out(json_line(shown))
+    else:
+        from datastreamer.cli.verbs.zkevm.tree import batch_tree, block_tree, printed
+
+        write_out(printed(batch_tree(shown) if kind == "batch" else block_tree(shown)))
