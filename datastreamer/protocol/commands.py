@@ -39,8 +39,8 @@ NOTHING_KNOWN: Final = KnownHistory(bytes(STREAM_ID_SIZE), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """A command, as messages `says` it: with its values, bytes in hex."""
+class Command:
+    """A command. Messages say of it what `says` has, with its values, bytes in hex."""
 
     says: ClassVar[str]
 
@@ -57,7 +57,7 @@ def _text_of(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowStart(_Shown):
+class FollowStart(Command):
     """A `CommitStart` that also reports each change of committed entries since `known`."""
 
     from_entry: int
@@ -66,7 +66,7 @@ class FollowStart(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class HashQuery(_Shown):
+class HashQuery(Command):
     """Request a hash of the entries from `first` up to, not including, `end`, or of as many of
     them as `max_bytes` allow (0: the server's limit)."""
 
@@ -77,7 +77,7 @@ class HashQuery(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class SumsQuery(_Shown):
+class SumsQuery(Command):
     """Request the checksums of at most `max_pages` whole pages (0: the server's limit), from the
     one on that holds entry `from_entry`, and that of the last page."""
 
@@ -87,7 +87,7 @@ class SumsQuery(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Start(_Shown):
+class Start(Command):
     """Stream from entry `from_entry` on; the stream's total means the next entry."""
 
     from_entry: int
@@ -95,7 +95,7 @@ class Start(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitStart(_Shown):
+class CommitStart(Command):
     """A `Start` that also reports where atomic operations end."""
 
     from_entry: int
@@ -103,21 +103,21 @@ class CommitStart(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(_Shown):
+class Stop(Command):
     """End the streaming; the connection stays open."""
 
     says: ClassVar = "Stop"
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderQuery(_Shown):
+class HeaderQuery(Command):
     """Request the header entry."""
 
     says: ClassVar = "Header"
 
 
 @dataclass(frozen=True, slots=True)
-class StartBookmark(_Shown):
+class StartBookmark(Command):
     """Stream from a bookmark's entry on. `key` has 1 to 16 bytes."""
 
     key: bytes
@@ -125,7 +125,7 @@ class StartBookmark(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class EntryQuery(_Shown):
+class EntryQuery(Command):
     """Request one entry by its number."""
 
     number: int
@@ -133,7 +133,7 @@ class EntryQuery(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class BookmarkQuery(_Shown):
+class BookmarkQuery(Command):
     """Request the first event at or after a bookmark. `key` has 1 to 16 bytes."""
 
     key: bytes
@@ -141,7 +141,7 @@ class BookmarkQuery(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class RangeQuery(_Shown):
+class RangeQuery(Command):
     """Request the entries between two bookmarks, both included."""
 
     first: bytes
@@ -150,14 +150,14 @@ class RangeQuery(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class CapabilitiesQuery(_Shown):
+class CapabilitiesQuery(Command):
     """Ask which extensions the server has."""
 
     says: ClassVar = "Capabilities"
 
 
 @dataclass(frozen=True, slots=True)
-class BatchQuery(_Shown):
+class BatchQuery(Command):
     """Request entries from `from_entry` on, as many as the limits allow, or fewer.
 
     With `max_count` 0 only `max_bytes` limits, with `max_bytes` 0 only the server's limit. If
@@ -172,7 +172,7 @@ class BatchQuery(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class FilteredRead(_Shown):
+class FilteredRead(Command):
     """Request the entries that `where` selects from `from_entry` up to `stop`, as many as the
     limits allow, or fewer; the limits are those of a `BatchQuery`.
 
@@ -189,7 +189,7 @@ class FilteredRead(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class FilteredStart(_Shown):
+class FilteredStart(Command):
     """Stream the entries that `where` selects from `from_entry` on."""
 
     from_entry: int
@@ -198,7 +198,7 @@ class FilteredStart(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class FilteredStartBookmark(_Shown):
+class FilteredStartBookmark(Command):
     """Stream the entries that `where` selects from a bookmark's entry on."""
 
     key: bytes
@@ -207,7 +207,7 @@ class FilteredStartBookmark(_Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Authenticate(_Shown):
+class Authenticate(Command):
     """Authenticate with a token of 1 to 1,024 bytes."""
 
     token: bytes
@@ -215,27 +215,6 @@ class Authenticate(_Shown):
 
     def __repr__(self) -> str:  # the token is secret
         return "<Authenticate>"
-
-
-Command: TypeAlias = (
-    Start
-    | CommitStart
-    | Stop
-    | HeaderQuery
-    | StartBookmark
-    | EntryQuery
-    | BookmarkQuery
-    | RangeQuery
-    | CapabilitiesQuery
-    | BatchQuery
-    | FilteredRead
-    | FilteredStart
-    | FilteredStartBookmark
-    | FollowStart
-    | HashQuery
-    | SumsQuery
-    | Authenticate
-)
 
 
 def check_token(token: bytes) -> None:
@@ -394,9 +373,9 @@ def encode_command(command: Command, stream_type: int) -> bytes:
     """
     kind = type(command)
     try:
-        if kind is EntryQuery:
+        if isinstance(command, EntryQuery):
             # Many are sent one after the other: the short way.
-            return _ENTRY.pack(wire.COMMAND_ENTRY, stream_type, command.number)  # type: ignore[union-attr]
+            return _ENTRY.pack(wire.COMMAND_ENTRY, stream_type, command.number)
         where = getattr(command, "where", ())
         typed = all(isinstance(checked(clause), int) for clause in where)
         number = _FORMS[kind][-1 if typed else 0]

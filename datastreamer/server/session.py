@@ -37,7 +37,7 @@ from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, Trust
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.answers.long_answers import LongAnswers, LongQuery
-from datastreamer.server.answers.queries import AnyStart, QueryAnswers
+from datastreamer.server.answers.queries import AnyStart, QueryAnswers, Question
 from datastreamer.server.command_labels import AUTHENTICATE, KINDS, PUBLISH
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.lease import PublishLease
@@ -336,7 +336,7 @@ class Session:
         elif isinstance(event, Stop):
             await self.sender.end_with(messages.OK)
             self.protocol.stopped()
-        else:
+        elif isinstance(event, Question):
             await answers.answer(event)
         return False
 
