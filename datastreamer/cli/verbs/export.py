@@ -84,7 +84,6 @@ def export(
     Examples:
       datastreamer export stream.bin out.parquet
       datastreamer export 127.0.0.1:6900 tables --table transactions
-      datastreamer export stream.bin part.jsonl --type 16 --prefix 2:0x01
     """
     if not out:
         raise typer.BadParameter("OUT is empty; name a folder or a new file")

@@ -176,7 +176,6 @@ def reassemble(
     Examples:
       datastreamer reassemble a.example.org b.example.org --follow
       datastreamer reassemble a.bin b.bin --subscribe 0x01 --json
-      datastreamer reassemble a.bin b.bin --order chain:block_of
     """
     if start is not None and from_bookmark is not None:
         raise typer.BadParameter("--from and --from-bookmark exclude each other")

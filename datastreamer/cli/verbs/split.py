@@ -62,7 +62,6 @@ def split(
     Examples:
       datastreamer split stream.bin --create < payloads.jsonl
       datastreamer reassemble a.bin b.bin | datastreamer split c.bin --create
-      datastreamer split tcp://source.example.org:6900 --token-file token < payloads.jsonl
     """
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
