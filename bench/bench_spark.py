@@ -249,8 +249,9 @@ def test_a_range_of_blocks(versus: Any, spark: Any, chain: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("place", ["server", "file"])
-def test_a_portion(versus: Any, spark: Any, payloads: Any, place: str) -> None:
+# All of a file is read and checked, whatever is selected.
+@pytest.mark.parametrize("place, promised", [("server", 2.0), ("file", 1.5)])
+def test_a_portion(versus: Any, spark: Any, payloads: Any, place: str, promised: float) -> None:
     count, path, (host, port) = payloads
     source = str(path) if place == "file" else f"tcp://{host}:{port}"
     whole, portion = (
@@ -264,7 +265,7 @@ def test_a_portion(versus: Any, spark: Any, payloads: Any, place: str) -> None:
         {"all messages": lambda: _noop(whole)},
         unit="GB/s of the stream",
         amount=path.stat().st_size / 1e9,
-        at_least=2.0,
+        at_least=promised,
     )
 
 
