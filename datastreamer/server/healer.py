@@ -74,9 +74,8 @@ class Healer:
         # None: the page is whole again, or was never proved to be damaged.
         if healed is not None:
             self._counts.healed_pages += healed.end_page - healed.page
-        again = partial(broadcast.pages.recompare, page, written=healed is not None)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(again)
+            await trio.to_thread.run_sync(broadcast.pages.recompare, page)
 
     def _say(self, error: DamagedPage, why: str) -> None:
         if self._refused.get(error.page) != why:

@@ -436,6 +436,14 @@ MUTANTS = [
         pace=14.0,
     ),
     Mutant(
+        "a page that was written stays damaged on the disk",
+        replaced(PageRegister, "written", lambda self, page: self.suspect([page])),
+        (ROT_SERVED, LOSE, LOSE),
+        largest=60_000,
+        clients=2,
+        pace=14.0,
+    ),
+    Mutant(
         "the scrub passes over all pages",
         replaced(scrub, "_examine", lambda broadcast, disk, page: scrub._Turn(1, False, None)),
         (ROT_SERVED, REST),

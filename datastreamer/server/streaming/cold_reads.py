@@ -61,6 +61,7 @@ class ColdReads:
         def read() -> None:
             self._read(start, count)
             self._pages.compare([number])
+            self._pages.ensure_good_on_disk(number)
 
         await trio.to_thread.run_sync(read, limiter=self._limiter)
 

@@ -300,6 +300,13 @@ class PageRegister:
     def is_bad_on_disk(self, page: int) -> bool:
         return page in self._on_disk
 
+    def ensure_good_on_disk(self, page: int) -> None:
+        """Raises `DamagedPage` if the page is known to be damaged on the disk, whatever the page
+        cache holds."""
+        damage = self._damaged.get(page) if page in self._on_disk else None
+        if damage is not None:
+            raise damage
+
     def found(self, error: DamagedPage) -> bool:
         """A page that a client is due, or that was examined, is damaged; False if that is known
         already."""
@@ -312,10 +319,13 @@ class PageRegister:
             self.on_damage()
         return True
 
-    def recompare(self, page: int, *, written: bool) -> None:
-        """Compare a damaged page again; it was `written` on the disk. Reads the file."""
-        if written:
-            self._on_disk.discard(page)
+    def written(self, page: int) -> None:
+        """All of a page was written, and is on the disk."""
+        self._on_disk.discard(page)
+        self.suspect([page])
+
+    def recompare(self, page: int) -> None:
+        """Compare a damaged page again. Reads the file."""
         with contextlib.suppress(DamagedPage, OSError):
             self.verify_all([page])
 
@@ -336,6 +346,7 @@ class PageRegister:
         whole = self.whole_pages
         for page in [page for page in self._damaged if page > whole]:
             del self._damaged[page]
+        self._on_disk.difference_update([page for page in self._on_disk if page >= whole])
 
     def _proven(self) -> None:
         with self._guard:

@@ -75,6 +75,7 @@ def _brought_to_disk(owned: OwnedFile, page: int) -> HealedPages | None:
         owned.file.sync()
     except OSError as error:
         raise WriteFailed(owned.path, refusal(error)) from error
+    owned.pages.written(page)
     first = owned.end_before(page).entries
     healed = HealedPages(page, page + 1, first, record.next_number, "the page cache", "")
     _log.warning("%s: %s written again from the page cache", owned.path, healed.described())
@@ -147,5 +148,5 @@ def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
     file.sync()
     owned.sums.healed(lost.page)
     owned.reader.look_again()
-    owned.pages.suspect([lost.page])
+    owned.pages.written(lost.page)
     return kept

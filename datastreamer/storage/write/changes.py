@@ -258,6 +258,7 @@ class ChangeWriter:
                 rise=rise,
                 base=sums,
             )
+            owned.pages.written(page)
         return kept
 
     def _sums_after(self, page: int) -> PageSums:

@@ -6,9 +6,11 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from datastreamer.errors import DamagedPage
 from datastreamer.format import PACKET_RESULT, RESULT_DAMAGED
@@ -420,3 +422,36 @@ async def test_without_checksums_all_is_served(damaged: DataStream) -> None:
         async with over_loopback(stream) as rig, rig.client() as peer:
             await peer.ask(wire.start(0), OK + whole)
             assert rig.server.broadcast.pages.damaged == []
+
+
+async def test_a_page_that_is_damaged_on_the_disk_only(path: Path) -> None:
+    """Clients that are due it are refused until it is written, whoever writes it."""
+    written(path)
+    whole = Model(path.read_bytes()).packed()
+    with DataStream.open(path, verify="never") as stream:
+        async with over_loopback(stream) as rig:
+            pages, good = rig.server.broadcast.pages, stream._file.file
+            disk = SimpleNamespace(read=lambda size, offset: bytes(size), size=good.size)
+            with pytest.raises(DamagedPage) as found:
+                pages.verify(BAD, past_cache=disk)  # type: ignore[arg-type]
+            pages.found(found.value)
+            async with rig.client() as peer:
+                await peer.send(wire.start(FIRST_BAD))
+                with trio.fail_after(20):
+                    await turned_away(peer)
+            assert stream.parts.pages.heal(BAD, []) is not None
+            async with rig.client() as peer:
+                with trio.fail_after(20):
+                    await peer.ask(wire.start(0), OK + whole)
+
+
+def test_a_truncation_forgets_what_the_disk_had(path: Path) -> None:
+    written(path)
+    with DataStream.open(path, verify="never") as stream:
+        pages = stream.parts.pages.for_server()
+        disk = SimpleNamespace(read=lambda size, offset: bytes(size))
+        with pytest.raises(DamagedPage):
+            pages.verify(BAD, past_cache=disk)  # type: ignore[arg-type]
+        assert pages.is_bad_on_disk(BAD)
+        stream.truncate(FIRST_BAD)
+        assert not pages.is_bad_on_disk(BAD)
