@@ -87,7 +87,7 @@ def test_a_selection(make: Make, tmp_path: Path) -> None:
     found = rows(folder)
     assert found["number"].to_pylist() == [*wanted, 60, 62]
     assert found["data"].to_pylist()[-1] == b"key\1"
-    for other, named in ((None, "every type"), ([Where(2)], "not of 2"), ([], "where")):
+    for other, named in ((None, "every type"), ([Where(2)], "not of 2"), ([], "selects nothing")):
         with pytest.raises((StreamFileError, UsageError), match=named):
             export(path, folder, where=other)
     with pytest.raises(UsageError, match="where is for entries"):
