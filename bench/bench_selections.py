@@ -90,7 +90,8 @@ def test_many_clauses(
         name = "search of messages of 60 B: 64 clauses"
         versus(name, search, {"the promise": 1.0}, unit="GB/s", at_least=1.0)
         slices = sorted(search.slices)
-        record(f"{name}, a slice of 1 MiB, p99", slices[len(slices) * 99 // 100] * 1e3, unit="ms")
+        p99 = slices[len(slices) * 99 // 100] * 1e3
+        record(f"{name}, a slice, p99", p99, {"the promise": 5.0}, unit="ms", at_least=1.0)
 
 
 @pytest.fixture(scope="module")

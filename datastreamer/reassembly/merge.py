@@ -283,7 +283,8 @@ class _Unmatched:
         elif self._counts[source] >= _MOST_UNMATCHED:
             # Without parts, the message that completes it is its header, or a nested one.
             _, records = unpack_message(batch.since(event.position or 0)[0].data)
-            announced = [prefix for prefix, _ in scan_records(records) if prefix[:1] != NESTED]
+            prefixes = [prefix for prefix, _ in scan_records(records)]
+            announced = [prefix for prefix in prefixes if prefix[:1] != NESTED] or prefixes
             if announced:
                 self._done.add(source)
                 self.warnings.append(

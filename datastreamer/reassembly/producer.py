@@ -76,7 +76,8 @@ class Producer(_Cutting):
 
         The messages are those of `Splitter.split`, in one atomic operation that begins with a
         bookmark of the id's first 16 bytes. Raises `BadPayload`, and what the stream's commit
-        raises; nothing is committed then.
+        raises; then nothing is committed, unless a server was lost: see
+        `BlockingPublisher.first_unacknowledged`.
         """
         # Errors of the payload are raised before the operation begins.
         entries = self._entries(id, parts)
@@ -86,7 +87,7 @@ class Producer(_Cutting):
 
 class AsyncProducer(_Cutting):
     """AsyncProducer(publisher, type=0x10, limit=1048557): the same for Trio and asyncio, through a
-    publisher of `connect_publisher`."""
+    publisher of `connect_publisher`. One task at a time publishes."""
 
     def __init__(
         self,
@@ -99,8 +100,9 @@ class AsyncProducer(_Cutting):
 
     async def publish(self, id: bytes, parts: Mapping[bytes, Part], wait: bool = True) -> range:
         """Commit a payload, as `Producer.publish`. With `wait` it is on disk when this returns;
-        without, when the publisher's `flush` returns. Raises what the operation's commit raises;
-        nothing was sent then, unless the error says so."""
+        without, when the publisher's `flush` returns. Raises `BadPayload`, and what the operation's
+        commit raises. After a cancellation, or if the server was lost, the payload may be in the
+        stream: the publisher's `first_unacknowledged` says from which entry on that is open."""
         entries = self._entries(id, parts)
         op = self._publisher.atomic_op()
         try:

@@ -451,6 +451,15 @@ def test_a_subscription_that_nothing_matches(limit: int) -> None:
     assert merge.warnings() == []
 
 
+def test_nested_headers_that_come_first() -> None:
+    """The root header completes the payload, and names nested headers alone."""
+    merge = Merge(["a"], [b"\x03", b"\xff"])
+    merge.begin("a", Position(0))
+    taken(merge, "a", batch_of(*reversed(headers_of(0, 100, 111))))
+    [message] = merge.warnings()
+    assert "the prefixes 0xff3030" in message
+
+
 def test_a_subscription_that_something_matches() -> None:
     merge = Merge(["a"], [b"\x01", b"\xff"])
     merge.begin("a", Position(0))

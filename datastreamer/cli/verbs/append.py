@@ -19,6 +19,7 @@ from datastreamer.cli.verbs.written import (
     RemoteStream,
     TargetArgument,
     commit,
+    held,
     opened,
 )
 from datastreamer.errors import CommitInDoubt
@@ -82,7 +83,7 @@ class _Appender:
 
     def _roll_back(self) -> str:
         """Roll back the open operation; says what was done and what the stream holds."""
-        holds = f"the stream holds {self._stream.total_entries} entries"
+        holds = f"the stream holds {held(self._stream)} entries"
         if not self._op.is_open:
             return f"no operation was open, {holds}"
         count = self._op.next_number - self._stream.total_entries

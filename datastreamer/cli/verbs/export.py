@@ -90,6 +90,8 @@ def export(
     if start is not None and to is not None and to < start:
         raise typer.BadParameter(f"--to {to} is less than --from {start}")
     where = selection_of(types, prefixes)
+    if where is not None and table != "entries":
+        raise typer.BadParameter(f"--type is for --table entries; {table} has its own types")
     from datastreamer import arrow
 
     with (

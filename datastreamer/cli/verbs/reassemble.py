@@ -94,7 +94,8 @@ ReorgThresholdOption = Annotated[
     int,
     number_option(
         "N",
-        "Remember a delivered payload for N further payloads, to drop late duplicates.",
+        "Remember a delivered payload for N further payloads, to drop late duplicates; with "
+        "--order, roll back at most N blocks.",
         most=U32_MAX,
     ),
 ]
@@ -252,16 +253,24 @@ def _hex(option: str, text: str) -> bytes:
         raise typer.BadParameter(f"{option}: {error}") from None
 
 
+# What a function of the user may raise, whose end is not the command's.
+_USERS = (Exception, SystemExit, GeneratorExit)
+
+
 def _imported(name: str) -> Order:
     """The function MODULE:FUNCTION; errors of it are a `Failure`."""
     if ":" not in name:
         raise typer.BadParameter(f"--order {name}: write MODULE:FUNCTION")
-    sys.path.insert(0, os.getcwd())
+    # The module may import others of its folder later; files there hide no module of ours.
+    before = sys.path[:]
     try:
+        here = os.getcwd()
+        sys.path.insert(0, here)
         found = pkgutil.resolve_name(name)
-    except (Exception, SystemExit) as error:
+    except _USERS as error:
         why = f"{error.__class__.__name__}: {error}"
         raise typer.BadParameter(f"--order {name} cannot be imported: {why}") from error
+    sys.path[:] = [*before, here]
     if not callable(found):
         raise typer.BadParameter(f"--order {name} is not a function")
 
@@ -269,9 +278,11 @@ def _imported(name: str) -> Order:
         which = f"--order {name}, payload 0x{payload.id.hex()}"
         try:
             block = found(payload)
-        except Exception as error:
+        except _USERS as error:
             raise Failure(f"{which}: {error.__class__.__name__}: {error}") from error
         match block:
+            case Block() if block.hash == block.parent:
+                raise Failure(f"{which}: the block is its own parent")
             case None | Block(int(), bytes(), bytes(), None | int()):
                 return block
         raise Failure(f"{which}: it returned {block!r}, which is neither a Block nor None")

@@ -18,6 +18,7 @@ from datastreamer.cli.verbs.written import (
     RemoteStream,
     TargetArgument,
     commit,
+    held,
     opened,
 )
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
@@ -83,7 +84,7 @@ def split(
                 lambda: {"id": what["id"], "messages": len(producer.publish(own, parts))},
             )
 
-        lines.process(publish, lambda: f"the stream holds {stream.total_entries} entries")
+        lines.process(publish, lambda: f"the stream holds {held(stream)} entries")
 
 
 _KEYS = [{"id", "parts"}, {"id", "blobs"}, {"id", "parts", "blobs"}]

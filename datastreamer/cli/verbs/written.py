@@ -20,7 +20,7 @@ from datastreamer.cli.shared.json_input import InputLines
 from datastreamer.cli.shared.options import TLSOptions, number_option, text_option
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.errors import HistoryChanged, PeerError
+from datastreamer.errors import HistoryChanged, NotWritten, OperationTooLarge, PeerError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, Header
 from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
 from datastreamer.server.publish.policy import read_tokens
@@ -114,7 +114,17 @@ def opened(
         except HistoryChanged as error:
             raise Failure(f"line {lines.number}: {error}") from error
         except PeerError as error:
-            raise Failure(f"line {lines.number}: {error}{remote.in_doubt()}") from error
+            refused = isinstance(error, OperationTooLarge | NotWritten)
+            doubt = "" if refused else remote.in_doubt()
+            raise Failure(f"line {lines.number}: {error}{doubt}") from error
+
+
+def held(stream: DataStream | RemoteStream) -> int:
+    """The entries that the stream holds, by the last that is known of it."""
+    if isinstance(stream, RemoteStream):
+        # With --next-entry the operations may be some that it holds already.
+        return max(stream.total_entries, stream.publisher.total_entries)
+    return stream.total_entries
 
 
 def commit(
@@ -128,9 +138,9 @@ def commit(
     request = StopRequest(stream.publisher.give_up if isinstance(stream, RemoteStream) else None)
     with request as stop:
         found = work()
-    total = stream.total_entries
+    entries = stream.total_entries - first
     lines.acknowledge(
-        {**found, "first_entry": first, "entries": total - first, "total_entries": total}
+        {**found, "first_entry": first, "entries": entries, "total_entries": held(stream)}
     )
     if stop.is_set():
         raise interruption(stop.number)

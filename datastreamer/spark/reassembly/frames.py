@@ -17,7 +17,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import BinaryType, LongType, StringType
 
 from datastreamer.errors import ExtraMissing, UsageError
-from datastreamer.format import U32_MAX
+from datastreamer.format import TYPE_BOOKMARK, U32_MAX
 from datastreamer.reassembly import Reassembler
 from datastreamer.reassembly.portions import NESTED
 from datastreamer.reassembly.portions import wanted as clauses_of
@@ -92,8 +92,11 @@ def read_messages(
     `subscribe`, servers send only headers and the messages of these portions, and others are left
     out of files. `options` are those of `spark.read`, for each source. Raises `UsageError`.
     """
-    if not sources:
+    if not sources or not isinstance(sources, Mapping):
         raise UsageError('name one source at least, such as {"a": "a.bin"}')
+    given = {"types", "prefixes", "server", "path"} & {*options}
+    if given or type == TYPE_BOOKMARK:
+        raise UsageError("the sources, `subscribe` and `type` say what is read, and no option does")
     subscribed = _subscribed(subscribe)
     clauses = clauses_of((b"",) if subscribed is None else subscribed, type)
     if all(clause.prefix for clause in clauses):

@@ -50,7 +50,7 @@ def test_a_selection(invoke: Invoke, source: str, tmp_path: Path) -> None:
         2
     )
     blocks = invoke("export", source, tmp_path / "b.csv", "--table", "blocks", "--type", "3")
-    assert "where is for entries" in blocks.failed(2)
+    assert "--type is for --table entries" in blocks.failed(2)
 
 
 def test_all_tables(invoke: Invoke, source: str, tmp_path: Path) -> None:

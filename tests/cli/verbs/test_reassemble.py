@@ -308,6 +308,8 @@ def block_of(payload):
         return None
     if branch == "wrong":
         return number
+    if branch == "exits":
+        raise SystemExit(0)
     return Block(int(number), (number + branch).encode(), parent.encode())
 """
 
@@ -432,7 +434,8 @@ def test_wrong_usage_of_an_order(invoke: Invoke, chain: Path) -> None:
     [
         ("x a 0", "ValueError: invalid literal for int()"),
         ("1 wrong 0", "it returned '1', which is neither a Block nor None"),
-        ("1 a 1a", "is its own parent"),
+        ("1 a 1a", "a_chain:block_of, payload 0x31"),
+        ("1 exits 0", "SystemExit: 0"),
     ],
 )
 def test_an_order_that_fails(invoke: Invoke, chain: Path, block: str, why: str) -> None:

@@ -122,6 +122,8 @@ def test_split_to_a_server(tmp_path: Path, token: Path) -> None:
         assert other.returncode == 1
         assert re.search(r"error: line 1: .*Other entries: entries 2 to 3", other.stderr)
         assert "for files" in split(1, options=("--create",)).stderr
+        known = append(tmp_path, [{}], *show, "--next-entry", 0, verb="split").stderr
+        assert known.endswith("the stream holds 6 entries\n")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
     assert [data[-1] for _, data in contents(tmp_path)[1::2]] == [1, 2, 3]

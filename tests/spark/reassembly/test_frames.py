@@ -343,6 +343,11 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
         read_messages(spark, {})
     with pytest.raises(UsageError, match="a subscription must be bytes, not 1"):
         read_messages(spark, {"a": "a.bin"}, b"\x01")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="name one source"):
+        read_messages(spark, ["a.bin"])  # type: ignore[arg-type]
+    for wrong in ({"types": 2}, {"prefixes": "0x01"}, {"type": 0xB0}):
+        with pytest.raises(UsageError, match="no option does"):
+            read_messages(spark, {"a": "a.bin"}, **wrong)  # type: ignore[arg-type]
     write(tmp_path / "s.bin", [])
     entries = spark.readStream.format("datastream").load(str(tmp_path / "s.bin"))
     with pytest.raises(UsageError, match="these messages have no end"):
