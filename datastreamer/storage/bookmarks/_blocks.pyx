@@ -26,7 +26,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from datastreamer._entry cimport MAX_BOOKMARK_SIZE, get_u64, put_u64
-from datastreamer.storage.bookmarks._pairs cimport ORDER_SIZE, SORTED_SIZE, Pair
+from datastreamer.storage.bookmarks._pairs cimport ORDER_SIZE, SORTED_SIZE, Merged, Pair
 from datastreamer.storage.pages._xxh3 cimport xxh3_of_over_240
 
 from xxhash import xxh3_64_intdigest
@@ -41,6 +41,8 @@ cdef enum:
     MOST_BYTES = 1324
     LEAST_PAIR = 1 + 1 + 8
     MOST_PAIRS = (MOST_BYTES - PAIRS) // LEAST_PAIR
+    # Pairs between two calls of `pace`.
+    STEP = 4096
 
 PLACE_SIZE = SORTED_SIZE
 PAIR_SIZE = sizeof(Pair)
@@ -288,14 +290,22 @@ cdef inline void put_pair(uint8_t* p, const Pair* pair) noexcept nogil:
     memcpy(p + 1 + pair.size, pair.number, 8)
 
 
-def merged(block, bytes run not None, Py_ssize_t at, *, bint put=True):
-    """Add the pairs of a run, from `at` on, that are in the block's range; or unless `put` remove
-    these, as far as they are there.
+def merged(block, bytes run not None, Py_ssize_t at):
+    """Add the pairs of a run, from `at` on, that are in the block's range.
 
     Returns the blocks that replace it, as tuples (last place, block), and the index of the first
     pair that is in another range. `block` is the one stored for pair `at`. Raises
     `DamagedBlockError`.
     """
+    return changed(block, run, at, True)
+
+
+def without(block, bytes run not None, Py_ssize_t at):
+    """As `merged`, but removes these pairs; missing ones are ignored."""
+    return changed(block, run, at, False)
+
+
+cdef tuple changed(block, bytes run, Py_ssize_t at, bint put):
     cdef _BlockView view = _BlockView(block)
     cdef Pair[MOST_PAIRS] old
     cdef const Pair** pairs
@@ -365,3 +375,52 @@ def lacking(block, bytes run not None, Py_ssize_t at):
         pair += 1
         at += 1
     return missing, at
+
+
+cdef class Blocks:
+    """Blocks(runs, pace): iterates over the full blocks of an index that holds these runs, as
+    tuples (last place, block) in order.
+
+    Calls `pace()` every few thousand pairs; its exceptions end the iteration.
+    """
+
+    cdef Merged _pairs
+    cdef object _pace
+    cdef bytes _room
+    cdef const Pair* _pair     # the next one; NULL at the end
+    cdef Pair _last            # of the previous block
+    cdef bint _ended
+    cdef Py_ssize_t _given
+
+    def __cinit__(self, runs, pace):
+        self._pairs = Merged(runs)
+        self._pace = pace
+        self._room = PyBytes_FromStringAndSize(NULL, MOST_BYTES)
+        self._pair = self._pairs.next()
+        memset(&self._last, 0, sizeof(Pair))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Pair before = self._last
+        cdef uint8_t* base = <uint8_t*>PyBytes_AS_STRING(self._room)
+        cdef Py_ssize_t used = PAIRS
+        if self._ended:
+            raise StopIteration
+        if self._given >= STEP:
+            self._given = 0
+            self._pace()
+        while self._pair != NULL and used + packed_size(self._pair) <= MOST_BYTES:
+            put_pair(base + used, self._pair)
+            used += packed_size(self._pair)
+            self._last = self._pair[0]
+            self._given += 1
+            self._pair = self._pairs.next()
+            while self._pair != NULL and memcmp(self._pair, &self._last, SORTED_SIZE) == 0:
+                self._pair = self._pairs.next()
+        if self._pair == NULL:
+            self._ended = True
+            return LAST, finished(self._room, used, &before, PyBytes_AS_STRING(LAST))
+        place = PyBytes_FromStringAndSize(<const char*>&self._last, SORTED_SIZE)
+        return place, finished(self._room, used, &before, &self._last)

@@ -1,6 +1,7 @@
 """Pairs of key and entry number, as `_blocks.pyx` packs them and `_lane.pyx` reports them."""
 
 cimport cython
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 
 from datastreamer._entry cimport MAX_BOOKMARK_SIZE
@@ -48,3 +49,15 @@ cdef class ReportedBookmarks:
     cdef bint report(self, list bookmarks, uint64_t start, head, synced) except -1
     cpdef add(self, bookmarks, head)
     cpdef limit(self)
+
+
+cdef class Merged:
+    """One run of several; see `_pairs.pyx`."""
+
+    cdef list _runs
+    # A heap of the runs that are not empty, the one with the smallest pair on top.
+    cdef PyObject** _heap
+    cdef Py_ssize_t _count
+
+    cdef const Pair* next(self) noexcept
+    cdef void _sink(self, Py_ssize_t at) noexcept

@@ -8,30 +8,51 @@ code that releases it works on a private copy.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, qsort, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, MAX_BOOKMARK_SIZE, TYPE_BOOKMARK, get_u64, put_u64
 from datastreamer.storage.header._heads cimport entries_of
 
-cdef int in_order(const void* left, const void* right) noexcept nogil:
-    return memcmp(left, right, SORTED_SIZE)
+cdef void put_in_order(Pair* pairs, Pair* room, Py_ssize_t count) noexcept nogil:
+    """Sort `pairs` by key; pairs of one key keep their order.
 
-
-cdef bytes run_of(const void* pairs, Py_ssize_t size):
-    cdef bytes run = PyBytes_FromStringAndSize(<const char*>pairs, size)
-    cdef char* start = PyBytes_AS_STRING(run)
-    with nogil:
-        qsort(start, size // sizeof(Pair), sizeof(Pair), in_order)
-    return run
-
-
-def in_one(list runs not None):
-    """The pairs of these runs as one run."""
-    cdef bytes pairs = b"".join(runs)
-    return run_of(PyBytes_AS_STRING(pairs), PyBytes_GET_SIZE(pairs))
+    A radix sort from the last byte to the first. It skips bytes in which no two pairs differ: real
+    keys use few of the 16.
+    """
+    cdef Py_ssize_t places[ORDER_SIZE][256]
+    cdef Py_ssize_t i, at, held, sum_
+    cdef int place, value
+    cdef Pair* source = pairs
+    cdef Pair* target = room
+    cdef uint8_t* order
+    if count < 2:
+        return
+    memset(places, 0, sizeof(places))
+    for i in range(count):
+        order = pairs[i].key
+        for place in range(ORDER_SIZE):
+            places[place][order[place]] += 1
+    for place in range(ORDER_SIZE - 1, -1, -1):
+        if places[place][source[0].key[place]] == count:
+            continue
+        sum_ = 0
+        for value in range(256):
+            held = places[place][value]
+            places[place][value] = sum_
+            sum_ += held
+        for i in range(count):
+            value = source[i].key[place]
+            at = places[place][value]
+            places[place][value] = at + 1
+            target[at] = source[i]
+        source, target = target, source
+    if source != pairs:
+        memcpy(pairs, source, count * sizeof(Pair))
 
 
 @cython.final
@@ -51,13 +72,9 @@ cdef class Pairs:
         return self._count
 
     def __iter__(self):
-        cdef Py_ssize_t at = 0
-        cdef Pair* pair
-        while at < self._count:
-            pair = self._pairs + at
-            at += 1
-            key = PyBytes_FromStringAndSize(<const char*>pair.key, pair.size)
-            yield key, get_u64(pair.number)
+        cdef _Tuples tuples = _Tuples.__new__(_Tuples)
+        tuples.pairs = self
+        return tuples
 
     def extend(self, pairs):
         """Add tuples (key, number), or another `Pairs`."""
@@ -106,9 +123,25 @@ cdef class Pairs:
         """Forget those with this number or larger ones."""
         self._count = self._place(number)
 
+    def first_number(self):
+        """The smallest number. Raises `IndexError` if there are no pairs."""
+        if not self._count:
+            raise IndexError("there are no pairs")
+        return get_u64(self._pairs[0].number)
+
     def sorted(self):
-        """A run: the pairs by key, those of one key by number."""
-        return run_of(self._pairs, self._count * <Py_ssize_t>sizeof(Pair))
+        """A run for `Merged`: the pairs by key, those of one key by number."""
+        cdef bytes run = PyBytes_FromStringAndSize(NULL, self._count * <Py_ssize_t>sizeof(Pair))
+        cdef Pair* pairs = <Pair*>PyBytes_AS_STRING(run)
+        cdef Pair* room = <Pair*>malloc(self._count * sizeof(Pair) + 1)
+        cdef Py_ssize_t count = self._count
+        if room == NULL:
+            raise MemoryError
+        memcpy(pairs, self._pairs, count * sizeof(Pair))
+        with nogil:
+            put_in_order(pairs, room, count)
+            free(room)
+        return run
 
     cdef int _reserve(self, Py_ssize_t more) except -1:
         cdef Py_ssize_t capacity
@@ -149,6 +182,24 @@ cdef class Pairs:
         copy._count = stop - start
         memcpy(copy._pairs, self._pairs + start, copy._count * sizeof(Pair))
         return copy
+
+
+@cython.final
+cdef class _Tuples:
+    cdef Pairs pairs
+    cdef Py_ssize_t at
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Pair* pair
+        if self.at >= self.pairs._count:
+            raise StopIteration
+        pair = self.pairs._pairs + self.at
+        self.at += 1
+        key = PyBytes_FromStringAndSize(<const char*>pair.key, pair.size)
+        return key, get_u64(pair.number)
 
 
 cdef class ReportedBookmarks:
@@ -221,6 +272,83 @@ cdef class ReportedBookmarks:
         """Forget the bookmarks before `end`: the file has them. A subclass does more."""
         self.newest = {}
         self.waiting = Pairs()
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class _Run:
+    """The rest of one run."""
+
+    cdef Py_buffer view
+    cdef bint held
+    cdef const Pair* next
+    cdef const Pair* end
+
+    def __cinit__(self, run):
+        PyObject_GetBuffer(run, &self.view, PyBUF_SIMPLE)
+        self.held = True
+        if self.view.len % <Py_ssize_t>sizeof(Pair):
+            raise ValueError(f"{self.view.len} bytes are not a run of pairs")
+        self.next = <const Pair*>self.view.buf
+        self.end = self.next + self.view.len // <Py_ssize_t>sizeof(Pair)
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+
+cdef class Merged:
+    """Merged(runs): one run of several, in order.
+
+    `runs` are buffers that `Pairs.sorted` made, or copies of them; `Merged` holds them.
+    """
+
+    def __cinit__(self, runs):
+        self._runs = [_Run(run) for run in runs]
+        self._heap = <PyObject**>malloc((len(self._runs) + 1) * sizeof(PyObject*))
+        if self._heap == NULL:
+            raise MemoryError
+        for run in self._runs:
+            if (<_Run>run).next != (<_Run>run).end:
+                self._heap[self._count] = <PyObject*>run
+                self._count += 1
+        cdef Py_ssize_t at
+        for at in range(self._count // 2 - 1, -1, -1):
+            self._sink(at)
+
+    def __dealloc__(self):
+        free(self._heap)
+
+    cdef const Pair* next(self) noexcept:
+        """The next pair, in its run's memory; NULL at the end."""
+        cdef const Pair* pair
+        cdef _Run run
+        if self._count == 0:
+            return NULL
+        run = <_Run>self._heap[0]
+        pair = run.next
+        run.next += 1
+        if run.next == run.end:
+            self._count -= 1
+            self._heap[0] = self._heap[self._count]
+        if self._count > 1:
+            self._sink(0)
+        return pair
+
+    cdef void _sink(self, Py_ssize_t at) noexcept:
+        cdef PyObject* held = self._heap[at]
+        cdef const Pair* pair = (<_Run>held).next
+        cdef Py_ssize_t child
+        while 2 * at + 1 < self._count:
+            child = 2 * at + 1
+            if child + 1 < self._count and memcmp((<_Run>self._heap[child + 1]).next,
+                                                  (<_Run>self._heap[child]).next, SORTED_SIZE) < 0:
+                child += 1
+            if memcmp((<_Run>self._heap[child]).next, pair, SORTED_SIZE) >= 0:
+                break
+            self._heap[at] = self._heap[child]
+            at = child
+        self._heap[at] = held
 
 
 def newest_in(batch, bytes key not None):

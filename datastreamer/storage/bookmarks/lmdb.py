@@ -8,7 +8,6 @@ checksum, or is not the one for the key, raises `IndexDamaged`. Owns the content
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import errno
 import itertools
@@ -17,7 +16,6 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import IO, NamedTuple
 
 import lmdb
@@ -29,6 +27,7 @@ from datastreamer.storage.bookmarks._blocks import (
     LAST,
     PAIR_SIZE,
     PLACE_SIZE,
+    Blocks,
     BlockSearch,
     DamagedBlockError,
     MissingBlockError,
@@ -37,8 +36,9 @@ from datastreamer.storage.bookmarks._blocks import (
     merged,
     place_at,
     unpacked,
+    without,
 )
-from datastreamer.storage.bookmarks._pairs import Pairs, in_one
+from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
@@ -68,13 +68,14 @@ _SUM_SIZE = 8
 _LAYOUT = 2
 # Pairs that `fill` sorts in memory at a time, at 32 bytes each, three copies during the sort.
 _RUN = 250_000
-# Bytes of a run that `fill` packs between two calls of `pace`.
-_PART = 4096 * PAIR_SIZE
+# Blocks per transaction of `fill`: about 21 MB.
+_BATCH = 16_000
 # Blocks that `add` changes between two calls of `pace`.
 _STEP = 32
 _FULL_DISK_BYTES = 64 * 1024  # less free space than any transaction needs
 _ALTERNATIVE = "; or open the stream with index='memory'"
 _MAX_MARK = 1024  # bytes of a watermark that are read
+_Change = Callable[[Buffer, bytes, int], tuple[list[tuple[bytes, bytes]], int]]
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.IncompatibleError,
@@ -250,25 +251,23 @@ class LmdbIndex(BookmarkIndex):
             why = _why(error, self._folder)
             raise IndexFailed(self._folder, f"the bookmark index: {why}") from error
 
-    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        self.add(bookmarks, watermark, put=False)
-
     def add(
-        self,
-        bookmarks: Iterable[tuple[bytes, int]],
-        watermark: Watermark,
-        pace: Pace = at_once,
-        *,
-        put: bool = True,
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
     ) -> None:
-        """Unless `put`: remove them. In one transaction."""
-        run, at, steps = _run_of(bookmarks), 0, 0
+        self._replace(merged, _run_of(bookmarks), watermark, pace)
+
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        self._replace(without, _run_of(bookmarks), watermark, at_once)
+
+    def _replace(self, change: _Change, run: bytes, watermark: Watermark, pace: Pace) -> None:
+        """Change the blocks that the pairs of `run` belong to, in one transaction."""
+        at = steps = 0
         with self._change() as (opened, transaction):
             with transaction.cursor() as cursor:
                 if not cursor.first():
                     transaction.put(LAST, empty_block())
                 while at < len(run) // PAIR_SIZE:
-                    blocks, at = merged(_block_for(cursor, run, at), run, at, put=put)
+                    blocks, at = change(_block_for(cursor, run, at), run, at)
                     cursor.putmulti(blocks)
                     steps += 1
                     if not steps % _STEP:
@@ -289,23 +288,21 @@ class LmdbIndex(BookmarkIndex):
     ) -> None:
         # In the order of the keys each page is written once, and full. In the order of the file,
         # pages would be copied repeatedly and end half empty.
-        last = empty_block()
         try:
             with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
                 runs = _runs(parts, aside)
-                with self._change() as (opened, transaction):
-                    transaction.drop(opened.blocks, delete=False)
-                for run in _in_order(runs):
-                    with self._change() as (_, transaction), transaction.cursor() as cursor:
-                        for at in range(0, len(run), _PART):
-                            pace()
-                            *full, (_, last) = merged(last, run[at : at + _PART], 0)[0]
-                            cursor.putmulti(full, append=True)
+                self._put_all(Blocks(runs, pace), watermark())
         except OSError as error:
             raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
+
+    def _put_all(self, blocks: Iterator[tuple[bytes, bytes]], watermark: Watermark) -> None:
         with self._change() as (opened, transaction):
-            transaction.put(LAST, last, append=True)
-            self._put_watermark(opened, transaction, watermark())
+            transaction.drop(opened.blocks, delete=False)
+        while True:
+            with self._change() as (opened, transaction):
+                if _put(transaction, itertools.islice(blocks, _BATCH)) < _BATCH:
+                    self._put_watermark(opened, transaction, watermark)
+                    return
 
     def in_place(self) -> bool:
         return self._env().opened.file_id == file_id(self._folder)
@@ -396,6 +393,13 @@ def _run_of(bookmarks: Iterable[tuple[bytes, int]]) -> bytes:
     return Pairs(sorted(bookmarks, key=lambda pair: pair[1])).sorted()
 
 
+def _put(transaction: lmdb.Transaction, blocks: Iterable[tuple[bytes, bytes]]) -> int:
+    """Append blocks; returns how many there were."""
+    with transaction.cursor() as cursor:
+        consumed: int = cursor.putmulti(blocks, append=True)[0]
+    return consumed
+
+
 def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
     """The parts as sorted runs of bounded size, all but the last in the file `aside`."""
     ends, pairs = [0], Pairs()
@@ -411,26 +415,6 @@ def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
         content = memoryview(mmap.mmap(aside.fileno(), 0, access=mmap.ACCESS_READ))
         runs += (content[start:end] for start, end in itertools.pairwise(ends))
     return runs
-
-
-def _in_order(runs: list[memoryview]) -> Iterator[bytes]:
-    """The pairs of these runs, as runs of bounded size that follow each other."""
-
-    def pair(run: memoryview, at: int) -> bytes:
-        return bytes(run[at * PAIR_SIZE : (at + 1) * PAIR_SIZE])
-
-    # Between two of these places each run has at most one step more than its share of the samples.
-    step = max(_RUN // len(runs) // 2, 1)
-    samples = (pair(run, at) for run in runs for at in range(0, len(run) // PAIR_SIZE, step))
-    starts = [0] * len(runs)
-    for place in [*sorted(samples)[len(runs) :: len(runs)], LAST]:
-        ends = [
-            bisect.bisect_left(range(len(run) // PAIR_SIZE), place, start, key=partial(pair, run))
-            for run, start in zip(runs, starts, strict=True)
-        ]
-        bounds = zip(runs, starts, ends, strict=True)
-        yield in_one([run[start * PAIR_SIZE : end * PAIR_SIZE] for run, start, end in bounds])
-        starts = ends
 
 
 def open_index(path: str, write: bool, access: Access, *, anew: bool = False) -> LmdbIndex:

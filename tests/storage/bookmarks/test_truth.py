@@ -409,7 +409,7 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "_FILL_BYTES", 1)
     monkeypatch.setattr(builder, "_CATCH_UP_BYTES", 1)
     monkeypatch.setattr(lmdb, "_RUN", 5)
-    monkeypatch.setattr(lmdb, "_PART", 2 * lmdb.PAIR_SIZE)
+    monkeypatch.setattr(lmdb, "_BATCH", 1)
 
 
 @pytest.mark.usefixtures("small_runs")
@@ -442,17 +442,17 @@ def test_a_fill_that_ends_early(
     ]
     make(path, *operations, index="memory")
     left = [after]
-    merged = lmdb.merged
+    put = lmdb._put
 
-    def failing(*what: Any) -> Any:
+    def failing(*what: Any) -> int:
         left[0] -= 1
         if left[0] < 0:
             os._exit(1)
-        return merged(*what)
+        return put(*what)
 
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(lmdb, "merged", failing)
+        monkeypatch.setattr(lmdb, "_put", failing)
         stream = DataStream.open(path)
         stream.bookmarks.wait()
         os._exit(0)
