@@ -19,6 +19,7 @@ from datastreamer.zkevm.schema import (
     FIRST_PROTOBUF_VERSION,
     TYPE_BOOK_MARK,
 )
+from datastreamer.zkevm.transactions import wrapped
 
 Atomic = Literal["block", "batch", "caller"]
 
@@ -344,8 +345,9 @@ class BlockWriter:
         im_state_root: bytes | None = None,
         debug: str | None = None,
     ) -> None:
-        """Add a transaction. `im_state_root`, the state root after it, defaults to the block's.
-        Raises `UsageError` outside of the block's ``with``."""
+        """Add a transaction. `encoded` is its Ethereum encoding; one with a type is written in the
+        RLP string that nodes expect. `im_state_root`, the state root after it, defaults to the
+        block's. Raises `UsageError` outside of the block's ``with``."""
         if self._batch._block is not self:
             raise UsageError(
                 f"block {self.number} is not being written: enter its with statement first"
@@ -354,7 +356,13 @@ class BlockWriter:
         index = len(self._transactions)
         self._transactions.append(
             events.Transaction(
-                self.number, index, is_valid, encoded, effective_gas_price_percentage, root, debug
+                self.number,
+                index,
+                is_valid,
+                wrapped(encoded),
+                effective_gas_price_percentage,
+                root,
+                debug,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from typing import Any
 
@@ -27,6 +28,8 @@ EIP155 = bytes.fromhex(
     "3800ccf555c9f3dc64214b297fb1966a3b6d83"
 )
 KEY = b"\x46" * 32
+OTHER = b"\x47" * 32
+OTHER_SIGNER = bytes.fromhex("b595b18c88b1f651ca387489067f855b5c8e6720")
 SIGNER = bytes.fromhex("9d8a62f656a8d1615c1294fd71e9cfb3e4855a4f")
 
 
@@ -104,6 +107,41 @@ kinds = st.one_of(
         },
         *(amounts, amounts, chains, access),
     ),
+    st.builds(
+        lambda tip, top, chain, reads, blob, hashes: {
+            "maxPriorityFeePerGas": tip,
+            "maxFeePerGas": top,
+            "chainId": chain,
+            "accessList": reads,
+            "maxFeePerBlobGas": blob,
+            "blobVersionedHashes": hashes,
+            "type": 3,
+        },
+        *(amounts, amounts, chains, access, amounts),
+        st.lists(st.binary(min_size=31, max_size=31).map(b"\1".__add__), min_size=1, max_size=3),
+    ),
+    st.builds(
+        lambda tip, top, chain, reads, given: {
+            "maxPriorityFeePerGas": tip,
+            "maxFeePerGas": top,
+            "chainId": chain,
+            "accessList": reads,
+            "authorizationList": given,
+            "type": 4,
+        },
+        *(amounts, amounts, chains, access),
+        st.lists(
+            st.fixed_dictionaries(
+                {
+                    "chainId": st.just(0) | chains,
+                    "address": st.binary(min_size=20, max_size=20),
+                    "nonce": st.integers(0, 2**40) | st.integers(0, 130),
+                }
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    ),
 )
 
 
@@ -111,7 +149,12 @@ kinds = st.one_of(
 def test_what_eth_account_signs(
     account: Any, payload: dict[str, Any], kind: dict[str, Any]
 ) -> None:
+    if kind.get("type", 0) >= 3:
+        payload = payload | {"to": payload["to"] or b"\x11" * 20}
     fields = payload | kind
+    given = fields.pop("authorizationList", None)
+    if given is not None:
+        fields["authorizationList"] = [account.sign_authorization(each, OTHER) for each in given]
     reads = fields.pop("accessList", None)
     if reads is not None:
         fields["accessList"] = [
@@ -122,7 +165,12 @@ def test_what_eth_account_signs(
             for address, keys in reads
         ]
     signed = account.sign_transaction(fields, KEY)
-    opened = open_transaction(bytes(signed.raw_transaction))
+    raw = bytes(signed.raw_transaction)
+    opened = open_transaction(raw)
+    if opened.type:
+        assert open_transaction(rlp_bytes(raw)) == opened
+        assert transactions.wrapped(raw) == rlp_bytes(raw)
+    assert transactions.wrapped(transactions.wrapped(raw)) == transactions.wrapped(raw)
     assert opened.type == kind.get("type", 0)
     assert opened.chain_id == kind.get("chainId")
     assert opened.sender == SIGNER
@@ -136,7 +184,15 @@ def test_what_eth_account_signs(
     assert opened.max_fee_per_gas == kind.get("maxFeePerGas")
     assert opened.max_priority_fee_per_gas == kind.get("maxPriorityFeePerGas")
     assert opened.access_list == tuple(AccessTuple(*pair) for pair in reads or ())
+    assert opened.max_fee_per_blob_gas == kind.get("maxFeePerBlobGas")
+    assert opened.blob_versioned_hashes == tuple(kind.get("blobVersionedHashes", ()))
+    assert [
+        {"chainId": each.chain_id, "address": each.address, "nonce": each.nonce}
+        for each in opened.authorization_list
+    ] == (given or [])
+    assert {each.authority for each in opened.authorization_list} <= {OTHER_SIGNER}
     reported = opened.as_json()
+    json.dumps(reported)
     assert reported["hash"] == f"0x{bytes(signed.hash).hex()}"
     assert int(reported["r"], 16) == signed.r
 
@@ -206,8 +262,17 @@ def test_an_invalid_signature(v: int, r: int, s: int) -> None:
     [
         (b"", "not a transaction"),
         (b"\x00" + EIP155, "not a transaction: unknown type, it begins with 0x00"),
-        (b"\x03" + EIP155, "not a transaction: unknown type, it begins with 0x03"),
-        (b"\x80", "not a transaction: unknown type, it begins with 0x80"),
+        (b"\x05" + EIP155, "not a transaction: unknown type, it begins with 0x05"),
+        (b"\x80", "an RLP string without one in it"),
+        (rlp_bytes(EIP155), "an RLP string without one in it"),
+        (rlp_bytes(b"\x05" + EIP155), "an RLP string without one in it"),
+        (rlp_bytes(b"\x02\x80")[:-1], "not a transaction"),
+        (rlp_bytes(b"\x02\x80"), "no list"),
+        (b"\x03" + rlp_list(b"\x80" * 14), "its access list is not a list"),
+        (b"\x03" + rlp_list(b"\x80" * 8 + b"\xc0\x80\xc0" + b"\x80" * 3), "to is empty"),
+        (b"\x03" + rlp_list(b"\x80" * 8 + b"\xc0\x80\xc1\x80" + b"\x80" * 3), "hashes of 32"),
+        (b"\x04" + rlp_list(b"\x80" * 8 + b"\xc0\xc1\x80" + b"\x80" * 3), "has 6 fields"),
+        (b"\x04" + rlp_list(b"\x80" * 8 + b"\xc0\xc7\xc6" + b"\x80" * 9), "address is 0 bytes"),
         (b"\x01", "not a transaction"),
         (b"\x02\x80", "no list"),
         (EIP155[:-1], "not a transaction"),
