@@ -165,13 +165,11 @@ cdef bint read_debug(const uint8_t* p, const uint8_t* end, Cell* cell) noexcept 
         p = read_tag(p, end, &tag)
         if p == NULL or tag >> 3 == 0:
             return False
-        if tag >> 3 != 1:
+        if tag >> 3 != 1 or tag & 7 != LENGTH:
             p = skip_value(p, end, tag, 1)
             if p == NULL:
                 return False
             continue
-        if tag & 7 != LENGTH:
-            return False
         p = read_size(p, end, &size)
         if p == NULL or size > <uint64_t>(end - p) or not is_utf8(p, size):
             return False
@@ -195,16 +193,14 @@ cdef bint read_message(
         p = read_tag(p, end, &tag)
         if p == NULL or tag >> 3 == 0:
             return False
-        if tag >> 3 > <uint32_t>fields:
+        field = <int>(tag >> 3) - 1 if tag >> 3 <= <uint32_t>fields else fields
+        kind = kinds[field] if field < fields else 0
+        if not kind or tag & 7 != (LENGTH if kind >= BYTES else VARINT):
             p = skip_value(p, end, tag, 0)
             if p == NULL:
                 return False
             continue
-        field = <int>(tag >> 3) - 1
-        kind = kinds[field]
         if kind >= BYTES:
-            if tag & 7 != LENGTH:
-                return False
             p = read_size(p, end, &value)
             if p == NULL or value > <uint64_t>(end - p):
                 return False
@@ -215,8 +211,6 @@ cdef bint read_message(
                 return False
             p += value
         else:
-            if tag & 7 != VARINT:
-                return False
             p = read_varint(p, end, &value)
             if p == NULL:
                 return False

@@ -3,9 +3,10 @@
 Owns the encoding of flat messages of numbers, bytes and one text. Must not know the events: the
 `schema` that a `MessageCodec` is made from describes them.
 
-Reading follows proto3: fields in any order, the last of repeated fields counts, unknown fields are
-skipped, numbers are truncated to the width of their field. Stricter than proto3, a known field of
-another wire type is an error. No input reads outside its buffer.
+Reading follows proto3: fields in any order, the last of repeated fields counts, numbers are
+truncated to the width of their field. Unknown fields, which a known number with another wire type
+is, too, are kept as they came if the event has a value for them, except for those of the text. No
+input reads outside its buffer.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -22,19 +23,18 @@ cdef object _new_tuple = tuple.__new__
 cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
 cdef uint64_t U32_MAX = 0xFFFFFFFF
 
-cdef tuple _WIRE_NAMES = ("a varint", "8 bytes", "bytes with a length", "a group",
-                          "the end of a group", "4 bytes", "wire type 6", "wire type 7")
-
 
 cdef class MessageCodec:
     """Reads and writes messages of one kind.
 
-    ``MessageCodec(schema.Message)``: an event is an instance of the message's class.
+    ``MessageCodec(schema.Message)``: an event is an instance of the message's class. If that has
+    one value more than the message has fields, it is the unknown fields, encoded.
     """
 
     cdef readonly object cls
     cdef readonly str name
     cdef int count
+    cdef bint keeps
     cdef uint8_t kinds[MAX_FIELDS + 1]
     cdef tuple names
     cdef list defaults
@@ -47,6 +47,7 @@ cdef class MessageCodec:
         self.count = len(fields)
         self.names = self.cls._fields
         self.defaults = list(self.cls())
+        self.keeps = len(self.defaults) > self.count
         self.enums = [None] * self.count
         for at, field in enumerate(fields):
             self.kinds[at] = field.kind
@@ -72,24 +73,24 @@ cdef class MessageCodec:
         cdef uint64_t value = 0
         cdef int field, kind
         cdef list values = self.defaults.copy()
+        cdef bytearray unknown = None
         while p < end:
             at = p
             p = read_tag(p, end, &tag)
             if p == NULL or tag >> 3 == 0:
                 raise ValueError(f"at byte {at - start}: no field begins there")
             field = <int>(tag >> 3) - 1 if tag >> 3 <= MAX_FIELDS else MAX_FIELDS
-            if field >= self.count:
+            kind = self.kinds[field] if field < self.count else 0
+            wanted = LENGTH if kind >= BYTES else VARINT
+            if not kind or tag & 7 != wanted:
                 p = skip_value(p, end, tag, 0)
                 if p == NULL:
                     raise ValueError(f"at byte {at - start}: unknown field {tag >> 3} is cut off")
+                if self.keeps:
+                    if unknown is None:
+                        unknown = bytearray()
+                    unknown += PyBytes_FromStringAndSize(<const char*>at, p - at)
                 continue
-            kind = self.kinds[field]
-            wanted = LENGTH if kind >= BYTES else VARINT
-            if tag & 7 != wanted:
-                raise ValueError(
-                    f"at byte {at - start}: {self.names[field]} is {_WIRE_NAMES[tag & 7]}, "
-                    f"not {_WIRE_NAMES[wanted]}"
-                )
             p = read_size(p, end, &value) if wanted == LENGTH else read_varint(p, end, &value)
             if p == NULL:
                 raise ValueError(f"at byte {at - start}: {self.names[field]} is cut off")
@@ -113,6 +114,8 @@ cdef class MessageCodec:
                 else:
                     values[field] = self._text(start, p, p + value, values[field])
                 p += value
+        if unknown is not None:
+            values[self.count] = bytes(unknown)
         return _new_tuple(self.cls, values)
 
     cdef object _text(
@@ -128,18 +131,13 @@ cdef class MessageCodec:
             p = read_tag(p, end, &tag)
             if p == NULL or tag >> 3 == 0:
                 raise ValueError(f"at byte {at - start}: no field of debug begins there")
-            if tag >> 3 != 1:
+            if tag >> 3 != 1 or tag & 7 != LENGTH:
                 p = skip_value(p, end, tag, 1)
                 if p == NULL:
                     raise ValueError(
                         f"at byte {at - start}: unknown field {tag >> 3} of debug is cut off"
                     )
                 continue
-            if tag & 7 != LENGTH:
-                raise ValueError(
-                    f"at byte {at - start}: debug.message is {_WIRE_NAMES[tag & 7]}, not "
-                    f"{_WIRE_NAMES[LENGTH]}"
-                )
             p = read_size(p, end, &value)
             if p == NULL or value > <uint64_t>(end - p):
                 raise ValueError(f"at byte {at - start}: debug.message is cut off")
@@ -159,8 +157,8 @@ cdef class MessageCodec:
         """
         cdef bytearray out = bytearray()
         cdef int at, kind
-        if len(values) != self.count:
-            raise ValueError(f"{self.name} has {self.count} fields, not {len(values)}")
+        if len(values) != len(self.defaults):
+            raise ValueError(f"{self.name} has {len(self.defaults)} values, not {len(values)}")
         for at in range(self.count):
             value = values[at]
             kind = self.kinds[at]
@@ -169,10 +167,8 @@ cdef class MessageCodec:
                     if value is None:
                         continue
                     value = self._debug(value)
-                elif not isinstance(value, (bytes, bytearray, memoryview)):
-                    raise ValueError(f"{self.name}.{self.names[at]} must be bytes, not {value!r}")
                 else:
-                    value = bytes(value)
+                    value = self._bytes(at, value)
                     if not value:
                         continue
                 out.append((at + 1) << 3 | LENGTH)
@@ -183,7 +179,17 @@ cdef class MessageCodec:
                 if number:
                     out.append((at + 1) << 3)
                     _put(out, number)
+        if self.keeps:
+            unknown = self._bytes(self.count, values[self.count])
+            out += unknown
+            if unknown and self.read(out)[self.count] != unknown:
+                raise ValueError(f"{self.name}.unknown has a field that is known")
         return bytes(out)
+
+    cdef bytes _bytes(self, int at, value):
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise ValueError(f"{self.name}.{self.names[at]} must be bytes, not {value!r}")
+        return bytes(value)
 
     cdef bytes _debug(self, value):
         cdef bytearray out

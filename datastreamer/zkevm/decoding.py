@@ -97,8 +97,12 @@ def encode(event: Event, *, version: int) -> tuple[int, bytes]:
 
 
 def as_json(event: Event) -> dict[str, Any]:
-    """The event's fields for JSON: bytes as 0x..., enumerations by name where they have one."""
-    return {name: _plain(value) for name, value in zip(event._fields, event, strict=True)}
+    """The event's fields for JSON: bytes as 0x..., enumerations by name where they have one;
+    `unknown` only if there are any."""
+    found = {name: _plain(value) for name, value in zip(event._fields, event, strict=True)}
+    if found.get("unknown") == "0x":
+        del found["unknown"]
+    return found
 
 
 def _plain(value: Any) -> Any:

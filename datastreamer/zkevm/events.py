@@ -3,7 +3,8 @@
 Owns the names of the fields in the order of their numbers, their types and defaults. Sequencers
 write hashes and roots of 32 bytes and addresses of 20; the sizes are not checked here. Timestamps
 are in seconds. A field that a message lacks has its default; `debug` is None without a debug
-message.
+message. `unknown` has the fields that have no name here, as they came: an event that is read and
+written again keeps them. Those of a `BookMark` are skipped.
 """
 
 from __future__ import annotations
@@ -48,10 +49,14 @@ class BatchStart(NamedTuple):
     fork_id: int = 0
     chain_id: int = 0
     debug: str | None = None
+    unknown: bytes = b""
 
 
 class L2Block(NamedTuple):
-    """The beginning of a block; its transactions follow."""
+    """The beginning of a block; its transactions follow.
+
+    `base_fee` is in wei, big-endian without leading zeros; empty before London.
+    """
 
     number: int = 0
     batch_number: int = 0
@@ -67,6 +72,8 @@ class L2Block(NamedTuple):
     block_gas_limit: int = 0
     block_info_root: bytes = b""
     debug: str | None = None
+    base_fee: bytes = b""
+    unknown: bytes = b""
 
 
 class Transaction(NamedTuple):
@@ -82,6 +89,7 @@ class Transaction(NamedTuple):
     effective_gas_price_percentage: int = 0
     im_state_root: bytes = b""
     debug: str | None = None
+    unknown: bytes = b""
 
     def open(self, *, sender: bool = True) -> OpenedTransaction:
         """Decode `encoded`, as `datastreamer.zkevm.open_transaction` does."""
@@ -97,6 +105,7 @@ class BatchEnd(NamedTuple):
     local_exit_root: bytes = b""
     state_root: bytes = b""
     debug: str | None = None
+    unknown: bytes = b""
 
 
 class UpdateGER(NamedTuple):
@@ -110,9 +119,11 @@ class UpdateGER(NamedTuple):
     chain_id: int = 0
     state_root: bytes = b""
     debug: str | None = None
+    unknown: bytes = b""
 
 
 class L2BlockEnd(NamedTuple):
     """The end of a block."""
 
     number: int = 0
+    unknown: bytes = b""

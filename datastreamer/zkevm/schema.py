@@ -62,7 +62,7 @@ def _kind(name: str, default: object) -> int:
 
 
 def _message(cls: type[Any]) -> Message:
-    fields = cls._field_defaults.items()
+    fields = [field for field in cls._field_defaults.items() if field[0] != "unknown"]
     numbered = tuple(Field(at, name, _kind(name, it)) for at, (name, it) in enumerate(fields, 1))
     return Message(cls, cls.__name__, numbered)
 

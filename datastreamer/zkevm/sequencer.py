@@ -254,11 +254,13 @@ class BatchWriter:
         block_gas_limit: int = 0,
         block_info_root: bytes = b"",
         debug: str | None = None,
+        base_fee: bytes = b"",
     ) -> BlockWriter:
         """The next block, as a context manager; leaving it writes the block.
 
         `number` defaults to the newest block's plus one, `delta_timestamp` to the time since that
-        block. Version 1 has no `min_timestamp`, `block_gas_limit`, `block_info_root` and `debug`.
+        block. Version 1 has no `min_timestamp`, `block_gas_limit`, `block_info_root`, `debug` and
+        `base_fee`.
         """
         state = self.sequencer.state
         if number is None:
@@ -288,6 +290,7 @@ class BatchWriter:
                 block_gas_limit,
                 block_info_root,
                 debug,
+                base_fee,
             ),
         )
 

@@ -31,6 +31,7 @@ def plain(event: Any) -> dict[str, Any]:
     return {
         name: int(value) if type(value) is not bool and isinstance(value, int) else value
         for name, value in event._asdict().items()
+        if name != "unknown"
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from datastreamer.zkevm import events, fixed
-from datastreamer.zkevm.schema import BOOL, BYTES, DEBUG, ENUM, MESSAGES, U32, U64, Field
+from datastreamer.zkevm.schema import BOOL, BYTES, DEBUG, ENUM, MESSAGES, U32, U64, Field, Message
 
 u64 = st.integers(0, 2**64 - 1) | st.integers(0, 3)
 u32 = st.integers(0, 2**32 - 1) | st.integers(0, 3)
@@ -32,11 +32,19 @@ def _values(message: str, field: Field) -> st.SearchStrategy[Any]:
     }[field.kind]
 
 
+# Fields of higher numbers, and known numbers with another wire type.
+_unknown = st.lists(st.sampled_from(["f80105", "820100", "0a0161", "0d00000000", "0b0c"]))
+
+
+def _fields(message: Message) -> dict[str, st.SearchStrategy[Any]]:
+    fields = {field.name: _values(message.name, field) for field in message.fields}
+    if "unknown" in message.cls._fields:
+        fields["unknown"] = _unknown.map("".join).map(bytes.fromhex)
+    return fields
+
+
 messages = {
-    number: st.builds(
-        getattr(events, message.name),
-        **{field.name: _values(message.name, field) for field in message.fields},
-    )
+    number: st.builds(getattr(events, message.name), **_fields(message))
     for number, message in MESSAGES.items()
 }
 

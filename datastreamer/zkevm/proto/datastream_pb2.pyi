@@ -57,7 +57,7 @@ class BatchStart(_message.Message):
     def __init__(self, number: _Optional[int] = ..., type: _Optional[_Union[BatchType, str]] = ..., fork_id: _Optional[int] = ..., chain_id: _Optional[int] = ..., debug: _Optional[_Union[Debug, _Mapping]] = ...) -> None: ...
 
 class L2Block(_message.Message):
-    __slots__ = ("number", "batch_number", "timestamp", "delta_timestamp", "min_timestamp", "l1_blockhash", "l1_infotree_index", "hash", "state_root", "global_exit_root", "coinbase", "block_gas_limit", "block_info_root", "debug")
+    __slots__ = ("number", "batch_number", "timestamp", "delta_timestamp", "min_timestamp", "l1_blockhash", "l1_infotree_index", "hash", "state_root", "global_exit_root", "coinbase", "block_gas_limit", "block_info_root", "debug", "base_fee")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     BATCH_NUMBER_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class L2Block(_message.Message):
     BLOCK_GAS_LIMIT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_INFO_ROOT_FIELD_NUMBER: _ClassVar[int]
     DEBUG_FIELD_NUMBER: _ClassVar[int]
+    BASE_FEE_FIELD_NUMBER: _ClassVar[int]
     number: int
     batch_number: int
     timestamp: int
@@ -86,7 +87,8 @@ class L2Block(_message.Message):
     block_gas_limit: int
     block_info_root: bytes
     debug: Debug
-    def __init__(self, number: _Optional[int] = ..., batch_number: _Optional[int] = ..., timestamp: _Optional[int] = ..., delta_timestamp: _Optional[int] = ..., min_timestamp: _Optional[int] = ..., l1_blockhash: _Optional[bytes] = ..., l1_infotree_index: _Optional[int] = ..., hash: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., global_exit_root: _Optional[bytes] = ..., coinbase: _Optional[bytes] = ..., block_gas_limit: _Optional[int] = ..., block_info_root: _Optional[bytes] = ..., debug: _Optional[_Union[Debug, _Mapping]] = ...) -> None: ...
+    base_fee: bytes
+    def __init__(self, number: _Optional[int] = ..., batch_number: _Optional[int] = ..., timestamp: _Optional[int] = ..., delta_timestamp: _Optional[int] = ..., min_timestamp: _Optional[int] = ..., l1_blockhash: _Optional[bytes] = ..., l1_infotree_index: _Optional[int] = ..., hash: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., global_exit_root: _Optional[bytes] = ..., coinbase: _Optional[bytes] = ..., block_gas_limit: _Optional[int] = ..., block_info_root: _Optional[bytes] = ..., debug: _Optional[_Union[Debug, _Mapping]] = ..., base_fee: _Optional[bytes] = ...) -> None: ...
 
 class Transaction(_message.Message):
     __slots__ = ("l2block_number", "index", "is_valid", "encoded", "effective_gas_price_percentage", "im_state_root", "debug")
