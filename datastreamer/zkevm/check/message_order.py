@@ -84,7 +84,7 @@ class MessageOrder(Order):
             notes.append(self._no_parents)
         if self._parents is not None:
             notes += [
-                f"parents of fork {fork} are not checked: no block has the expected header hash"
+                f"parents of {fork} are not checked: no block has the expected header hash"
                 for fork in self._parents.unconfirmed()
             ]
         return notes

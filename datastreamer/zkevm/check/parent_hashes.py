@@ -4,8 +4,9 @@ The stream does not carry a block's parent hash. But a block's hash is that of a
 and for a block without transactions every field of that header is known: it is rebuilt here with
 the previous block's hash as the parent.
 
-Nodes need not use such headers, so a fork's blocks are judged only once one of them has the
-expected hash.
+A header has a base fee from London on, which begins at a block, not with a fork id: a block's own
+`base_fee` decides. An empty one is none, or zero. Nodes need not use such headers, so a fork's
+blocks, with and without a base fee, are judged only once one of them has the expected hash.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from datastreamer.zkevm.events import L2Block
-from datastreamer.zkevm.rlp import rlp_list, rlp_number
+from datastreamer.zkevm.rlp import rlp_bytes, rlp_list, rlp_number
 
 # The gas limit of a block that does not carry one (forks 8 and 9).
 GAS_LIMIT: Final = 1 << 50
@@ -32,21 +33,23 @@ _TAIL: Final = b"\x80\xa0" + bytes(32) + b"\x88" + bytes(8)
 _MOST_UNEXPECTED: Final = 64
 
 
-def empty_header(block: L2Block, parent: bytes) -> bytes | None:
-    """The RLP of the header of a block without transactions; None if fields are missing."""
+def empty_headers(block: L2Block, parent: bytes) -> list[bytes]:
+    """The RLP of the possible headers of a block without transactions; none if fields are
+    missing."""
     if len(parent) != 32 or len(block.state_root) != 32 or len(block.coinbase) != 20:
-        return None
-    return rlp_list(
-        b"".join(
-            [
-                *(b"\xa0", parent, _NO_UNCLES, b"\x94", block.coinbase),
-                *(b"\xa0", block.state_root, _NO_TRANSACTIONS, _NO_TRANSACTIONS, _NO_LOGS),
-                *(b"\x80", rlp_number(block.number)),
-                *(rlp_number(block.block_gas_limit or GAS_LIMIT), b"\x80"),
-                *(rlp_number(block.timestamp), _TAIL),
-            ]
-        )
+        return []
+    content = b"".join(
+        [
+            *(b"\xa0", parent, _NO_UNCLES, b"\x94", block.coinbase),
+            *(b"\xa0", block.state_root, _NO_TRANSACTIONS, _NO_TRANSACTIONS, _NO_LOGS),
+            *(b"\x80", rlp_number(block.number)),
+            *(rlp_number(block.block_gas_limit or GAS_LIMIT), b"\x80"),
+            *(rlp_number(block.timestamp), _TAIL),
+        ]
     )
+    fee = block.base_fee.lstrip(b"\0")
+    london = rlp_list(content + rlp_bytes(fee))
+    return [london] if fee else [rlp_list(content), london]
 
 
 class _Fork:
@@ -61,7 +64,7 @@ class ParentCheck:
 
     def __init__(self, keccak: Callable[[bytes], bytes]) -> None:
         self._keccak = keccak
-        self._forks: dict[int, _Fork] = {}
+        self._forks: dict[tuple[int, bool], _Fork] = {}
         self.checked = 0
 
     def add(
@@ -69,14 +72,14 @@ class ParentCheck:
     ) -> Iterator[tuple[int, L2Block, bytes]]:
         """Check a block without transactions, in `entry`, that follows the block with the hash
         `parent`. Returns entry, block and parent of each block that does not match."""
-        state = self._forks.setdefault(fork, _Fork())
+        state = self._forks.setdefault((fork, bool(block.base_fee)), _Fork())
         if not state.confirmed and state.compared == _MOST_UNEXPECTED:
             return
-        header = empty_header(block, parent)
-        if header is None:
+        headers = empty_headers(block, parent)
+        if not headers:
             return
         state.compared += 1
-        if self._keccak(header) == block.hash:
+        if any(self._keccak(header) == block.hash for header in headers):
             self.checked += 1
             if not state.confirmed:
                 state.confirmed = True
@@ -89,6 +92,10 @@ class ParentCheck:
         else:
             state.unexpected.append((entry, block, parent))
 
-    def unconfirmed(self) -> list[int]:
-        """The forks of which no block has had the expected hash."""
-        return [fork for fork, state in self._forks.items() if not state.confirmed]
+    def unconfirmed(self) -> list[str]:
+        """The forks of which no block, with or without a base fee, has had the expected hash."""
+        return [
+            f"fork {fork} with a base fee" if has_fee else f"fork {fork}"
+            for (fork, has_fee), state in self._forks.items()
+            if not state.confirmed
+        ]

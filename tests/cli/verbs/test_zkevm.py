@@ -142,7 +142,7 @@ def test_check_with_another_version(invoke: Invoke, broken: Path) -> None:
 @needs_extra
 def test_check_of_the_real_stream(invoke: Invoke, real_stream: Path) -> None:
     check = invoke("zkevm", "check", real_stream)
-    assert "1 breach of the order, the first at entry 8" in check.failed(3)
+    assert (check.code, check.err) == (0, "")
     assert check.objects[0]["parents"] == 11_270
 
 
