@@ -104,6 +104,25 @@ def test_messages(make: Make, version: int, atomic: Any) -> None:
     assert sequencer.state == latest_state(stream)
 
 
+def test_a_block_has_what_the_caller_gives(make: Make) -> None:
+    stream = make(3)
+    given = {
+        **{"delta_timestamp": 7, "min_timestamp": 5, "l1_blockhash": H[1], "l1_infotree_index": 3},
+        **{"hash": H[2], "state_root": H[3], "global_exit_root": H[4], "coinbase": H[5][:20]},
+        **{
+            "block_gas_limit": 2**64 - 1,
+            "block_info_root": H[6],
+            "debug": "x",
+            "base_fee": b"\x09",
+        },
+    }
+    with Sequencer(stream).batch() as batch, batch.block(8, timestamp=100, **given):  # type: ignore[arg-type]
+        pass
+    found = next(each for each in reported(stream) if isinstance(each, events.L2Block))
+    expected = {"number": 8, "batch_number": 0, "timestamp": 100, "unknown": b""} | given
+    assert found._asdict() == expected
+
+
 @pytest.mark.parametrize("atomic", ["block", "batch"])
 def test_fixed_layouts(make: Make, atomic: Any) -> None:
     stream = make(1)
