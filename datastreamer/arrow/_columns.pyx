@@ -16,15 +16,15 @@ from libc.string cimport memcpy, memset
 from datastreamer._codec cimport BatchColumns, as_type, columns_of
 from datastreamer._entry cimport HEAD_SIZE
 from datastreamer.zkevm._protobuf cimport (
-    BOOL, BYTES, DEBUG, ENUM, LENGTH, MAX_FIELDS, U32, U64, VARINT, read_size, read_tag,
-    read_varint, skip_value,
+    BOOL, BYTES, DEBUG, ENUM, FULL_U64, LENGTH, MAX_FIELDS, U32, U64, VARINT, WEI, read_size,
+    read_tag, read_varint, skip_value,
 )
 
 from datastreamer.errors import UsageError
 
 cdef enum:
     # After the kinds of the schema: the whole data of the entry.
-    DATA = 7
+    DATA = 9
     MAX_COLUMNS = MAX_FIELDS + 1
     MAX_LAYOUTS = 4
 
@@ -33,6 +33,10 @@ cdef enum:
     STOP = 0
     KEEP = 1
     DROP = 2
+
+# 10**38, the end of what a column of amounts holds, as two words.
+cdef uint64_t WEI_END_HIGH = <uint64_t>0x4B3B4CA85A86C47A
+cdef uint64_t WEI_END_LOW = <uint64_t>0x098A224000000000
 
 cdef struct Cell:
     # A value: a number, or bytes in the batch's buffer.
@@ -182,12 +186,13 @@ cdef bint read_debug(const uint8_t* p, const uint8_t* end, Cell* cell) noexcept 
 cdef bint read_message(
     const uint8_t* p, const uint8_t* end, const uint8_t* kinds, int fields, Cell* cells
 ) noexcept nogil:
-    """All fields of a message; False if it is invalid or a number is above 2**63 - 1.
+    """All fields of a message; False if it is invalid or a number too large for its column.
 
     The rules are those of `zkevm._wire`, which reports what is wrong.
     """
     cdef uint32_t tag = 0
     cdef uint64_t value = 0
+    cdef uint64_t[2] words
     cdef int field, kind
     while p < end:
         p = read_tag(p, end, &tag)
@@ -204,7 +209,7 @@ cdef bint read_message(
             p = read_size(p, end, &value)
             if p == NULL or value > <uint64_t>(end - p):
                 return False
-            if kind == BYTES:
+            if kind != DEBUG:
                 cells[field].at = p
                 cells[field].number = value
             elif not read_debug(p, p + value, &cells[field]):
@@ -218,7 +223,24 @@ cdef bint read_message(
     for field in range(fields):
         if kinds[field] == U64 and cells[field].number > <uint64_t>INT64_MAX:
             return False
+        if kinds[field] == WEI and not read_wei(&cells[field], words):
+            return False
     return True
+
+
+cdef bint read_wei(const Cell* cell, uint64_t* words) noexcept nogil:
+    """The two words, lower first, of a big-endian number; False if it has more than 38 digits."""
+    cdef const uint8_t* p = cell.at
+    cdef uint64_t size = cell.number
+    while size and p[0] == 0:
+        p += 1
+        size -= 1
+    if size > 16:
+        return False
+    words[1] = big_endian(p, <uint32_t>(size - 8)) if size > 8 else 0
+    p += size - 8 if size > 8 else 0
+    words[0] = big_endian(p, 8 if size > 8 else <uint32_t>size)
+    return words[1] < WEI_END_HIGH or (words[1] == WEI_END_HIGH and words[0] < WEI_END_LOW)
 
 
 cdef inline uint64_t big_endian(const uint8_t* p, uint32_t width) noexcept nogil:
@@ -293,6 +315,11 @@ cdef void put(Target* target, Py_ssize_t row, const Cell* cell) noexcept nogil:
     cdef int kind = target.kind
     if kind == U64:
         (<int64_t*>target.values)[row] = <int64_t>cell.number
+    elif kind == FULL_U64:
+        (<uint64_t*>target.values)[2 * row] = cell.number
+        (<uint64_t*>target.values)[2 * row + 1] = 0
+    elif kind == WEI:
+        read_wei(cell, <uint64_t*>target.values + 2 * row)
     elif kind == U32:
         (<int64_t*>target.values)[row] = <int64_t><uint32_t>cell.number
     elif kind == ENUM:
@@ -326,7 +353,7 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
                   allocate, layouts=None):
     """The events among the entries of this type, as columns.
 
-    `kinds` has the kind of each field in order, and may end with 7 for the entry's whole data;
+    `kinds` has the kind of each field in order, and may end with 9 for the entry's whole data;
     `wanted` has a 1 for each column to make. Data are messages, or in the first of `layouts` that
     fits: ``(size, size_at, tail, [(column, at, width), ...])``, where `size_at` is -1 for data of
     exactly `size` bytes, else the offset of a u32 with the number of bytes that follow for the
@@ -382,7 +409,7 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
             valid_part = room((most + 7) // 8)
             targets[at].valid = PyBytes_AS_STRING(<bytes>valid_part)
             memset(targets[at].valid, 0, (most + 7) // 8)
-        if kind[at] >= BYTES:
+        if kind[at] >= BYTES and kind[at] != WEI:
             part = room((most + 1) * 4)
             targets[at].offsets = <int32_t*>PyBytes_AS_STRING(part)
             made[at] = ([part], valid_part)
@@ -395,6 +422,8 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
                 size = (most + 7) // 8
             elif kind[at] == ENUM:
                 size = most * 4
+            elif kind[at] == FULL_U64 or kind[at] == WEI:
+                size = most * 16
             part = room(size)
             targets[at].values = PyBytes_AS_STRING(part)
             if kind[at] == BOOL:
@@ -436,7 +465,7 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
     finally:
         free(bad)
     for at in range(count):
-        if targets[at].kind >= BYTES:
+        if targets[at].kind >= BYTES and targets[at].kind != WEI:
             if not gather(&targets[at], row, &total):
                 raise too_many_bytes()
             values = allocate(total)

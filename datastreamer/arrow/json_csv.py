@@ -10,6 +10,7 @@ import contextlib
 import csv
 import json
 from abc import ABC, abstractmethod
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -99,4 +100,6 @@ def writer_of(path: Path, temporary: Path, schema: Any, access: Access) -> LineW
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return int(value)
     return f"0x{value.hex()}" if isinstance(value, bytes) else value

@@ -49,6 +49,10 @@ _REPEATED: Final = frozenset(
 )
 
 
+def _is_number(type: Any) -> bool:
+    return bool(pa.types.is_integer(type) or pa.types.is_decimal(type))
+
+
 class Part(NamedTuple):
     """A file of a table: the rows of the entries from `first` up to, not including, `next`."""
 
@@ -127,7 +131,7 @@ class PartWriter:
             compression="zstd",
             use_dictionary=[name for name in names if name in _REPEATED],
             column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _RISING},
-            write_statistics=[field.name for field in schema if pa.types.is_integer(field.type)],
+            write_statistics=[field.name for field in schema if _is_number(field.type)],
             write_page_index=True,
             sorting_columns=[pq.SortingColumn(0)],
         )

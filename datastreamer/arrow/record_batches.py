@@ -18,7 +18,7 @@ from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES, schema
 from datastreamer.errors import DecodeFailed, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.zkevm.decoding import Event, decode_data
-from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
+from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, FULL_U64
 
 OnError = Literal["raise", "null", "drop"]
 _BAD_ROWS: Final[dict[str, Literal[0, 1, 2]]] = {"raise": 0, "null": 1, "drop": 2}
@@ -129,7 +129,7 @@ class Converter:
             )
         except DecodeFailed as error:
             return error
-        return _too_large(event, number)
+        return _too_large(event, number, dict(self._table.columns) if self._table else {})
 
 
 def _array(type: Any, rows: int, *buffers: Any) -> Any:
@@ -146,13 +146,14 @@ def _error_column(rows: int, errors: list[tuple[int, DecodeFailed]]) -> Any:
     return pa.array(texts, pa.string())
 
 
-def _too_large(event: Event, number: int) -> DecodeFailed:
-    name, value = next(
-        (name, value)
-        for name, value in event._asdict().items()
-        if type(value) is int and value > _MOST
-    )
-    return DecodeFailed(number, f"{name} is {value}, above {_MOST}, the maximum of a signed column")
+def _too_large(event: Event, number: int, kinds: dict[str, int]) -> DecodeFailed:
+    for name, value in event._asdict().items():
+        if type(value) is int and value > _MOST and kinds.get(name) != FULL_U64:
+            what = f"{name} is {value}, above {_MOST}, the maximum of a signed column"
+            break
+    else:
+        what = "base_fee has more than 38 digits, the maximum of its column"
+    return DecodeFailed(number, what)
 
 
 def to_record_batch(
@@ -168,8 +169,8 @@ def to_record_batch(
     `version` is the stream's (`Header.version`); every table but entries needs it. `columns`
     selects columns. An entry that is not an event raises `DecodeFailed`, which names it; with
     ``on_error="null"`` its fields are null and the column ``error`` says why, with "drop" it is
-    skipped. Raises `UsageError` for invalid arguments, for numbers above 2**63 - 1 and for more
-    than 2 GiB of bytes in a column.
+    skipped. Raises `UsageError` for invalid arguments, for entry numbers above 2**63 - 1 and for
+    more than 2 GiB of bytes in a column.
     """
     converter = Converter(table, version=version, columns=columns, on_error=on_error)
     found = converter.convert(batch)

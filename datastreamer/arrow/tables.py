@@ -3,7 +3,8 @@
 A row is one entry, and the entry number is the first column, so any range of entries can be
 converted alone. The columns of zkEVM tables are the fields of the messages (`zkevm.schema`), then
 those that only version 1 has; fields that a version lacks are null. Unsigned numbers become
-signed ones, as Spark and SQL need: those of 32 and 64 bits become int64.
+signed ones, as Spark and SQL need: those of 32 and 64 bits become int64, except that those that
+chains fill become decimals, as amounts do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from datastreamer.zkevm.schema import (
     DEBUG,
     ENUM,
     FIRST_PROTOBUF_VERSION,
+    FULL_U64,
     MESSAGES,
     TYPE_BATCH_END,
     TYPE_BATCH_START,
@@ -32,6 +34,7 @@ from datastreamer.zkevm.schema import (
     TYPE_UPDATE_GER,
     U32,
     U64,
+    WEI,
 )
 
 ENTRIES: Final = "entries"
@@ -39,13 +42,15 @@ ERROR: Final = "error"
 """The column with the reason why a row's fields are null, with ``on_error="null"``."""
 
 # The kind of the whole data of an entry, beside the kinds of the schema.
-_DATA: Final = 7
+_DATA: Final = 9
 
 _ARROW: Final = {
     U64: pa.int64(),
     U32: pa.int64(),
     BOOL: pa.bool_(),
     ENUM: pa.int32(),
+    FULL_U64: pa.decimal128(20),
+    WEI: pa.decimal128(38),
     BYTES: pa.binary(),
     DEBUG: pa.string(),
     _DATA: pa.binary(),

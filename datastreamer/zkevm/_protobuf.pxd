@@ -12,8 +12,10 @@ cdef enum:
     U32 = 2
     BOOL = 3
     ENUM = 4
-    BYTES = 5
-    DEBUG = 6
+    FULL_U64 = 5
+    BYTES = 6
+    DEBUG = 7
+    WEI = 8
 
 cdef enum:
     MAX_FIELDS = 15  # tags of one byte

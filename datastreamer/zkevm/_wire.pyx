@@ -15,7 +15,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from datastreamer.zkevm._protobuf cimport (
-    BOOL, BYTES, DEBUG, ENUM, LENGTH, MAX_FIELDS, U32, U64, VARINT, read_size, read_tag,
+    BOOL, BYTES, DEBUG, ENUM, FULL_U64, LENGTH, MAX_FIELDS, U32, U64, VARINT, read_size, read_tag,
     read_varint, skip_value,
 )
 
@@ -94,7 +94,7 @@ cdef class MessageCodec:
             p = read_size(p, end, &value) if wanted == LENGTH else read_varint(p, end, &value)
             if p == NULL:
                 raise ValueError(f"at byte {at - start}: {self.names[field]} is cut off")
-            if kind == U64:
+            if kind == U64 or kind == FULL_U64:
                 values[field] = value
             elif kind == U32:
                 values[field] = <uint32_t>value
@@ -109,10 +109,10 @@ cdef class MessageCodec:
                         f"at byte {at - start}: {self.names[field]} has a length of {value} "
                         f"bytes, but {end - p} follow"
                     )
-                if kind == BYTES:
-                    values[field] = PyBytes_FromStringAndSize(<const char*>p, value)
-                else:
+                if kind == DEBUG:
                     values[field] = self._text(start, p, p + value, values[field])
+                else:
+                    values[field] = PyBytes_FromStringAndSize(<const char*>p, value)
                 p += value
         if unknown is not None:
             values[self.count] = bytes(unknown)
@@ -214,7 +214,7 @@ cdef class MessageCodec:
         elif kind == BOOL:
             least, most = 0, 1
         else:
-            least, most = 0, (U64_MAX if kind == U64 else U32_MAX)
+            least, most = 0, (U32_MAX if kind == U32 else U64_MAX)
         if not least <= value <= most:
             raise ValueError(f"{self.name}.{self.names[at]} must be {least} to {most}, not {value}")
         return <uint64_t>(value & U64_MAX)

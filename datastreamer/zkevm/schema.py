@@ -16,9 +16,13 @@ U64: Final = 1
 U32: Final = 2
 BOOL: Final = 3
 ENUM: Final = 4
-BYTES: Final = 5
+# A u64 of which chains use all 64 bits.
+FULL_U64: Final = 5
+BYTES: Final = 6
 # The text of a message ``Debug { string message = 1; }``.
-DEBUG: Final = 6
+DEBUG: Final = 7
+# Bytes that are an amount in wei, big-endian.
+WEI: Final = 8
 
 TYPE_BATCH_START: Final = 1
 TYPE_L2_BLOCK: Final = 2
@@ -33,8 +37,13 @@ FIRST_PROTOBUF_VERSION: Final = 2
 # From this version on each block has an L2BlockEnd.
 FIRST_BLOCK_END_VERSION: Final = 3
 
-
-_NARROW: Final = {"delta_timestamp", "l1_infotree_index", "effective_gas_price_percentage"}
+_SPECIAL: Final = {
+    "delta_timestamp": U32,
+    "l1_infotree_index": U32,
+    "effective_gas_price_percentage": U32,
+    "block_gas_limit": FULL_U64,
+    "base_fee": WEI,
+}
 
 
 class Field(NamedTuple):
@@ -56,8 +65,8 @@ class Message(NamedTuple):
 def _kind(name: str, default: object) -> int:
     if isinstance(default, IntEnum):
         return ENUM
-    if name in _NARROW:
-        return U32
+    if name in _SPECIAL:
+        return _SPECIAL[name]
     return {bool: BOOL, int: U64, bytes: BYTES, type(None): DEBUG}[type(default)]
 
 

@@ -46,7 +46,9 @@ def test_the_tables_are_those_of_the_code() -> None:
             continue
         found: dict[str, str] = {}
         waiting: list[str] = []
-        for column, kind in re.findall(r"`(\w+)`|\b(int64|int32|binary|string|bool)\b", columns):
+        for column, kind in re.findall(
+            r"`(\w+)`|\b(int64|int32|binary|string|bool|decimal128\(\d+, 0\))", columns
+        ):
             if column:
                 waiting.append(column)
             else:

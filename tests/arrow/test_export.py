@@ -513,6 +513,22 @@ def test_json_lines_and_csv(make: Make, tmp_path: Path) -> None:
     assert (row["entry_number"], row["number"], row["hash"], row["debug"]) == ("1", "7", "0x", "")
 
 
+def test_the_limit_that_nodes_write(make: Make, tmp_path: Path) -> None:
+    block = L2Block(7, block_gas_limit=2**64 - 1, base_fee=b"\x01" + bytes(8))
+    path = make([encode(block, version=3)])
+    numbers = {"block_gas_limit": 2**64 - 1, "base_fee": 2**64}
+    export(path, tmp_path / "folder", "blocks")
+    export(path, tmp_path / "blocks.jsonl", "blocks")
+    export(path, tmp_path / "blocks.csv", "blocks")
+    (row,) = rows(tmp_path / "folder").to_pylist()
+    assert {name: row[name] for name in numbers} == numbers
+    row = json.loads((tmp_path / "blocks.jsonl").read_text())
+    assert {name: row[name] for name in numbers} == numbers
+    with (tmp_path / "blocks.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert {name: int(row[name]) for name in numbers} == numbers
+
+
 @pytest.mark.parametrize("more", [[], ["r\rx", "\r", "\r\n", 'q"\r\n,', "\rr"]])
 def test_csv_gives_texts_back(make: Make, tmp_path: Path, more: list[str]) -> None:
     texts = ["plain", "a,b", 'q"q', "n\nl", " ", "\t\x85\u2028", *more]
@@ -522,7 +538,7 @@ def test_csv_gives_texts_back(make: Make, tmp_path: Path, more: list[str]) -> No
     with out.open(newline="", encoding="utf-8") as file:
         content = file.read()
     for field in ("plain", '"a,b"', '"q""q"', '"n\nl"', " ", "\t\x85\u2028"):
-        assert f",{field},0x,,,\n" in content
+        assert f",{field},0,,,\n" in content
     debug = content.splitlines()[0].split(",").index("debug")
     assert [row[debug] for row in csv.reader(io.StringIO(content, newline=""))][1:] == texts
     options = pyarrow.csv.ParseOptions(newlines_in_values=True)

@@ -84,6 +84,14 @@ def test_the_real_stream_is_what_cat_and_a_scan_say(
     assert digest(rows) == digest(scanned) == digest(catted)
 
 
+def wire(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the values of its event; the real stream has no base fee."""
+    if "base_fee" in row:
+        assert row["base_fee"] == 0
+        row |= {"block_gas_limit": int(row["block_gas_limit"]), "base_fee": b""}
+    return row
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_the_real_stream_by_table(
     real_stream: Path, scanned: list[tuple[int, int, bytes]], name: str
@@ -96,7 +104,7 @@ def test_the_real_stream_by_table(
     names = [field.name for field in MESSAGES[kind].fields]
     rows = [
         (row["entry_number"], *encode(cls(**{name: row[name] for name in names}), version=2))
-        for row in table.to_pylist()
+        for row in map(wire, table.to_pylist())
     ]
     expected = [entry for entry in scanned if entry[1] == kind]
     assert len(rows) == REAL[name]

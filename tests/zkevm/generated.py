@@ -7,7 +7,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 from datastreamer.zkevm import events, fixed
-from datastreamer.zkevm.schema import BOOL, BYTES, DEBUG, ENUM, MESSAGES, U32, U64, Field, Message
+from datastreamer.zkevm.schema import (
+    BOOL,
+    BYTES,
+    DEBUG,
+    ENUM,
+    FULL_U64,
+    MESSAGES,
+    U32,
+    U64,
+    WEI,
+    Field,
+    Message,
+)
 
 u64 = st.integers(0, 2**64 - 1) | st.integers(0, 3)
 u32 = st.integers(0, 2**32 - 1) | st.integers(0, 3)
@@ -26,8 +38,10 @@ def _values(message: str, field: Field) -> st.SearchStrategy[Any]:
     return {
         U64: u64,
         U32: u32,
+        FULL_U64: u64,
         BOOL: st.booleans(),
         BYTES: st.binary(max_size=40),
+        WEI: st.binary(max_size=18) | st.binary(max_size=15).map(bytes(3).__add__),
         DEBUG: st.none() | st.text(max_size=20),
     }[field.kind]
 

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 from datastreamer.zkevm import events
-from datastreamer.zkevm.schema import BOOL, BYTES, DEBUG, ENUM, MESSAGES, U32, U64
+from datastreamer.zkevm.schema import BOOL, BYTES, DEBUG, ENUM, FULL_U64, MESSAGES, U32, U64, WEI
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROTO = "datastreamer/zkevm/proto/datastream.proto"
-KINDS = {U64: "uint64", U32: "uint32", BOOL: "bool", BYTES: "bytes", DEBUG: "Debug"}
+KINDS = {
+    U64: "uint64",
+    FULL_U64: "uint64",
+    U32: "uint32",
+    BOOL: "bool",
+    BYTES: "bytes",
+    WEI: "bytes",
+    DEBUG: "Debug",
+}
 
 
 def test_the_proto_has_the_fields_of_the_tables() -> None:

@@ -107,14 +107,18 @@ def test_messages(make: Make, version: int, atomic: Any) -> None:
 def test_a_block_has_what_the_caller_gives(make: Make) -> None:
     stream = make(3)
     given = {
-        **{"delta_timestamp": 7, "min_timestamp": 5, "l1_blockhash": H[1], "l1_infotree_index": 3},
-        **{"hash": H[2], "state_root": H[3], "global_exit_root": H[4], "coinbase": H[5][:20]},
-        **{
-            "block_gas_limit": 2**64 - 1,
-            "block_info_root": H[6],
-            "debug": "x",
-            "base_fee": b"\x09",
-        },
+        "delta_timestamp": 7,
+        "min_timestamp": 5,
+        "l1_blockhash": H[1],
+        "l1_infotree_index": 3,
+        "hash": H[2],
+        "state_root": H[3],
+        "global_exit_root": H[4],
+        "coinbase": H[5][:20],
+        "block_gas_limit": 2**64 - 1,
+        "block_info_root": H[6],
+        "debug": "x",
+        "base_fee": b"\x09",
     }
     with Sequencer(stream).batch() as batch, batch.block(8, timestamp=100, **given):  # type: ignore[arg-type]
         pass

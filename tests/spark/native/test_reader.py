@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,26 @@ def test_all_cores_have_the_same_work(native: Any, make: Make) -> None:
     assert found.count() == 100
     assert parts(frame(native, path=str(path), partitionBytes="16m")) == 4
     assert parts(frame(native, path=str(path), partitionBytes="4m")) == 12
+
+
+def test_decimals_of_all_sizes(native: Any, make: Make) -> None:
+    """Enough of each size for the reader to learn where its digits are, and one too large."""
+    numbers = [(1 << 64) - 1 >> bits for bits in range(0, 64, 3) for _ in range(20)]
+    amounts = [(1 << 120) - 1 >> bits for bits in range(0, 121, 6) for _ in range(20)]
+    pairs = list(itertools.zip_longest(numbers, amounts, fillvalue=0))
+
+    def block(limit: int, fee: int) -> tuple[int, bytes]:
+        wei = fee.to_bytes((fee.bit_length() + 7) // 8, "big")
+        made = events.L2Block(7, hash=bytes(32), block_gas_limit=limit, base_fee=wei)
+        return encode(made, version=3)
+
+    path = make([block(*pair) for pair in pairs], version=3)
+    found = frame(native, path=str(path), table="blocks").select("block_gas_limit", "base_fee")
+    assert [tuple(map(int, row)) for row in found.collect()] == pairs
+    assert python_parts(found) == 0
+    path = make([block(1, fee) for fee in (5, 10**38 - 1, 10**38, 6)], version=3, name="large.bin")
+    for mode in ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"):
+        assert_equal(native, [path], table="blocks", mode=mode)
 
 
 def test_numbers_of_all_sizes(native: Any, make: Make) -> None:

@@ -1,7 +1,10 @@
 package datastreamer.spark;
 
+import java.math.BigDecimal;
+import java.math.BigInteger;
 import java.util.Arrays;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.unsafe.types.UTF8String;
 
@@ -133,6 +136,8 @@ final class EventRows implements Rows {
       super(
           switch (table.kinds[field]) {
             case EventTable.U64, EventTable.U32 -> DataTypes.LongType;
+            case EventTable.FULL_U64 -> DataTypes.createDecimalType(20, 0);
+            case EventTable.WEI -> DataTypes.createDecimalType(38, 0);
             case EventTable.BOOL -> DataTypes.BooleanType;
             case EventTable.ENUM -> DataTypes.IntegerType;
             case EventTable.DEBUG -> DataTypes.StringType;
@@ -190,6 +195,15 @@ final class EventRows implements Rows {
     @Override
     public int getInt(int row) {
       return (int) number(row);
+    }
+
+    @Override
+    public Decimal getDecimal(int row, int precision, int scale) {
+      BigInteger value =
+          kind == EventTable.WEI
+              ? new BigInteger(1, getBinary(row))
+              : new BigInteger(Long.toUnsignedString(number(row)));
+      return Decimal.apply(new scala.math.BigDecimal(new BigDecimal(value)), precision, scale);
     }
 
     @Override

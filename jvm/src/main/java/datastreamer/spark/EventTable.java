@@ -12,11 +12,21 @@ final class EventTable implements Serializable {
   static final int U32 = 2;
   static final int BOOL = 3;
   static final int ENUM = 4;
-  static final int BYTES = 5;
-  static final int DEBUG = 6;
+
+  /** A number of which chains use all 64 bits. */
+  static final int FULL_U64 = 5;
+
+  static final int BYTES = 6;
+  static final int DEBUG = 7;
+
+  /** Bytes that are an amount. */
+  static final int WEI = 8;
+
+  /** The longest amount that a column holds in any case; Python reads longer ones. */
+  static final int LONGEST_WEI = 15;
 
   /** The whole data of an entry. */
-  static final int DATA = 7;
+  static final int DATA = 9;
 
   /** A value in data of a fixed layout. */
   record Slot(int column, int at, int width) implements Serializable {}

@@ -66,8 +66,9 @@ final class MessageDecoder {
       }
     }
     for (int field = 0; field < fields; field++) {
-      if (kinds[field] == EventTable.U64 && number[field] < 0) {
-        throw new Doubt("a number above those of a signed column");
+      if ((kinds[field] == EventTable.U64 && number[field] < 0)
+          || (kinds[field] == EventTable.WEI && number[field] > EventTable.LONGEST_WEI)) {
+        throw new Doubt("a number that may be too large for its column");
       }
     }
   }

@@ -80,6 +80,9 @@ final class MessageShape {
       shape.bits[field] = 0x7F7F7F7F7F7F7F7FL >>> Byte.SIZE * (Long.BYTES - (next - first));
       if (!isNumber) {
         shape.sizes[field] = (int) shape.number(bytes, start, field);
+        if (table.kinds[field] == EventTable.WEI && shape.sizes[field] > EventTable.LONGEST_WEI) {
+          return null;
+        }
         shape.at[field] = next;
         next += shape.sizes[field];
       }
