@@ -13,6 +13,9 @@ from datastreamer.cli.shared.console import rendered
 from datastreamer.cli.shared.console import text as printable_text
 
 _INPUT_SHOWN = 2 + 2 * 16
+# The hex of 256 bits.
+_AMOUNT_SHOWN = 2 + 2 * 32
+_FEES = ("gas_price", "max_priority_fee_per_gas", "max_fee_per_gas", "max_fee_per_blob_gas")
 
 
 def batch_tree(batch: dict[str, Any]) -> Tree:
@@ -59,7 +62,9 @@ def block_tree(block: dict[str, Any]) -> Tree:
         if name in ("number", "batch_number", "timestamp", "delta_timestamp", "debug"):
             continue
         if value not in (None, 0, "0x") and value != f"0x{'0' * 64}":
-            tree.add(_line(f"{_words(name)} {value}"))
+            is_amount = name == "base_fee" and len(value) <= _AMOUNT_SHOWN
+            shown = f"{int(value, 16)} wei" if is_amount else value
+            tree.add(_line(f"{_words(name)} {shown}"))
     _debug(tree, fields)
     for transaction in block["transactions"]:
         tree.add(_transaction(transaction))
@@ -77,15 +82,19 @@ def _transaction(transaction: dict[str, Any]) -> Tree:
     tree = Tree(_line(f"transaction {opened['hash']}", transaction))
     tree.add(_line(f"from {opened['sender'] or 'unknown: the signature is not valid'}"))
     tree.add(_line(f"to {opened['to'] or 'none: it creates a contract'}"))
-    fees = {
-        _words(name): opened[name]
-        for name in ("gas_price", "max_priority_fee_per_gas", "max_fee_per_gas")
-        if opened[name] is not None
-    }
-    parts = {"nonce": opened["nonce"], "value": opened["value"], "gas": opened["gas"], **fees}
+    fees = {_words(name): opened[name] for name in _FEES if opened[name] is not None}
+    parts = {name: opened[name] for name in ("type", "nonce", "value", "gas")} | fees
     if opened["chain_id"] is not None:
         parts["chain"] = opened["chain_id"]
     tree.add(_line(", ".join(f"{name} {value}" for name, value in parts.items())))
+    if opened["access_list"]:
+        addresses = (account["address"] for account in opened["access_list"])
+        tree.add(_line(f"accesses {', '.join(addresses)}"))
+    for blob in opened["blob_versioned_hashes"]:
+        tree.add(_line(f"blob {blob}"))
+    for each in opened["authorization_list"]:
+        who = each["authority"] or "unknown: the signature is not valid"
+        tree.add(_line(f"code of {each['address']} for {who}"))
     data = opened["input"]
     if data != "0x":
         cut = data if len(data) <= _INPUT_SHOWN else f"{data[:_INPUT_SHOWN]}..."
