@@ -14,11 +14,13 @@ import pyarrow as pa
 from datastreamer._codec import EntryBatch
 from datastreamer.arrow import _columns
 from datastreamer.arrow.fixed_layouts import Layout, fixed_columns
-from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES, schema
+from datastreamer.arrow.opened import OPENED, opened_columns
+from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES, TRANSACTIONS, schema
 from datastreamer.errors import DecodeFailed, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.zkevm.decoding import Event, decode_data
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, FULL_U64
+from datastreamer.zkevm.transactions import load_tools
 
 OnError = Literal["raise", "null", "drop"]
 _BAD_ROWS: Final[dict[str, Literal[0, 1, 2]]] = {"raise": 0, "null": 1, "drop": 2}
@@ -47,7 +49,13 @@ class Converter:
         if on_error not in get_args(OnError):
             raise UsageError(f"on_error is 'raise', 'null' or 'drop', not {on_error!r}")
         self.schema = schema(table, columns, error=on_error == "null")
-        self._names = frozenset(self.schema.names)
+        self._fields = {field.name: field for field in schema(table)}
+        self._names = set(self.schema.names)
+        is_opened = table == TRANSACTIONS
+        self._opened = [name for name in OPENED.names if is_opened and name in self._names]
+        if self._opened:
+            load_tools()
+            self._names.add("encoded")
         self._on_error = on_error
         self._table = TABLES.get(table)
         if self._table is not None:
@@ -107,13 +115,15 @@ class Converter:
             if part is None:
                 continue
             buffers, own = part
-            field = self.schema.field(name)
+            field = self._fields[name]
             validity = shared if own is None else pa.py_buffer(own)
             made[name] = pa.Array.from_buffers(
                 field.type,
                 rows,
                 [validity if field.nullable else None, *map(pa.py_buffer, buffers)],
             )
+        if self._opened:
+            made |= opened_columns(made["encoded"], self._opened)
         errors = [(row, self._decode_error(batch, place, type)) for row, place in bad]
         if ERROR in self._names:
             made[ERROR] = _error_column(rows, errors)
@@ -170,7 +180,8 @@ def to_record_batch(
     selects columns. An entry that is not an event raises `DecodeFailed`, which names it; with
     ``on_error="null"`` its fields are null and the column ``error`` says why, with "drop" it is
     skipped. Raises `UsageError` for invalid arguments, for entry numbers above 2**63 - 1 and for
-    more than 2 GiB of bytes in a column.
+    more than 2 GiB of bytes in a column, and `ExtraMissing` if columns of opened transactions need
+    a package that is not installed.
     """
     converter = Converter(table, version=version, columns=columns, on_error=on_error)
     found = converter.convert(batch)

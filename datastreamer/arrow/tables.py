@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from datastreamer.arrow.opened import OPENED
 from datastreamer.errors import UsageError
 from datastreamer.zkevm import fixed
 from datastreamer.zkevm.schema import (
@@ -38,6 +39,7 @@ from datastreamer.zkevm.schema import (
 )
 
 ENTRIES: Final = "entries"
+TRANSACTIONS: Final = "transactions"
 ERROR: Final = "error"
 """The column with the reason why a row's fields are null, with ``on_error="null"``."""
 
@@ -124,7 +126,7 @@ TABLES: Final[dict[str, Table]] = {
             ("state_root", BYTES),
         ),
         _table(
-            "transactions",
+            TRANSACTIONS,
             TYPE_TRANSACTION,
             fixed.TYPE_L2_TX,
             renamed={"im_state_root": "state_root"},
@@ -169,14 +171,17 @@ def schema(
 ) -> Any:
     """The `pyarrow.Schema` of a table, or of these columns of it in this order.
 
-    With `error`, tables of events end with the column that ``on_error="null"`` adds. Raises
-    `UsageError` for an unknown table or column.
+    Transactions have the columns of opened ones only if these are named. With `error`, tables of
+    events end with the column that ``on_error="null"`` adds. Raises `UsageError` for an unknown
+    table or column.
     """
     full = _full_schema(table)
     if error and table != ENTRIES:
         full = full.append(pa.field(ERROR, pa.string()))
     if columns is None:
         return full
+    if table == TRANSACTIONS:
+        full = pa.schema([*full, *OPENED])
     unknown = [column for column in columns if column not in full.names]
     if unknown or len(set(columns)) != len(columns):
         what = f"has no column {unknown[0]!r}" if unknown else "is asked for the same column twice"

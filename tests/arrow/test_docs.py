@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import arrow
+from datastreamer.arrow.opened import OPENED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "ARROW.md").read_text()
@@ -35,8 +36,19 @@ def test_examples(example: int, real_stream: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     if example == 0:
         assert done.stdout.splitlines()[-1] == "11318"
-    else:
+    elif example == 1:
         assert done.stdout.splitlines() == ["11318", "[(11317, 57705)]"]
+    else:
+        assert done.stdout.splitlines() == ["465"]
+
+
+def test_the_columns_of_opened_transactions() -> None:
+    section = TEXT.split("## Opened transactions")[1].split("## Errors")[0]
+    printed: dict[str, str] = {}
+    for columns in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE):
+        for names, kind in re.findall(r"((?:`\w+`(?:, )?)+) (\w+)", columns):
+            printed |= dict.fromkeys(re.findall(r"`(\w+)`", names), kind)
+    assert printed == {field.name: str(field.type) for field in OPENED}
 
 
 def test_the_tables_are_those_of_the_code() -> None:

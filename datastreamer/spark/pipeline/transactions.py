@@ -1,20 +1,20 @@
 """Decoded transactions of a range of entries, as a DataFrame.
 
-Owns the columns beyond those of the table `transactions`. Recovering a sender takes most of the
+They have the columns of opened transactions (`arrow.opened`). Recovering a sender takes most of the
 time, so tasks have equal numbers of transactions, wherever these are in the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from datastreamer.errors import DecodeFailed
+from datastreamer.arrow.opened import OPENED, opened_columns
 from datastreamer.spark.options import read_options
 from datastreamer.spark.pipeline.manifest import EntryRange
 from datastreamer.spark.read.batch import BatchReader
@@ -30,14 +30,6 @@ MOST_PER_TASK: Final = 4 * PER_TASK
 
 _TASKS_PER_CORE: Final = 4
 """As many tasks let no core wait long for the last one."""
-
-_MOST: Final = (1 << 63) - 1
-_DECODED: Final = (
-    "kind int, nonce long, gas long, gas_price long, max_priority_fee_per_gas long, "
-    "max_fee_per_gas long, value string, to binary, input binary, selector binary, "
-    "creates_contract boolean, contract binary, hash binary, sender binary, open_error string"
-)
-_SELECTOR_SIZE: Final = 4
 
 
 class Transactions(NamedTuple):
@@ -67,8 +59,7 @@ def decoded_transactions(
     edges = [start, *(mark.entry_number for mark in inner), stop] if marks else []
     parts = list(plan_ranges(options, edges))
     kept = [field for field in full if field.name != "encoded"]
-    decoded = cast("StructType", StructType.fromDDL(_DECODED))
-    columns = StructType([*kept, *decoded])
+    columns = StructType([*kept, *from_arrow_schema(OPENED)])
     rows = frame_of(spark, BatchReader(options, full), parts, columns, _decoder(columns))
     return Transactions(rows, marks[0].l2block_number if marks else None)
 
@@ -91,48 +82,13 @@ def _decoder(columns: StructType) -> Callable[[Any], Any]:
     schema = to_arrow_schema(columns)
 
     def decode(batch: Any) -> Any:
-        opened = [_decoded(encoded) for encoded in batch.column("encoded").to_pylist()]
+        opened = opened_columns(batch.column("encoded"), OPENED.names)
         return pa.RecordBatch.from_arrays(
             [
-                batch.column(field.name)
-                if field.name in batch.schema.names
-                else pa.array([row.get(field.name) for row in opened], field.type)
+                opened[field.name] if field.name in opened else batch.column(field.name)
                 for field in schema
             ],
             schema=schema,
         )
 
     return decode
-
-
-def _decoded(encoded: bytes | None) -> dict[str, Any]:
-    """The fields of a transaction, with its sender; or the error."""
-    from datastreamer.zkevm.transactions import open_transaction
-
-    try:
-        opened = open_transaction(encoded or b"")
-    except DecodeFailed as error:
-        return {"open_error": error.reason}
-    price = opened.max_fee_per_gas if opened.gas_price is None else opened.gas_price
-    calls = opened.to is not None and len(opened.input) >= _SELECTOR_SIZE
-    return {
-        "kind": opened.type,
-        "nonce": _signed(opened.nonce),
-        "gas": _signed(opened.gas),
-        "gas_price": _signed(price),
-        "max_priority_fee_per_gas": _signed(opened.max_priority_fee_per_gas),
-        "max_fee_per_gas": _signed(opened.max_fee_per_gas),
-        "value": str(opened.value),
-        "to": opened.to,
-        "input": opened.input,
-        "selector": opened.input[:_SELECTOR_SIZE] if calls else None,
-        "creates_contract": opened.to is None,
-        "contract": opened.contract,
-        "hash": opened.hash,
-        "sender": opened.sender,
-    }
-
-
-def _signed(number: int | None) -> int | None:
-    """The number, or null if it exceeds a signed 64-bit column."""
-    return number if number is not None and number <= _MOST else None
