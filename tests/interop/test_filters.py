@@ -42,7 +42,7 @@ def plain(entries: Any) -> Got:
 
 
 def types_of(entries: list[Plain]) -> list[set[int]]:
-    """Sets of types to ask for: one, some, bookmarks, none that is there, none at all, and more
+    """Sets of types to ask for: one, some, bookmarks, none that is there, and more
     than a server is asked for."""
     there = sorted({e.type for e in entries} - {BOOKMARK})
     return [
@@ -51,7 +51,6 @@ def types_of(entries: list[Plain]) -> list[set[int]]:
         {BOOKMARK},
         {BOOKMARK, there[-1]},
         {4_000_000_000},
-        set(),
         {*there, *range(1000, 1100)},
     ]
 
