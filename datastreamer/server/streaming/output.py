@@ -29,7 +29,8 @@ class ClientOutput:
 
     async def send(self, data: Buffer) -> None:
         sent = self.send_now(data)
-        if sent < len(data):
+        # Through TLS all may be taken, and a part of the ciphertext wait for room.
+        if sent < len(data) or self._transport.holds_back:
             self.blocked = True
             await self._transport.send(memoryview(data)[sent:])
             self.blocked = False

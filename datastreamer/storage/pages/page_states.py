@@ -344,9 +344,13 @@ class PageRegister:
             self.states = self.states.translate(_CHANGED)
             self._bad_end = None
         whole = self.whole_pages
-        for page in [page for page in self._damaged if page > whole]:
-            del self._damaged[page]
-        self._on_disk.difference_update([page for page in self._on_disk if page >= whole])
+        # Lists, because other threads add and remove pages meanwhile.
+        for page in list(self._damaged):
+            if page > whole:
+                self._damaged.pop(page, None)
+        for page in list(self._on_disk):
+            if page >= whole:
+                self._on_disk.discard(page)
 
     def _proven(self) -> None:
         with self._guard:

@@ -163,6 +163,9 @@ class Reader:
             return Cursor(state.head.length, number)
         if not number:
             return Cursor(HEADER_PAGE_SIZE, 0)
+        offset, number_there, _ = state.pages.near(state.head, number)
+        if number_there == number:
+            return Cursor(offset, number)
         _, offset, at, _ = self._look_up(state, number)
         return Cursor(offset + at, number)
 
