@@ -79,7 +79,7 @@ def test_export(versus: Any, plain: Path, tmp_path: Path) -> None:
         writer = PartWriter(folder, "entries", table.schema, Access.by_umask())
         for batch in table.to_batches():
             writer.write(batch)
-        writer.publish(folder / "part.parquet", 0, place)
+        writer.publish(folder / "part.parquet", 0, place, None, [])
         shutil.rmtree(folder)
 
     def plain_rival() -> None:
