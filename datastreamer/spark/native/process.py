@@ -23,7 +23,7 @@ import pyarrow as pa
 from datastreamer.errors import DatastreamerError, UsageError
 from datastreamer.spark.native import following, plans
 
-PROTOCOL: Final = "3"
+PROTOCOL: Final = "4"
 """The version of requests and answers, as the jar of this package speaks it."""
 
 _LENGTH: Final = struct.Struct(">I")

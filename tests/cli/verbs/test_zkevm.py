@@ -481,3 +481,16 @@ def test_help_without_a_verb(invoke: Invoke) -> None:
     assert result.code == 0
     for verb in ("check", "batch", "block", "diff"):
         assert verb in result.out.decode()
+
+
+def test_a_difference_in_fields_without_a_name(invoke: Invoke, tmp_path: Path) -> None:
+    for name, more in (("a", b""), ("b", b"\xa0\x06\x01")):  # field 100
+        with DataStream.create(tmp_path / f"{name}.bin", version=3, sync="os") as stream:
+            stream.append(4, b"\x08\x07" + more)
+    for pair in (("a.bin", "b.bin"), ("b.bin", "a.bin")):
+        places = [tmp_path / name for name in pair]
+        [found] = invoke("zkevm", "diff", *places).objects
+        assert found["first_difference"]["fields"] == ["unknown"]
+        shown = invoke("zkevm", "diff", *places, "--format", "table").out.decode()
+        assert "unknown = 0xa00601" in shown
+        assert "unknown = None" in shown

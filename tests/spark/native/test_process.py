@@ -27,7 +27,7 @@ def answer(protocol: str, **request: Any) -> tuple[bytes, bytes]:
     return letter, answers.getvalue()[5 : 5 + size]
 
 
-@pytest.mark.parametrize("protocol", ["", "1", "4"])
+@pytest.mark.parametrize("protocol", ["", "1", "5"])
 def test_a_jar_of_another_version_is_refused(protocol: str) -> None:
     letter, content = answer(protocol, do="schema", options={"path": "/nowhere"})
     assert letter == b"E"

@@ -137,7 +137,7 @@ def _difference(
     left, right = sides
     if left is not None and right is not None and left["kind"] == right["kind"]:
         mine, other = left["fields"] or {}, right["fields"] or {}
-        fields = [name for name in mine if mine[name] != other.get(name)]
+        fields = [name for name in mine | other if mine.get(name) != other.get(name)]
     where = _where(sources[0], versions[0], at)
     return {"entry": at, **where, "fields": fields, "a": left, "b": right}
 
@@ -189,5 +189,5 @@ def _table(a: str, b: str, found: dict[str, Any]) -> bytes:
         lines += wrapped(f"{name}: {kind}, {side['length']} bytes")
         shown = difference["fields"] or (["data"] if not side["fields"] else [])
         values = side["fields"] or side
-        lines += [line for field in shown for line in wrapped(f"  {field} = {values[field]}")]
+        lines += [line for field in shown for line in wrapped(f"  {field} = {values.get(field)}")]
     return text_lines(lines)
