@@ -35,7 +35,11 @@ def shared_memory(name: str, size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -288,7 +288,7 @@ class _Unmatched:
             if announced:
                 self._done.add(source)
                 self.warnings.append(
-                    f"{source}: none of {self._counts[source]} payloads has parts of the "
+                    f"{source} has sent {self._counts[source]} payloads without a part of the "
                     f"subscription to {shown(self._subscribed)}; the last one has the prefixes "
                     f"{shown(announced[:3])}"
                 )

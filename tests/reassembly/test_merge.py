@@ -444,7 +444,7 @@ def test_a_subscription_that_nothing_matches(limit: int) -> None:
     taken(merge, "b", batch_of(*headers_of(300, 2, limit), first=10_000))
     [message] = merge.warnings()
     assert message.startswith(
-        "b: none of 100 payloads has parts of the subscription to 0x03; the last one has the "
+        "b has sent 100 payloads without a part of the subscription to 0x03; the last one has the "
         f"prefixes 0x{2 if limit == 111 else 1:02}3030"
     )
     taken(merge, "b", batch_of(*headers_of(400, 200, limit), first=20_000))

@@ -336,7 +336,7 @@ class ClientStream(trio.abc.Stream):
                 raise trio.BrokenResourceError(str(error)) from error
 
     def setsockopt(self, *_: int) -> None:
-        """For what tells the system about hosts that may be dead."""
+        """Accept the options that detect dead hosts; this network has none."""
 
     async def wait_send_all_might_not_block(self) -> None:
         await wait_writable(self._socket)

@@ -345,12 +345,9 @@ class PageRegister:
             self._bad_end = None
         whole = self.whole_pages
         # Lists, because other threads add and remove pages meanwhile.
-        for page in list(self._damaged):
-            if page > whole:
-                self._damaged.pop(page, None)
-        for page in list(self._on_disk):
-            if page >= whole:
-                self._on_disk.discard(page)
+        for page in [each for each in list(self._damaged) if each > whole]:
+            self._damaged.pop(page, None)
+        self._on_disk.difference_update([each for each in list(self._on_disk) if each >= whole])
 
     def _proven(self) -> None:
         with self._guard:
