@@ -60,7 +60,6 @@ ONLY_FOR = {
     "typer": {"cli"},
     "click": {"cli"},
     "rich": {"cli"},
-    "rlp": {"zkevm"},
     "coincurve": {"zkevm"},
     "sha3": {"zkevm"},
     "google": {"zkevm"},

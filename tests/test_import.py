@@ -12,7 +12,7 @@ import datastreamer
 HEAVY = [
     *("trio", "lmdb", "pyarrow", "pyspark", "typer", "rich", "xxhash", "numpy"),
     *("asyncio", "socket", "ssl", "logging", "datastreamer._codec"),
-    *("google.protobuf", "rlp", "coincurve", "sha3"),
+    *("google.protobuf", "coincurve", "sha3"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 Owns the format of `Transaction.encoded`: legacy (with and without EIP-155), EIP-2930, EIP-1559,
 EIP-4844 and EIP-7702, the latter four as they are or, as nodes write them, in an RLP string.
-The packages of the extra ``zkevm`` supply RLP, Keccak and the curve; they are loaded at the first
+The packages of the extra ``zkevm`` supply Keccak and the curve; they are loaded at the first
 transaction. Recovering the sender takes about three quarters of the time.
 """
 
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from datastreamer.errors import DecodeFailed, ExtraMissing
-from datastreamer.zkevm.rlp import rlp_bytes, rlp_list, rlp_number, rlp_size
+from datastreamer.zkevm.rlp import rlp_bytes, rlp_decode, rlp_list, rlp_number, rlp_size
 
 LEGACY: Final = 0
 ACCESS_LIST: Final = 1
@@ -185,14 +185,10 @@ def wrapped(encoded: bytes) -> bytes:
 
 
 def _decoded(encoded: bytes) -> Any:
-    tools = _tools()
     try:
-        return tools.decode(encoded)
-    except RecursionError:
-        raise DecodeFailed(None, "not a transaction: lists are nested too deeply") from None
-    except tools.bad_rlp as error:
-        reason = " ".join(str(error).split())
-        raise DecodeFailed(None, f"not a transaction: {reason}") from None
+        return rlp_decode(encoded)
+    except ValueError as error:
+        raise DecodeFailed(None, f"not a transaction: {error}") from None
 
 
 def _signer(payload: bytes, parity: int, r: int, s: int) -> bytes | None:
@@ -299,8 +295,6 @@ def _signed(type: int, content: bytes, items: Any, chain_id: int | None) -> byte
 
 
 class _Tools(NamedTuple):
-    decode: Callable[[bytes], Any]
-    bad_rlp: type[Exception]
     keccak: Callable[[bytes], bytes]
     # The address that signed a hash with (r, s, parity); None if no key can have.
     recover: Callable[[bytes, bytes], bytes | None]
@@ -325,7 +319,7 @@ def load_tools() -> None:
 @cache
 def _tools() -> _Tools:
     try:
-        rlp, coincurve = import_module("rlp"), import_module("coincurve")
+        coincurve = import_module("coincurve")
     except ImportError:
         raise ExtraMissing(
             "decoding transactions needs packages that are not installed", "zkevm"
@@ -340,4 +334,4 @@ def _tools() -> _Tools:
             return None
         return hashed(key.format(compressed=False)[1:])[-_ADDRESS_SIZE:]
 
-    return _Tools(rlp.decode, rlp.DecodingError, hashed, recover)
+    return _Tools(hashed, recover)

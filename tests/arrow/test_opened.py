@@ -114,7 +114,7 @@ def test_only_what_is_named_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: str) -> Any:
-        if name == "rlp":
+        if name == "coincurve":
             raise ImportError(name)
         return importlib.import_module(name)
 
