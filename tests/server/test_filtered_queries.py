@@ -8,7 +8,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from datastreamer.server.streaming import filtered as filtering
 from datastreamer.storage.stream import DataStream
@@ -359,6 +359,8 @@ async def run_script(stream: DataStream, script: list[tuple], most: int, size: i
                 assert len(found.payload) <= size or found.count == 1
             elif what == "truncate":
                 if values[0] < len(entries):
+                    # An answer whose sender has not returned yet is not over: it would be cut off.
+                    await wait_all_tasks_blocked()
                     stream.truncate(values[0])
                     del entries[values[0] :]
             else:

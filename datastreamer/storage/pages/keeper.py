@@ -377,20 +377,22 @@ class SumsKeeper(RecordSource):
         """Write the chains in the next records, of the first `pages` pages, that may have others:
         for programs of earlier versions."""
         at, file = self.rechain_at, self._file
+        self.rechain_at = None
         if at is None or file is None:
-            self.rechain_at = None
             return
         first = self.proven.known_from(pages)
         at, stop = max(at, first), min(max(at, first) + _MANY, pages)
-        records = file.packed(at, stop)
-        if digests_of(records) == self.proven.packed(at, stop):
-            chain = self.proven.chain(first, at)
-            fresh, _ = chained_records(records, at, self._stream_id, chain)
-            if fresh != records:
-                file.put_packed(at, fresh)
-        self.rechain_at = None if stop >= pages else stop
-        if self.rechain_at is None and self._header.trusted != ALL_TRUSTED and first == 0:
-            self._put_header(self._header._replace(trusted=ALL_TRUSTED))
+        with self._failing_softly("written"):
+            records = file.packed(at, stop)
+            if digests_of(records) == self.proven.packed(at, stop):
+                chain = self.proven.chain(first, at)
+                fresh, _ = chained_records(records, at, self._stream_id, chain)
+                if fresh != records:
+                    file.put_packed(at, fresh)
+            if stop < pages:
+                self.rechain_at = stop
+            elif self._header.trusted != ALL_TRUSTED and first == 0:
+                self._put_header(self._header._replace(trusted=ALL_TRUSTED))
 
     # The system.
 

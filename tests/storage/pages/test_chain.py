@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from datastreamer.errors import DamagedEntry, DamagedPage
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import Sources, repair
 from datastreamer.storage.maintain.snapshot import snapshot
+from datastreamer.storage.pages.sidecar import SumsFile
 from datastreamer.storage.write.opening import make_sums
 from tests.storage.made import FIRST, PAGE, page_sums
 from tests.storage.pages.test_keeping import eventually, fill, made, sidecar
@@ -247,3 +250,23 @@ def test_killed_while_chains_are_made_again(tmp_path: Path) -> None:
     assert make_sums(killed).refuted == ""
     assert len(page_sums(killed)) == 6
     assert notes(killed) == []
+
+
+def test_chains_that_cannot_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal of the system ends the use of the checksums, not the completion or the stream."""
+    with DataStream.open(made(tmp_path / "s.bin", 6), index="memory") as stream:
+
+        def refuse(file: SumsFile, first: int, stop: int) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(SumsFile, "packed", refuse)
+        sums = stream._file.sums
+        sums.rechain(1)
+        sums.write_chains(6)
+        assert (sums.rechain_at, sums.usable) == (None, False)
+        assert "checksums cannot be written" in caplog.text
+        total = stream.total_entries
+        stream.append(1, b"goes on")
+        assert stream.total_entries == total + 1
