@@ -19,7 +19,7 @@ from datastreamer.server.streaming import catch_up as sender_module
 from datastreamer.server.streaming import change_reports
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.storage.disk.file_ops import Readable
-from datastreamer.storage.pages.page_states import PageRegister
+from datastreamer.storage.pages.page_states import PageRegister, pages_between
 from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.stream import DataStream
 from tests.network import filters
@@ -151,14 +151,14 @@ async def test_the_others_are_undisturbed(path: Path) -> None:
             assert rig.server.broadcast.cold.reads > 3
 
 
-async def test_what_is_resident_is_sent_as_it_is(path: Path) -> None:
+async def test_what_is_resident_is_sent_as_it_is(path: Path, cold: set[int]) -> None:
     """No thread reads: a catch-up from the page cache costs nothing."""
     written(path)
     whole = Model(path.read_bytes()).packed()
     with DataStream.open(path, verify="never") as writer:
         async with over_loopback(writer) as rig, rig.client() as peer:
             await peer.ask(wire.start(0), OK + whole)
-            assert rig.server.broadcast.cold.reads == 0
+            assert (rig.server.broadcast.cold.reads > 0) == bool(cold)
 
 
 async def test_a_doubted_page_that_a_truncation_makes_the_last_one_is_sent(path: Path) -> None:
@@ -187,6 +187,22 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pages
 
 
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The pages that the system said it does not have in memory; it may drop any at any time."""
+    pages: set[int] = set()
+    resident = PageRegister.resident
+
+    def asked(self: PageRegister, start: int, count: int) -> bool:
+        answer = resident(self, start, count)
+        if not answer:
+            pages.update(pages_between(start, start + count))
+        return answer
+
+    monkeypatch.setattr(PageRegister, "resident", asked)
+    return pages
+
+
 async def test_each_read_from_the_disk_is_compared(path: Path, compared: list[int]) -> None:
     written(path)
     whole = Model(path.read_bytes()).packed()
@@ -201,7 +217,7 @@ async def test_each_read_from_the_disk_is_compared(path: Path, compared: list[in
 
 
 async def test_verified_pages_in_memory_are_not_compared_again(
-    path: Path, compared: list[int]
+    path: Path, compared: list[int], cold: set[int]
 ) -> None:
     """Whatever is asked for, also while other pages are read from the disk."""
     written(path)
@@ -212,6 +228,7 @@ async def test_verified_pages_in_memory_are_not_compared_again(
             await peer.ask(wire.start(0), OK + whole)
             await peer.ask(wire.stop(), OK)
             compared.clear()
+            cold.clear()
             async with rig.client() as again:
                 await again.ask(wire.start(0), OK + whole)
             for number in range(0, PAGES * A_PAGE, 20):
@@ -220,12 +237,15 @@ async def test_verified_pages_in_memory_are_not_compared_again(
             for request_ in (wire.batch(0, 200), filters.read(0, 1), wire.bookmark(b"key")):
                 await peer.ask(request_, OK)
                 await peer.packet()
-            assert compared == []
+            assert set(compared) <= cold
+            compared.clear()
+            cold.clear()
             evict(path, FIRST + BAD * PAGE, PAGE)
             rig.server.broadcast.pages.ready.clear()  # as after a second
             async with rig.client() as again:
                 await again.ask(wire.start(0), OK + whole)
-            assert compared == [BAD]
+            assert BAD in compared
+            assert set(compared) <= cold
 
 
 @pytest.mark.parametrize("resident", [True, False], ids=["rest resident", "all cold"])
