@@ -171,6 +171,17 @@ class Golden:
         return found
 
 
+@pytest.fixture(scope="session")
+def account() -> Any:
+    """eth-account, whose import takes seconds, and sets the limit of recursion for the process:
+    with its limit, deep JSON overflows the stack of C."""
+    limit = sys.getrecursionlimit()
+    try:
+        return pytest.importorskip("eth_account", reason="eth-account is not installed").Account
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 @pytest.fixture
 def golden(tmp_path: Path) -> Golden:
     return Golden(GOLDEN, tmp_path)

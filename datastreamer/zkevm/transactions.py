@@ -41,6 +41,8 @@ _CALLS: Final = (BLOBS, SET_CODE)
 _FIRST_STRING: Final = 0x80
 # What is signed of an authorization begins with this byte (EIP-7702).
 _AUTHORIZATION: Final = b"\x05"
+# Half the order of secp256k1.
+_HIGHEST_S: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 _BYTES: Final = frozenset({"to", "input", "address"})
 # Fields of 64 bits; other numbers have 256.
 _SHORT: Final = frozenset({"nonce", "gas"})
@@ -58,8 +60,8 @@ class AccessTuple(NamedTuple):
 class Authorization(NamedTuple):
     """An account's permission to set its code to that of `address` (EIP-7702).
 
-    `chain_id` 0 is any chain. `authority` is the account, None if it was not requested or if no key
-    can make the signature.
+    `chain_id` 0 is any chain. `authority` is the account, None if it was not requested, if no key
+    can make the signature, or if its `s` is in the upper half (EIP-2), which nodes refuse.
     """
 
     chain_id: int
@@ -203,7 +205,8 @@ def _signer(payload: bytes, parity: int, r: int, s: int) -> bytes | None:
 def _with_authority(of: Authorization) -> Authorization:
     signed = rlp_number(of.chain_id) + rlp_bytes(of.address) + rlp_number(of.nonce)
     payload = _AUTHORIZATION + rlp_list(signed)
-    return of._replace(authority=_signer(payload, of.v, of.r, of.s))
+    signer = None if of.s > _HIGHEST_S else _signer(payload, of.v, of.r, of.s)
+    return of._replace(authority=signer)
 
 
 def _read(name: str, item: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from datastreamer.zkevm.rlp import rlp_bytes, rlp_decode, rlp_list, rlp_number
 from datastreamer.zkevm.transactions import AccessTuple
 from tests.zkevm.generated import changes, mutated
 
-pytest.importorskip("rlp", reason="rlp is not installed")
+rlp = pytest.importorskip("rlp", reason="rlp is not installed")
 pytest.importorskip("sha3", reason="safe-pysha3 is not installed")
 pytest.importorskip("coincurve", reason="coincurve is not installed")
 
@@ -30,17 +29,9 @@ EIP155 = bytes.fromhex(
 KEY = b"\x46" * 32
 OTHER = b"\x47" * 32
 OTHER_SIGNER = bytes.fromhex("b595b18c88b1f651ca387489067f855b5c8e6720")
+# The order of secp256k1.
+ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 SIGNER = bytes.fromhex("9d8a62f656a8d1615c1294fd71e9cfb3e4855a4f")
-
-
-@pytest.fixture(scope="module")
-def account() -> Any:
-    """eth-account, whose import takes seconds, and sets the limit of recursion for the process."""
-    limit = sys.getrecursionlimit()
-    try:
-        return pytest.importorskip("eth_account", reason="eth-account is not installed").Account
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 def test_the_example_of_eip_155() -> None:
@@ -195,6 +186,33 @@ def test_what_eth_account_signs(
     json.dumps(reported)
     assert reported["hash"] == f"0x{bytes(signed.hash).hex()}"
     assert int(reported["r"], 16) == signed.r
+
+
+def test_an_authorization_with_a_high_s_gives_no_authority(account: Any) -> None:
+    """Its signature is another one of the same key, but nodes refuse it."""
+    given = {"chainId": 1, "address": b"\x22" * 20, "nonce": 3}
+    fields = {
+        "nonce": 0,
+        "gas": 100_000,
+        "to": b"\x11" * 20,
+        "value": 0,
+        "data": b"",
+        "type": 4,
+        "chainId": 1,
+        "maxFeePerGas": 2,
+        "maxPriorityFeePerGas": 1,
+        "authorizationList": [account.sign_authorization(given, OTHER)],
+    }
+    raw = bytes(account.sign_transaction(fields, KEY).raw_transaction)
+    items = rlp.decode(raw[1:])
+    (signed,) = items[9]
+    s = ORDER - int.from_bytes(signed[5], "big")
+    parity = b"" if signed[3] else b"\x01"
+    items[9] = [[*signed[:3], parity, signed[4], s.to_bytes(32, "big")]]
+    (low,) = open_transaction(raw).authorization_list
+    (high,) = open_transaction(raw[:1] + rlp.encode(items)).authorization_list
+    assert (low.authority, low.s + high.s) == (OTHER_SIGNER, ORDER)
+    assert high.authority is None
 
 
 @given(st.binary(max_size=200))

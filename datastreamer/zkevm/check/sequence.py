@@ -72,6 +72,8 @@ class SequenceCheck:
         self._counts: Counter[str] = Counter()
         self._expected = 0
         self._entries = 0
+        # Events with fields that the schema does not have, and the first one's entry.
+        self._newer, self._first_newer = 0, 0
         self._order: Order
         if version < FIRST_PROTOBUF_VERSION:
             self._order = FixedOrder(self._breach)
@@ -96,10 +98,18 @@ class SequenceCheck:
                 continue
             counts[event_name(event)] += 1
             on[type(event)](number, event)
+            if getattr(event, "unknown", b""):
+                self._first_newer = self._first_newer if self._newer else number
+                self._newer += 1
 
     def report(self) -> SequenceReport:
         """The result so far."""
-        order = self._order
+        order, notes = self._order, self._order.notes()
+        if self._newer:
+            notes.append(
+                f"{self._newer} events have fields that are not examined, the first in entry "
+                f"{self._first_newer}: a newer schema wrote them"
+            )
         return SequenceReport(
             version=self._version,
             entries=self._entries,
@@ -110,7 +120,7 @@ class SequenceCheck:
             broken=dict(sorted(self._broken.items())),
             first=self._first,
             breaches=sorted(self._breaches, key=lambda breach: breach.entry),
-            notes=order.notes(),
+            notes=notes,
         )
 
     def _breach(self, entry: int, rule: str, what: str) -> None:

@@ -215,9 +215,8 @@ def test_not_opened(invoke: Invoke, stream: str, monkeypatch: pytest.MonkeyPatch
 
 
 @needs_extra
-def test_typed_transactions(invoke: Invoke, tmp_path: Path) -> None:
-    module = pytest.importorskip("eth_account", reason="eth-account is not installed")
-    account, key = module.Account, b"\x46" * 32
+def test_typed_transactions(invoke: Invoke, tmp_path: Path, account: Any) -> None:
+    key = b"\x46" * 32
     to, other, blob = f"0x{'11' * 20}", f"0x{'22' * 20}", f"0x01{'33' * 31}"
     common = {"chainId": 7, "nonce": 1, "gas": 21_000, "to": to, "value": 5}
     fees = {"maxPriorityFeePerGas": 2, "maxFeePerGas": 9}

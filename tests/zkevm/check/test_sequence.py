@@ -76,6 +76,17 @@ def story() -> list[Any]:
     ]
 
 
+def test_fields_of_a_newer_schema_are_noted() -> None:
+    events_, at = story(), 8
+    plain = report(3, events_)
+    for number in (at, at + 1):
+        events_[number] = events_[number]._replace(unknown=b"\xf8\x7d\x01")
+    found = report(3, events_)
+    assert found.ok
+    note = "2 events have fields that are not examined, the first in entry 8: a newer schema"
+    assert found.notes == [*plain.notes, f"{note} wrote them"]
+
+
 def test_all_in_order() -> None:
     found = report(3, story())
     assert found.breaches == []
