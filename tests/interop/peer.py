@@ -40,38 +40,38 @@ beside_reference = [pytest.mark.interop, needs("go")]
 
 
 @functools.cache
-def build() -> Path:
-    """The program's path, built if its sources or the compiler changed.
+def build(source: Path = SOURCE) -> Path:
+    """The path of the program in a folder, built if its sources or the compiler changed.
 
-    The first build fetches the pinned module through Go's own proxy.
+    The first build fetches the pinned modules through Go's own proxy. Raises `PeerFailed`.
     """
     go = shutil.which("go")
     assert go is not None, missing("go")
     version = subprocess.run([go, "version"], check=True, capture_output=True).stdout
     state = hashlib.sha256(version)
     for name in ("main.go", "go.mod", "go.sum"):
-        state.update((SOURCE / name).read_bytes())
+        state.update((source / name).read_bytes())
     in_venv = sys.prefix != sys.base_prefix
     cache = Path(sys.prefix) if in_venv else Path.home() / ".cache" / "datastreamer-tests"
     folder = cache / "interop"
-    program = folder / f"peer-{state.hexdigest()[:16]}"
+    program = folder / f"{source.name}-{state.hexdigest()[:16]}"
     if program.exists():
         return program
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("peer-*"):
+    for old in folder.glob(f"{source.name}-*"):
         with contextlib.suppress(OSError):  # another session may just do the same
             old.unlink()
     unfinished = folder / f"building-{os.getpid()}"
     done = subprocess.run(
         [go, "build", "-buildvcs=false", "-o", unfinished, "."],
-        cwd=SOURCE,
+        cwd=source,
         check=False,
         capture_output=True,
         text=True,
         timeout=300,
     )
     if done.returncode:
-        raise PeerFailed(f"`go build` in {SOURCE} failed: {done.stderr.strip()}")
+        raise PeerFailed(f"`go build` in {source} failed: {done.stderr.strip()}")
     unfinished.replace(program)
     return program
 

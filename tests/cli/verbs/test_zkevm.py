@@ -19,6 +19,7 @@ from datastreamer.zkevm import Sequencer, encode, events, transactions
 from datastreamer.zkevm.events import BookMark, BookmarkType
 from tests.cli.conftest import Invoke
 from tests.cli.process import command, on_terminal
+from tests.zkevm.typed import BLOB, KEY, OTHER, signed_types
 
 BLOCKS = 30
 needs_extra = pytest.mark.skipif(
@@ -216,20 +217,7 @@ def test_not_opened(invoke: Invoke, stream: str, monkeypatch: pytest.MonkeyPatch
 
 @needs_extra
 def test_typed_transactions(invoke: Invoke, tmp_path: Path, account: Any) -> None:
-    key = b"\x46" * 32
-    to, other, blob = f"0x{'11' * 20}", f"0x{'22' * 20}", f"0x01{'33' * 31}"
-    common = {"chainId": 7, "nonce": 1, "gas": 21_000, "to": to, "value": 5}
-    fees = {"maxPriorityFeePerGas": 2, "maxFeePerGas": 9}
-    reads = [{"address": other, "storageKeys": []}]
-    permission = account.sign_authorization({"chainId": 7, "address": other, "nonce": 0}, key)
-    payloads = [
-        {"gasPrice": 3},
-        {"type": 1, "gasPrice": 3, "accessList": reads},
-        {"type": 2, **fees},
-        {"type": 3, **fees, "maxFeePerBlobGas": 4, "blobVersionedHashes": [blob]},
-        {"type": 4, **fees, "authorizationList": [permission]},
-    ]
-    signed = [account.sign_transaction(common | payload, key) for payload in payloads]
+    signed = signed_types(account)
     path = tmp_path / "typed.bin"
     with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
         sequencer = Sequencer(stream)
@@ -240,16 +228,16 @@ def test_typed_transactions(invoke: Invoke, tmp_path: Path, account: Any) -> Non
     assert [entry["opened"]["type"] for entry in found["transactions"]] == [0, 1, 2, 3, 4]
     for entry, each in zip(found["transactions"], signed, strict=True):
         assert entry["opened"]["hash"] == f"0x{bytes(each.hash).hex()}"
-        assert entry["opened"]["sender"] == account.from_key(key).address.lower()
+        assert entry["opened"]["sender"] == account.from_key(KEY).address.lower()
     lines = invoke("zkevm", "block", path, 0, "--format", "table").lines
     # Long lines are wrapped.
     tree = " ".join(line.strip("│├└─ ") for line in lines)
     assert "base fee 256 wei" in tree
     assert "type 1, nonce 1, value 5, gas 21000, gas price 3, chain 7" in tree
-    assert f"accesses {other}" in tree
+    assert f"accesses {OTHER}" in tree
     assert "max fee per gas 9, max fee per blob gas 4, chain 7" in tree
-    assert f"blob {blob}" in tree
-    assert f"code of {other} for {account.from_key(key).address.lower()}" in tree
+    assert f"blob {BLOB}" in tree
+    assert f"code of {OTHER} for {account.from_key(KEY).address.lower()}" in tree
 
 
 @needs_extra
