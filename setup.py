@@ -40,6 +40,7 @@ MODULES = [
     "datastreamer.storage.disk._placement",
     "datastreamer.storage.read._at_hand",
     "datastreamer.storage.pages._page_sums",
+    "datastreamer.storage.summaries._counting",
     "datastreamer.storage.read._head",
     "datastreamer.storage.write._lane",
     "datastreamer.storage.write._stream_end",

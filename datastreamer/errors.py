@@ -116,6 +116,23 @@ class UnknownBookmark(NotFound):
         self.key = key
 
 
+class TimeUnknown(NotFound):
+    """It is not known which entry was committed first at or after a time.
+
+    `before` and `after` are the nearest entries whose times are known, (entry, Unix ms).
+    """
+
+    def __init__(
+        self,
+        what: str,
+        before: tuple[int, int] | None = None,
+        after: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.before = before
+        self.after = after
+
+
 class StreamFileError(DatastreamerError):
     """A problem with a file; ``path`` names it."""
 

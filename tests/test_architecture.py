@@ -30,7 +30,7 @@ LAYERS = [
     {"selection"},
     {"position", "metrics"},
     # What the compiled modules share: inlined, never imported at run time.
-    {"_entry"},
+    {"_entry", "_protobuf"},
     {"_run"},
     {"_codec"},
     {"_pages"},
@@ -72,7 +72,7 @@ ONLY_FOR = {
 # Bytes in, events out: these parts do no input or output, read no clock and write no log.
 SANS_IO = {
     *("errors", "format", "position", "printable", "selection", "_entry", "_run", "_codec"),
-    *("_filtered", "_lines", "_packer", "_pages"),
+    *("_filtered", "_lines", "_packer", "_pages", "_protobuf"),
     "protocol",
     "reassembly",
     "zkevm",

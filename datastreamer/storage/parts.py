@@ -25,6 +25,8 @@ from datastreamer.storage.pages.restore import HealedPages, Peer
 from datastreamer.storage.pages.restore_open import heal_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.range_sums import Sum, sums_from
+from datastreamer.storage.summaries.records import Mark, PageSummary
+from datastreamer.storage.summaries.times import StreamTimes
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
 from datastreamer.storage.write.owned_file import OwnedFile
@@ -56,6 +58,7 @@ class PartsOwner(Protocol):
 
     _file: StreamFile
     _op: AtomicOp
+    _times: StreamTimes
     _writer: StreamWriter | None
 
     @property
@@ -137,6 +140,11 @@ class StreamPages:
 
     def sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
         return sums_from(self._stream._file, number, most)
+
+    def summaries(self, first: int, stop: int) -> list[PageSummary | None]:
+        """What the pages from `first` up to, not including, `stop` hold; None for those of which
+        that is not known, as of the last page."""
+        return self._stream._times.summaries(first, stop)
 
     def heal(self, page: int, peers: Sequence[Peer]) -> HealedPages | None:
         """Restore a damaged page of the file from servers of the same stream; None if the page is
@@ -274,6 +282,21 @@ class RelayPart:
             stream.bookmarks.changed()
             stream.bookmarks.restored(scan(entries, None).bookmarks())
         return kept
+
+    def leave_times(self) -> None:
+        """The times of entries are the upstream's: do not note when they are committed here."""
+        self._stream._ensure_writable().owned.summaries.leave_times()
+
+    @property
+    def times_known_to(self) -> int:
+        """The entry after the last one whose time is known."""
+        return self._stream._times.known_to()
+
+    def put_time_marks(self, marks: Sequence[Mark], resolution: int, next: int) -> None:
+        """Record the times of entries from an upstream's answer, `DataStream.time_marks` there."""
+        owned = self._stream._ensure_writable().owned
+        with owned.lock:
+            owned.summaries.put_marks(marks, resolution, next, owned.reader.page_holding)
 
     def end_before(self, page: int) -> Head:
         """The end of the pages before a page; of fewer if the number of the entry after them is not

@@ -38,6 +38,7 @@ from datastreamer.storage.disk.identity import LOOK_SECONDS
 from datastreamer.storage.header.records import Change, PublisherRecord
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, truncated_below
+from datastreamer.storage.summaries.times import StreamTimes, TimeMarks
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class StreamView:
         self._closing = False
         # When a follower next checks its path, by the monotonic clock.
         self._check_at = 0.0
+        self._times = StreamTimes(file)
 
     # What it is.
 
@@ -376,6 +378,28 @@ class StreamView:
             self._closing = True
         if self._keeper is not None:
             self._keeper.close()
+
+    # Times.
+
+    def time_of(self, number: int) -> int | None:
+        """When an entry was committed, in Unix ms: exact, or earlier by less than the resolution of
+        its page, a second unless that took more than a minute to fill. None if it is not known.
+        Raises `UnknownEntry`."""
+        self._ensure_open()
+        return self._unchanged(lambda: self._times.time_of(number))
+
+    def entry_at(self, ms: int) -> int:
+        """The first entry that may have been committed at or after a time, in Unix ms: the first
+        one that was, or one from up to a resolution earlier; `total_entries` if none was. Raises
+        `TimeUnknown`."""
+        self._ensure_open()
+        return self._unchanged(lambda: self._times.entry_at(ms))
+
+    def time_marks(self, first: int, count: int) -> TimeMarks:
+        """At most `count` marks of the first entries from `first` on whose times are known: the
+        first one is at or before `first` if the time of that is known. Without marks, none is."""
+        self._ensure_open()
+        return self._unchanged(lambda: self._times.marks(first, max(1, count)))
 
     # Following.
 

@@ -21,6 +21,11 @@ cdef extern from *:
         clock_gettime(COARSE_CLOCK, &t);
         return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
     }
+    static inline uint64_t unix_ms(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
+    }
     static inline uint64_t now_ns(void) {
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);
@@ -29,6 +34,7 @@ cdef extern from *:
     """
     uint64_t now_ns() noexcept nogil
     uint64_t coarse_ns() noexcept nogil
+    uint64_t unix_ms() noexcept nogil
 
 cdef struct Span:
     int64_t start

@@ -8,6 +8,7 @@ records.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from datastreamer.errors import WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.pages.hashes import HASH_SIZE, PageHash, hash_page
 from datastreamer.storage.pages.proof import Digests, KnownChain
+from datastreamer.storage.summaries.keeper import count_page
 from datastreamer.storage.write.background import Syncer
 from datastreamer.storage.write.owned_file import OwnedFile
 
@@ -24,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.02
 _PAUSE_SECONDS = 0.08
+_CLOSE_SECONDS = 0.2
 # Records that are looked at while commits wait for the lock.
 _FEW: Final = 256
 # In the place of the hash of a page that cannot be read as entries.
@@ -49,6 +52,7 @@ class SumsCompleter:
         self._thread = Syncer(self._take_turn)
         self._sums = owned.sums
         self._sums.on_doubt = lambda: self._thread.request(_PAUSE_SECONDS)
+        owned.summaries.on_news = self._thread.request
         self._made = self._damaged = 0
         self._settled = False
         # The next record to look at, since the sidecar was begun.
@@ -84,7 +88,7 @@ class SumsCompleter:
         self._sums.sync()
         until = time.monotonic() + _TURN_SECONDS
         while time.monotonic() < until:
-            if not self.complete_page():
+            if not (self.complete_page() or self.count_page()):
                 return
         self._thread.request(_PAUSE_SECONDS)
 
@@ -94,6 +98,8 @@ class SumsCompleter:
         pages = self._owned.end.sums.page
         while self.complete_page():
             progress(self._record_at, pages)
+        while self.count_page():
+            pass
         if not self._sums.usable:
             raise WriteFailed(self._owned.path, "the checksums cannot be written; see the log")
         refuted = ""
@@ -128,6 +134,32 @@ class SumsCompleter:
                 self.hashed(page, found)
         return True
 
+    def count_page(self, *, fresh: bool = False) -> bool:
+        """Count the entries of the next page that lacks it (`fresh`: of those that this process
+        finished); False if there is none."""
+        owned, found = self._owned, None
+        with owned.lock:
+            if not (owned.closed or owned.replaced):
+                found = owned.summaries.next_to_count(fresh=fresh)
+        if found is None:
+            return False
+        page, known = found
+        # A reader has to compare what comes from the disk.
+        owned.pages.before_read([page])
+        with contextlib.suppress(OSError):
+            content = owned.file.read(PAGE_SIZE, page_start(page))
+            counted = count_page(known, content)
+            with owned.lock:
+                if counted is not None and not owned.closed:
+                    owned.summaries.counted(page, known, counted, content)
+        return True
+
+    def finish(self) -> None:
+        """Count the pages that this process finished, before it closes the stream; for a moment."""
+        until = time.monotonic() + _CLOSE_SECONDS
+        while self.count_page(fresh=True) and time.monotonic() < until:
+            pass
+
     def hashed(self, page: int, found: PageHash | None) -> None:
         """A page that was to be hashed has this hash; None: it is damaged. Requires the lock."""
         self._fresh.put(page, _NO_HASH if found is None else found.digest)
@@ -136,6 +168,7 @@ class SumsCompleter:
             if self._sums.complete(page, found):
                 self._made += 1
                 self._damaged += found is None
+                self._owned.summaries.look_at(page)
 
     def _next(self, pages: int, known: KnownChain | None) -> tuple[int | None, bool]:
         """The next page to hash so that the records of the first `pages` pages are made and proven;

@@ -147,6 +147,7 @@ def _restore(owned: OwnedFile, lost: LostPages, entries: bytes) -> str:
     file.write(content, start)
     file.sync()
     owned.sums.healed(lost.page)
+    owned.summaries.look_at(lost.page)
     owned.reader.look_again()
     owned.pages.written(lost.page)
     return kept

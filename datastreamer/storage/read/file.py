@@ -193,6 +193,9 @@ class StreamFile:
             return self.opened_by.disk, journal.path_of(self.opened_by.absolute)
         return self._named
 
+    def settle_summaries(self) -> None:
+        """Bring `FILE.pages` up to date, if this process writes it."""
+
     def verify_reads(self, verify: Verify) -> None:
         """From now on `reader` compares pages with their checksums when it first reads them."""
         records, self.verify = self.records(), verify

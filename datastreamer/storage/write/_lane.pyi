@@ -14,6 +14,7 @@ class CommitLane(StreamEnd):
     waits: bool
     sync_at: int
     path_check_at: int
+    mark_at: int
     def coarse_time(self) -> int: ...
     @property
     def state(self) -> str: ...

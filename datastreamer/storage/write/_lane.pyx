@@ -11,7 +11,7 @@ from posix.unistd cimport write
 
 from datastreamer._packer cimport Packed, add_event, add_mark, begin_operation
 from datastreamer.storage.bookmarks._pairs cimport ReportedBookmarks
-from datastreamer.storage.disk._commit cimport coarse_ns, now_ns
+from datastreamer.storage.disk._commit cimport coarse_ns, now_ns, unix_ms
 from datastreamer.storage.header._heads cimport entries_of, length_of
 from datastreamer.storage.pages._page_sums cimport PageSums
 from datastreamer.storage.read._head cimport HeadCell
@@ -62,7 +62,8 @@ cdef class CommitLane(StreamEnd):
     headers and syncs that failed; `failure` says why nothing more is written. `waits` is true if
     the sync policy is "commit". A commit without a sync that ends after `sync_at` requests one;
     -1: each does. From `path_check_at` on, by `coarse_time`, a commit has to check the file's path
-    first. For one thread at a time, which holds the owner's lock.
+    first. From `mark_at` on, in Unix ms, it has to note its time. For one thread at a time, which
+    holds the owner's lock.
     """
 
     cdef readonly int64_t limit
@@ -71,6 +72,7 @@ cdef class CommitLane(StreamEnd):
     cdef public bint waits
     cdef public int64_t sync_at
     cdef public uint64_t path_check_at
+    cdef public uint64_t mark_at
     cdef object _owner
     # Of the owner: its reader's cell, its lock's methods, and its lists.
     cdef HeadCell _cell
@@ -330,9 +332,11 @@ cdef class Appender:
                     head = lane.commit(packed, self.placed, None, kind == SYNCED, lane._wakers)
             except OSError as error:
                 self._writer.not_committed(error)
-            if lane.sums._finished:
-                # First: a reader looks for the records.
-                lane._owner.sums.finished(lane.sums._finished)
+            if lane.sums._finished or unix_ms() >= lane.mark_at:
+                if lane.sums._finished:
+                    # First: a reader looks for the records.
+                    lane._owner.sums.finished(lane.sums._finished)
+                lane.mark_at = lane._owner.summaries.committed(start, lane.sums._finished)
                 lane.sums._finished.clear()
             if kind != HIDDEN:
                 lane._cell.publish(head)

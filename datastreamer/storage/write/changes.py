@@ -64,10 +64,12 @@ class ChangeWriter:
 
     def _cut(self, head: Head, sums: PageSums, begin: Callable[[], None] = lambda: None) -> None:
         owned, before = self._owned, self._owned.written.length
+        marks = owned.summaries.marks_of(sums.page)
         self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
         begin()
         self._change(lambda: None, head, head.entries, None, sums, lambda: sums)
         owned.sums.changed(owned.epoch)
+        owned.summaries.truncated(marks)
         owned.note_truncated(before)
 
     def update(self, number: int, offset: int, old: bytes, new: bytes) -> None:
@@ -87,8 +89,10 @@ class ChangeWriter:
             undo = Undo(owned.stream_id, owned.epoch, owned.header.pack(), offset, old, new)
             self._clear_journal()
             page = page_of(offset)
+            marks = owned.summaries.marks_of(page)
             self._invalidate_sums(lambda: owned.sums.before_update(page, owned.epoch + 1))
             owned.end.changing(lambda: self._update(number, offset, undo))
+            owned.summaries.changed(page, marks)
 
     def _update(self, number: int, offset: int, undo: Undo) -> None:
         owned, new, page = self._owned, undo.new, page_of(offset)
@@ -216,7 +220,7 @@ class ChangeWriter:
             known = None if page == sums.page else owned.sums.get(page)
             if not _fits(owned, page, known, entries):
                 raise UpdateRefused(f"{damage}: other entries do not fit in their place")
-            file = read_around(owned.file, owned.path)
+            file, marks = read_around(owned.file, owned.path), owned.summaries.marks_of(page)
             old = file.read(PAGE_SIZE, start)
             content = entries
             if known is not None or owned.written.length == start + PAGE_SIZE:
@@ -259,6 +263,7 @@ class ChangeWriter:
                 base=sums,
             )
             owned.pages.written(page)
+            owned.summaries.changed(page, marks)
         return kept
 
     def _sums_after(self, page: int) -> PageSums:

@@ -264,6 +264,7 @@ def _take_over(
     owned.clear_doubt()
     owned.file.sync()
     owned.sums.changed(owned.epoch)
+    owned.summaries.take_over()
 
 
 def _note_loss(owned: OwnedFile, before: int, head: Head) -> None:

@@ -28,6 +28,7 @@ from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.page_states import Verify
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.range_sums import page_with
+from datastreamer.storage.summaries.keeper import SummaryKeeper
 from datastreamer.storage.write._lane import CommitLane
 
 _UNTIL_IT_WORKS = "nothing more is written until the disk accepts writes again"
@@ -55,7 +56,9 @@ class OwnedFile(StreamFile):
         self.journal_path = journal.path_of(path)
         self.boot = boot_id()
         self.end = CommitLane(file, self.page, judged.head, sums)
-        self.sums = SumsKeeper(disk, self.journal_path, file, self.stream_id)
+        place = disk, self.journal_path, file, self.stream_id
+        self.sums = SumsKeeper(*place)
+        self.summaries = SummaryKeeper(*place, self.sums, self.end)
         # A thread that syncs acquires this before `lock`: of two simultaneous syncs, the system
         # reports a failure to one only.
         self.syncing = threading.RLock()
@@ -93,6 +96,11 @@ class OwnedFile(StreamFile):
     def verify_reads(self, verify: Verify) -> None:
         super().verify_reads(verify)
         self.end.belong_to(self)  # with the new reader
+
+    def settle_summaries(self) -> None:
+        with self.lock:
+            if not self.closed:
+                self.summaries.flush()
 
     @property
     def recorded_epoch(self) -> int | None:
@@ -161,6 +169,7 @@ class OwnedFile(StreamFile):
     def close(self) -> None:
         self.end.close()
         self.sums.close()
+        self.summaries.close()
         super().close()
 
     # The header page.

@@ -111,6 +111,7 @@ class StreamWriter:
         self.durability.stop()
         self.sums_completer.stop()
         try:
+            self.sums_completer.finish()
             with owned.exclusive():
                 if owned.closed:
                     return

@@ -1,0 +1,357 @@
+"""Keeps `FILE.pages` beside a stream that is written.
+
+Owns when a commit's time is noted, which records are written, and what becomes of them when
+entries are changed. Nothing is synced, and a refusal of the system ends the use of the sidecar:
+the stream does not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_128_digest
+
+from datastreamer.errors import UntrustedFile
+from datastreamer.format import page_start
+from datastreamer.storage.disk.file_ops import Disk, File
+from datastreamer.storage.pages.hashes import PageHash
+from datastreamer.storage.pages.keeper import SumsKeeper
+from datastreamer.storage.pages.sidecar import PageSum
+from datastreamer.storage.summaries.records import (
+    RECORDS_OFFSET,
+    RESOLUTION,
+    SUFFIX,
+    UNKNOWN_TIME,
+    Mark,
+    PageSummary,
+    StoredSummaries,
+    is_counted,
+    offset_of,
+    pack_header,
+    thinned,
+)
+from datastreamer.storage.write._lane import CommitLane
+
+_log = logging.getLogger(__name__)
+
+_FLUSH_SECONDS: Final = 1.0
+_PAGE_SECONDS: Final = 0.08
+# Records that are looked at while commits wait for the lock.
+_FEW: Final = 64
+_NEVER: Final = 1 << 62
+
+
+class Marks(NamedTuple):
+    """Marks of one page, and their resolution."""
+
+    marks: list[Mark]
+    resolution: int = RESOLUTION
+
+
+class SummaryKeeper:
+    """The sidecar of one stream that is open for writing. For one thread at a time: the caller
+    holds the lock of the stream's file."""
+
+    def __init__(
+        self, disk: Disk, path: str, file: File, stream_id: bytes, sums: SumsKeeper, end: CommitLane
+    ) -> None:
+        """`path` is that of the stream, symbolic links resolved; `file` is the stream's."""
+        self._disk = disk
+        self._path = path + SUFFIX
+        self._stream = file
+        self._stream_id = stream_id
+        self._sums = sums
+        self._end = end
+        self._file: File | None = None
+        self.usable = True
+        self.marking = True
+        """Whether commits are noted."""
+        self.on_news: Callable[[float], None] = lambda seconds: None
+        """Called if there will be something to write, within some seconds."""
+        # The last page: its number, its first entry, and its marks.
+        self._page = self._first = 0
+        self._open = Marks([])
+        # The last time that was noted, in ms.
+        self._latest = 0
+        # Records that are not written yet.
+        self._waiting: dict[int, PageSummary] = {}
+        # The next page whose record is looked at: it may not be counted. And the first page that
+        # this process finished.
+        self._look_at = 0
+        self._fresh_from = _NEVER
+
+    # Begin and end.
+
+    def take_over(self) -> None:
+        """Begin to keep the sidecar: the stream is open, and nothing was committed."""
+        page = self._end.sums.page
+        with self._failing_softly("read"):
+            if self._disk.exists(self._path):
+                access = self._stream.access()
+                self._file = file = self._disk.open(self._path, write=True, beside=access)
+                stored = StoredSummaries(file)
+                if stored.stream_id() != self._stream_id:
+                    file.resize(0)
+                    file.write(pack_header(self._stream_id), 0)
+                elif file.size() > offset_of(page + 1):
+                    file.resize(offset_of(page + 1))
+                for record in reversed(
+                    stored.get_many(max(0, page - 1), page + 1, self._stream_id)
+                ):
+                    times = [] if record is None else [ms for _, ms in record.marks]
+                    self._latest = max([0, *(ms for ms in times if ms != UNKNOWN_TIME)])
+                    if self._latest:
+                        break
+        self._reopen(page, self.marks_of(page))
+
+    def close(self) -> None:
+        """Idempotent."""
+        file, self._file = self._file, None
+        self.usable = False
+        if file is not None:
+            file.close()
+
+    # Commits.
+
+    def committed(self, first: int, pages: Sequence[PageHash]) -> int:
+        """A commit that began with entry `first` has made `pages` whole. Returns from when on the
+        next one has to be reported even if it makes no page whole, in Unix ms."""
+        clock = int(time.time() * 1000)
+        now = max(clock, self._latest)
+        if not pages or first < pages[0].next_number:
+            self._note(first, now)
+        for page in pages:
+            found = PageSummary(
+                *(page.digest, self._first, page.end, page.next_number - self._first),
+                *(self._open.resolution, tuple(self._open.marks)),
+            )
+            if self.usable:
+                if not self._waiting:
+                    self.on_news(_PAGE_SECONDS)
+                self._waiting[page.page] = found
+            self._fresh_from = min(self._fresh_from, page.page)
+            self._page, self._first, self._open = page.page + 1, page.next_number, Marks([])
+            self._note(page.next_number, now)
+        if not self.marking:
+            return _NEVER
+        self.on_news(_FLUSH_SECONDS)
+        return clock + RESOLUTION
+
+    def _note(self, entry: int, now: int) -> None:
+        marks, resolution = self._open
+        if not self.marking or (marks and now < marks[-1][1] + resolution < UNKNOWN_TIME):
+            return
+        if marks and marks[-1][1] == UNKNOWN_TIME:
+            # Entries whose time is not known were committed by now.
+            entry = marks.pop()[0]
+        self._open = Marks(*thinned([*marks, (entry, now)], resolution))
+        self._latest = now
+
+    def flush(self) -> None:
+        """Bring the sidecar up to date."""
+        if not self.usable:
+            return
+        with self._failing_softly("written"):
+            if self._file is not None and not self._disk.exists(self._path):
+                _log.warning("%s was removed; it is made again, without older times", self._path)
+                self._file.close()
+                self._file, self._look_at = None, 0
+            if self._open.marks:
+                self._waiting[self._page] = self._last_record()
+            for page, record in self._waiting.items():
+                self._put(page, record)
+            self._waiting.clear()
+
+    def _last_record(self) -> PageSummary:
+        """The record of the last page as it is now."""
+        end, (marks, resolution) = self._end.written, self._open
+        covered = end.length - page_start(self._page)
+        digest, entries = self._end.sums.sum().tail, end.entries - self._first
+        return PageSummary(digest, self._first, covered, entries, resolution, tuple(marks))
+
+    def _put(self, page: int, record: PageSummary) -> None:
+        if self._file is None:
+            self._file = self._disk.create(self._path, self._stream.access())
+            self._file.write(pack_header(self._stream_id).ljust(RECORDS_OFFSET, b"\0"), 0)
+        self._file.write(record.pack(page, self._stream_id), offset_of(page))
+
+    def _record(self, page: int) -> PageSummary | None:
+        found = self._waiting.get(page)
+        if found is None and self._file is not None:
+            with self._failing_softly("read"):
+                found = StoredSummaries(self._file).get(page, self._stream_id)
+        return found
+
+    # Changes of what is committed.
+
+    def marks_of(self, page: int) -> Marks:
+        """The marks of a page as it is in the file, as far as these are known."""
+        if page == self._page and self._open.marks:
+            return self._open
+        last, known, record = page == self._end.sums.page, self._sums.get(page), self._record(page)
+        if record is None or not record.marks or not (last or known):
+            return Marks([])
+        beyond = self._end.written.entries if known is None else known.next_number
+        content = b""
+        with contextlib.suppress(OSError):
+            content = self._stream.read(record.covered, page_start(page))
+        return _marks_in(record, content, beyond)
+
+    def changed(self, page: int, marks: Marks) -> None:
+        """Entries of a page, which had these marks, were replaced."""
+        if page != self._page:
+            first, known = self._first_of(page), self._sums.get(page)
+            if known is not None and first is not None:
+                self._waiting[page] = _summary_of(known, first, marks)
+            self.look_at(page)
+        self.flush()
+
+    def truncated(self, marks: Marks) -> None:
+        """The stream was truncated. What is the last page now had these marks."""
+        page, end = self._end.sums.page, self._end.written
+        for each in [each for each in self._waiting if each >= page]:
+            del self._waiting[each]
+        with self._failing_softly("written"):
+            if self._file is not None and self._file.size() > offset_of(page):
+                self._file.resize(offset_of(page))
+        self._look_at, self._fresh_from = min(self._look_at, page), min(self._fresh_from, page)
+        kept = [mark for mark in marks.marks if mark[0] < end.entries]
+        self._reopen(page, Marks(kept, marks.resolution))
+        self.flush()
+
+    def leave_times(self) -> None:
+        """Do not note when entries are committed: `put_marks` says it."""
+        self.marking, self._end.mark_at = False, _NEVER
+
+    def put_marks(
+        self, marks: Sequence[Mark], resolution: int, known_to: int, page_of: Callable[[int], int]
+    ) -> None:
+        """Note the times of the entries from the first of `marks` up to `known_to`; `page_of` gives
+        the page of an entry."""
+        known_to = min(known_to, self._end.written.entries)
+        if not marks or marks[0][0] >= known_to:
+            return
+        for page in range(page_of(marks[0][0]), page_of(known_to - 1) + 1):
+            first, known = self._first_of(page), self._sums.get(page)
+            if first is None or not (known or page == self._page):
+                continue
+            beyond = self._end.written.entries if known is None else known.next_number
+            mine = [mark for mark in marks if first <= mark[0] < min(beyond, known_to)]
+            before = [mark for mark in marks if mark[0] <= first][-1:]
+            if before and before[0][0] < first:
+                # It was committed before the next mark, and less than a resolution after the last.
+                following = [mark[1] for mark in marks if mark[0] > first][:1]
+                mine.insert(0, (first, min([before[0][1] + resolution - 1, *following])))
+            old, least = self.marks_of(page), mine[0]
+            kept = [mark for mark in old.marks if mark[0] < least[0]]
+            if kept and kept[-1][1] == UNKNOWN_TIME:
+                kept[-1] = kept[-1][0], least[1]
+            end = [(known_to, UNKNOWN_TIME)] if page == self._page or known_to < beyond else []
+            found = Marks(*thinned([*kept, *mine, *end], max(old.resolution, resolution)))
+            if page == self._page:
+                self._open = found
+            elif known is not None:
+                self._waiting[page] = _summary_of(known, first, found)
+                self.look_at(page)
+        self.flush()
+
+    def _reopen(self, page: int, marks: Marks) -> None:
+        first = self._first_of(page)
+        self._page, self._first = page, 0 if first is None else first
+        self._open = Marks([]) if first is None else marks
+        self._end.mark_at = 0
+
+    def _first_of(self, page: int) -> int | None:
+        """The first entry of a page; None if it cannot be read."""
+        end = self._end.written
+        if end.length <= page_start(page):
+            return end.entries
+        with contextlib.suppress(OSError):
+            found = int.from_bytes(self._stream.read(17, page_start(page))[9:], "big")
+            return found if found < end.entries else None
+        return None
+
+    # For the completion (`pages/completer.py`).
+
+    def look_at(self, page: int) -> None:
+        """The summary of a page can be made, or has to be made again."""
+        if page < self._look_at:
+            self._look_at = page
+            self.on_news(_PAGE_SECONDS)
+
+    def next_to_count(self, *, fresh: bool = False) -> tuple[int, PageSum] | None:
+        """A page that is to be counted, and its checksum; None if there is none. `fresh`: of those
+        that this process finished."""
+        self.flush()
+        pages = self._end.sums.page
+        if fresh:
+            self._look_at = max(self._look_at, self._fresh_from)
+        while self.usable and self._look_at < pages:
+            first, stop = self._look_at, min(self._look_at + _FEW, pages)
+            stored = [b""] * (stop - first)
+            with self._failing_softly("read"):
+                if self._file is not None:
+                    stored = StoredSummaries(self._file).packed(first, stop)
+            for packed, known in zip(stored, self._sums.get_many(first, stop), strict=True):
+                page, self._look_at = self._look_at, self._look_at + 1
+                # (Without a checksum: that is made first.)
+                if known is not None and not is_counted(
+                    packed, page, self._stream_id, known.digest
+                ):
+                    return page, known
+        return None
+
+    def counted(self, page: int, known: PageSum, found: PageSummary, content: bytes) -> None:
+        """A page with the checksum `known` was counted."""
+        if self.usable and self._sums.get(page) == known:
+            record = self._record(page)
+            if record is not None and record.marks:
+                marks, resolution = _marks_in(record, content, found.next_number)
+                found = found._replace(marks=tuple(marks), resolution=resolution)
+            with self._failing_softly("written"):
+                self._put(page, found)
+
+    # The system.
+
+    @contextlib.contextmanager
+    def _failing_softly(self, what: str) -> Iterator[None]:
+        """A block in which a refusal of the system ends the use of the sidecar."""
+        try:
+            yield
+        except (OSError, UntrustedFile) as error:
+            self.close()
+            why = error.what if isinstance(error, UntrustedFile) else str(error)
+            _log.warning(
+                "%s cannot be %s (%s); nothing says what the pages hold and when their entries "
+                "were committed",
+                *(self._path, what, why),
+            )
+
+
+def _summary_of(known: PageSum, first: int, marks: Marks) -> PageSummary:
+    entries = known.next_number - first
+    return PageSummary(
+        *(known.digest, first, known.end, entries, marks.resolution, tuple(marks.marks))
+    )
+
+
+def count_page(known: PageSum, content: bytes) -> PageSummary | None:
+    """What a page with this content holds; None if that does not match its checksum."""
+    if xxh3_128_digest(content[: known.end]) != known.digest:
+        return None
+    return _summary_of(known, int.from_bytes(content[9:17], "big"), Marks([])).counting(content)
+
+
+def _marks_in(record: PageSummary, content: bytes, beyond: int) -> Marks:
+    """The marks of a record, if it is about a page that begins with `content`, and has the entries
+    up to `beyond` now: the times of those that it does not cover are not known."""
+    marks = list(record.marks)
+    if xxh3_128_digest(content[: record.covered]) != record.digest:
+        return Marks([])
+    if record.next_number < beyond and marks[-1][1] != UNKNOWN_TIME:
+        marks.append((record.next_number, UNKNOWN_TIME))
+    return Marks(*thinned(marks, record.resolution))
