@@ -75,8 +75,6 @@ class SummaryKeeper:
         # The last page: its number, its first entry, and its marks.
         self._page = self._first = 0
         self._open = Marks([])
-        # The last time that was noted, in ms.
-        self._latest = 0
         # Records that are not written yet.
         self._waiting: dict[int, PageSummary] = {}
         # The next page whose record is looked at: it may not be counted. And the first page that
@@ -102,9 +100,12 @@ class SummaryKeeper:
                 for record in reversed(
                     stored.get_many(max(0, page - 1), page + 1, self._stream_id)
                 ):
-                    times = [] if record is None else [ms for _, ms in record.marks]
-                    self._latest = max([0, *(ms for ms in times if ms != UNKNOWN_TIME)])
-                    if self._latest:
+                    known = () if record is None else record.marks
+                    times = [ms for _, ms in known if ms != UNKNOWN_TIME]
+                    if record is not None and times:
+                        # Commits after the last mark were less than a resolution later.
+                        back = times[-1] > time.time() * 1000
+                        self._end.latest_ms = times[-1] + (record.resolution - 1 if back else 0)
                         break
         self._reopen(page, self.marks_of(page))
 
@@ -121,7 +122,7 @@ class SummaryKeeper:
         """A commit that began with entry `first` has made `pages` whole. Returns from when on the
         next one has to be reported even if it makes no page whole, in Unix ms."""
         clock = int(time.time() * 1000)
-        now = max(clock, self._latest)
+        self._end.latest_ms = now = max(clock, self._end.latest_ms)
         if not pages or first < pages[0].next_number:
             self._note(first, now)
         for page in pages:
@@ -149,7 +150,6 @@ class SummaryKeeper:
             # Entries whose time is not known were committed by now.
             entry = marks.pop()[0]
         self._open = Marks(*thinned([*marks, (entry, now)], resolution))
-        self._latest = now
 
     def flush(self) -> None:
         """Bring the sidecar up to date."""
@@ -192,11 +192,9 @@ class SummaryKeeper:
         """The marks of a page as it is in the file, as far as these are known."""
         if page == self._page and self._open.marks:
             return self._open
-        last, known, record = page == self._end.sums.page, self._sums.get(page), self._record(page)
-        if record is None or not record.marks or not (last or known):
+        record, beyond, content = self._record(page), self._first_of(page + 1), b""
+        if record is None or not record.marks or beyond is None:
             return Marks([])
-        beyond = self._end.written.entries if known is None else known.next_number
-        content = b""
         with contextlib.suppress(OSError):
             content = self._stream.read(record.covered, page_start(page))
         return _marks_in(record, content, beyond)

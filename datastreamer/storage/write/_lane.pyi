@@ -15,6 +15,7 @@ class CommitLane(StreamEnd):
     sync_at: int
     path_check_at: int
     mark_at: int
+    latest_ms: int
     def coarse_time(self) -> int: ...
     @property
     def state(self) -> str: ...

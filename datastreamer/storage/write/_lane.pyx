@@ -62,8 +62,8 @@ cdef class CommitLane(StreamEnd):
     headers and syncs that failed; `failure` says why nothing more is written. `waits` is true if
     the sync policy is "commit". A commit without a sync that ends after `sync_at` requests one;
     -1: each does. From `path_check_at` on, by `coarse_time`, a commit has to check the file's path
-    first. From `mark_at` on, in Unix ms, it has to note its time. For one thread at a time, which
-    holds the owner's lock.
+    first. From `mark_at` on, in Unix ms, its time is noted; `latest_ms` is the latest time of one.
+    For one thread at a time, which holds the owner's lock.
     """
 
     cdef readonly int64_t limit
@@ -72,7 +72,7 @@ cdef class CommitLane(StreamEnd):
     cdef public bint waits
     cdef public int64_t sync_at
     cdef public uint64_t path_check_at
-    cdef public uint64_t mark_at
+    cdef public uint64_t mark_at, latest_ms
     cdef object _owner
     # Of the owner: its reader's cell, its lock's methods, and its lists.
     cdef HeadCell _cell
@@ -306,6 +306,7 @@ cdef class Appender:
         cdef Packed packed = self._packer
         cdef CommitLane lane = self._lane
         cdef bint prepared = False, settles
+        cdef uint64_t now
         cdef Kind kind = LATER if not lane.waits else SYNCED if wait else HIDDEN
         lane._ensure_idle()
         if packed._number == <uint64_t>entries_of(self.start):
@@ -332,12 +333,15 @@ cdef class Appender:
                     head = lane.commit(packed, self.placed, None, kind == SYNCED, lane._wakers)
             except OSError as error:
                 self._writer.not_committed(error)
-            if lane.sums._finished or unix_ms() >= lane.mark_at:
+            now = unix_ms()
+            if lane.sums._finished or now >= lane.mark_at:
                 if lane.sums._finished:
                     # First: a reader looks for the records.
                     lane._owner.sums.finished(lane.sums._finished)
                 lane.mark_at = lane._owner.summaries.committed(start, lane.sums._finished)
                 lane.sums._finished.clear()
+            elif now > lane.latest_ms:
+                lane.latest_ms = now
             if kind != HIDDEN:
                 lane._cell.publish(head)
             if prepared:
