@@ -30,7 +30,7 @@ LAYERS = [
     {"selection"},
     {"position", "metrics"},
     # What the compiled modules share: inlined, never imported at run time.
-    {"_entry", "_protobuf"},
+    {"_entry"},
     {"_run"},
     {"_codec"},
     {"_pages"},
@@ -72,7 +72,7 @@ ONLY_FOR = {
 # Bytes in, events out: these parts do no input or output, read no clock and write no log.
 SANS_IO = {
     *("errors", "format", "position", "printable", "selection", "_entry", "_run", "_codec"),
-    *("_filtered", "_lines", "_packer", "_pages", "_protobuf"),
+    *("_filtered", "_lines", "_packer", "_pages"),
     "protocol",
     "reassembly",
     "zkevm",
@@ -85,8 +85,8 @@ INPUT_OUTPUT = {
 # Calls that need no import.
 INPUT_OUTPUT_CALLS = {"open", "print", "input"}
 CYTHON_CALL = re.compile(rf"(?<!def )(?<![.\w])({'|'.join(sorted(INPUT_OUTPUT_CALLS))})\(")
-# What a part needs of these: the type of a path, and its text.
-MAY_NAME = {"errors": {"os"}}
+# What a part needs of these: the type of a path, and its text; those of a time.
+MAY_NAME = {"errors": {"os"}, "selection": {"datetime"}}
 
 CYTHON_IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(?P<base>[.\w]+)[ \t]+c?import[ \t]*(?P<names>\([^)]*\)|[^\n]*)"

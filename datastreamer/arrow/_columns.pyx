@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memset
 
 from datastreamer._codec cimport BatchColumns, as_type, columns_of
 from datastreamer._entry cimport HEAD_SIZE
-from datastreamer._protobuf cimport (
+from datastreamer.selection._protobuf cimport (
     BOOL, BYTES, DEBUG, ENUM, FULL_U64, LENGTH, MAX_FIELDS, U32, U64, VARINT, WEI, read_size,
     read_tag, read_varint, skip_value,
 )

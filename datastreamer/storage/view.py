@@ -30,6 +30,7 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
+from datastreamer.selection.times import TimeMarks
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.disk.access import Access
@@ -38,7 +39,7 @@ from datastreamer.storage.disk.identity import LOOK_SECONDS
 from datastreamer.storage.header.records import Change, PublisherRecord
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, truncated_below
-from datastreamer.storage.summaries.times import StreamTimes, TimeMarks
+from datastreamer.storage.summaries.times import StreamTimes
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")

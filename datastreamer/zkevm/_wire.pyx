@@ -14,7 +14,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
-from datastreamer._protobuf cimport (
+from datastreamer.selection._protobuf cimport (
     BOOL, BYTES, DEBUG, ENUM, FULL_U64, LENGTH, MAX_FIELDS, U32, U64, VARINT, read_size, read_tag,
     read_varint, skip_value,
 )

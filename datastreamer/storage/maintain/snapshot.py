@@ -38,7 +38,7 @@ from datastreamer.storage.header.judgement import undone_by
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head, SyncedHeader
 from datastreamer.storage.pages.copy import Copied, CopySums
-from datastreamer.storage.pages.hashes import EndSum
+from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.sidecar import SUFFIX, SumsFile
 from datastreamer.storage.read.change_watch import (
     ChangedError,
@@ -49,6 +49,7 @@ from datastreamer.storage.read.change_watch import (
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.page_scan import doubt
 from datastreamer.storage.read.reader import Reader, end_of
+from datastreamer.storage.summaries.times import copy_summaries
 
 _log = logging.getLogger(__name__)
 
@@ -117,12 +118,13 @@ def snapshot(
 
     `verify`: read the copy, and compare each page with the checksum that the stream has of it;
     otherwise a damaged stream is copied as it is. The copy's checksums, in ``OUT.sums``, are those
-    of the stream; for other pages they are made of the copy if it is read.
+    of the stream; for other pages they are made of the copy if it is read. ``OUT.pages`` has the
+    stream's records.
 
     `advance(done, total)` is called with bytes; it begins at 0 again when the copy does, and when
     the copy is read. `out` appears when it is complete, and never replaces anything. Files that
     killed snapshots to `out` have left beside it (``OUT.<8 hex digits>.new``, ``OUT.sums`` and
-    ``OUT.sums.<8 hex digits>.new``) are removed.
+    ``OUT.sums.<8 hex digits>.new``; the same for ``OUT.pages``) are removed.
 
     Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` if the copy
     cannot be made, `DamagedPage` for a page that differs from its checksum, `DamagedEntry` if the
@@ -280,6 +282,10 @@ def _publish(
         made.close()
     except OSError as error:
         _log.warning("%s%s cannot be made: %s; the copy is unverified", target, SUFFIX, error)
+    try:
+        copy_summaries(source, target, disk, last_page(taken.header.total_length) + 1)
+    except (OSError, UntrustedFile) as error:
+        _log.warning("%s: what its pages hold, and times, cannot be copied: %s", target, error)
     return taken
 
 

@@ -7,7 +7,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport UINT64_MAX, uint8_t, uint32_t, uint64_t
 
 from datastreamer._entry cimport HEAD_SIZE, PAGE_SIZE, WHOLE, get_u32, get_u64, judge
-from datastreamer._protobuf cimport VARINT, read_tag, read_varint, skip_value
+from datastreamer.selection._protobuf cimport VARINT, read_tag, read_varint, skip_value
 
 cdef enum:
     MOST_FIELDS = 16

@@ -9,22 +9,27 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from xxhash import xxh3_128_digest
 
 from datastreamer.errors import DamagedEntry, TimeUnknown, UntrustedFile
 from datastreamer.format import page_start
+from datastreamer.selection.times import TimeMarks, moment_text
+from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
+from datastreamer.storage.disk.file_ops import Disk
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.summaries.records import (
+    RECORDS_OFFSET,
     SUFFIX,
     UNKNOWN_TIME,
     Mark,
     PageSummary,
     StoredSummaries,
+    offset_of,
+    pack_header,
 )
 
 # Records that are read at once.
@@ -33,14 +38,19 @@ _MANY: Final = 64
 _RECENT: Final = 2
 
 
-class TimeMarks(NamedTuple):
-    """Consecutive marks (entry, Unix ms), of commits at that entry, with one resolution: the times
-    of all entries from the first mark up to, not including, `next` are known by them, and the
-    commits between two of them were less than `resolution` ms after the first."""
-
-    marks: list[Mark]
-    resolution: int
-    next: int
+@contextlib.contextmanager
+def opened_summaries(stream: StreamFile) -> Iterator[StoredSummaries | None]:
+    """The sidecar of a stream; None if there is none that can be read."""
+    stream.settle_summaries()
+    place, file = stream.place(), None
+    if place is not None:
+        with contextlib.suppress(OSError, UntrustedFile):
+            file = place[0].open(place[1] + SUFFIX, write=False, beside=stream.file.access())
+    try:
+        yield None if file is None else StoredSummaries(file)
+    finally:
+        if file is not None:
+            file.close()
 
 
 class StreamTimes:
@@ -53,7 +63,7 @@ class StreamTimes:
 
     def time_of(self, number: int) -> int | None:
         page = self._file.reader.page_holding(number)
-        with self._stored() as stored:
+        with opened_summaries(self._file) as stored:
             found = self._first(stored, page, page + 1)
         if found is None or number >= _known_to(found[1]):
             return None
@@ -62,7 +72,7 @@ class StreamTimes:
         return marks[at - 1][1] if at else None
 
     def entry_at(self, ms: int) -> int:
-        with self._stored() as stored:
+        with opened_summaries(self._file) as stored:
             head = self._file.head
             low, high = -1, last_page(head.length) + 1
             before: PageSummary | None = None
@@ -113,7 +123,7 @@ class StreamTimes:
         page, stop = self._file.reader.page_holding(first), last_page(self._file.head.length) + 1
         marks: list[Mark] = []
         resolution = known_to = 0
-        with self._stored() as stored:
+        with opened_summaries(self._file) as stored:
             while page < stop and (found := self._first(stored, page, stop)) is not None:
                 at, record = found
                 if marks and (record.marks[0][0] != known_to or record.resolution != resolution):
@@ -128,7 +138,7 @@ class StreamTimes:
 
     def summaries(self, first: int, stop: int) -> list[PageSummary | None]:
         """The records with counts of these pages, if they have the proven digests of these."""
-        with self._stored() as stored:
+        with opened_summaries(self._file) as stored:
             records = self._file.records()
             if stored is None or records is None:
                 return [None] * (stop - first)
@@ -142,27 +152,12 @@ class StreamTimes:
 
     def known_to(self) -> int:
         """The entry after the last one whose time is known."""
-        with self._stored() as stored:
+        with opened_summaries(self._file) as stored:
             for page in range(last_page(self._file.head.length), -1, -1):
                 found = self._first(stored, page, page + 1)
                 if found is not None:
                     return _known_to(found[1])
         return 0
-
-    @contextlib.contextmanager
-    def _stored(self) -> Iterator[StoredSummaries | None]:
-        """The sidecar; None if there is none that can be read."""
-        self._file.settle_summaries()
-        place, file = self._file.place(), None
-        if place is not None:
-            with contextlib.suppress(OSError, UntrustedFile):
-                access = self._file.file.access()
-                file = place[0].open(place[1] + SUFFIX, write=False, beside=access)
-        try:
-            yield None if file is None else StoredSummaries(file)
-        finally:
-            if file is not None:
-                file.close()
 
     def _first(
         self, stored: StoredSummaries | None, start: int, stop: int
@@ -172,11 +167,12 @@ class StreamTimes:
         while stored is not None and start < stop:
             following = min(start + many, stop)
             for page, packed in enumerate(stored.packed(start, following), start):
+                found = None
                 if any(packed[38:40]):
                     found = PageSummary.unpack(packed, page, self._file.stream_id)
-                    known = found is not None and found.marks[0][1] != UNKNOWN_TIME
-                    if known and self._fits(page, found):
-                        return page, found
+                known = found is not None and found.marks[0][1] != UNKNOWN_TIME
+                if found is not None and known and self._fits(page, found):
+                    return page, found
             start, many = following, _MANY
         return None
 
@@ -203,34 +199,34 @@ class StreamTimes:
         return True
 
     def _unknown(self, ms: int, before: Mark | None, after: Mark | None) -> TimeUnknown:
-        what = (
-            f"{self._file.path}: it is not known which entry was committed first at or after "
-            f"{_in_words(ms)}"
-        )
-        if before is None and after is None:
-            what += ": the time of no entry is known"
-        if before is not None:
-            what += f"; the last one before it whose time is known is entry {_of(before)}"
-        if after is not None:
-            what += f"; the next one whose time is known is entry {_of(after)}"
-        return TimeUnknown(what, before, after)
+        said = [f"entry {mark[0]}, of {moment_text(mark[1])}" for mark in (before, after) if mark]
+        known = f"the nearest known times are those of {' and '.join(said)}"
+        if not said:
+            known = "no entry's time is known"
+        what = "it is not known which entry was committed first at or after"
+        return TimeUnknown(f"{self._file.path}: {what} {moment_text(ms)}: {known}", before, after)
+
+
+def copy_summaries(source: StreamFile, target: str, disk: Disk, pages: int) -> None:
+    """Copy the records of the first pages of a stream to those of its copy at `target`. What was
+    there before, for another file, is removed. Raises `OSError` and `UntrustedFile`."""
+    path, access = target + SUFFIX, source.file.access()
+    remove_left_overs(disk, path, access)
+    if disk.exists(path):
+        with contextlib.closing(disk.open(path, write=False, beside=access)) as old:
+            if StoredSummaries(old).stream_id() is None:
+                raise UntrustedFile(path, "is in the place of the copy's, and is none")
+        disk.unlink(path)
+    with opened_summaries(source) as stored:
+        if stored is not None and not source.replaced:
+            with new_file(disk, path, access) as file:
+                file.write(pack_header(source.stream_id).ljust(RECORDS_OFFSET, b"\0"), 0)
+                for first in range(0, pages, _MANY):
+                    packed = stored.packed(first, min(first + _MANY, pages))
+                    file.write(b"".join(packed), offset_of(first))
 
 
 def _known_to(record: PageSummary) -> int:
     """The entry after the last one whose time a record knows."""
     entry, ms = record.marks[-1]
     return entry if ms == UNKNOWN_TIME else record.next_number
-
-
-def _of(mark: Mark) -> str:
-    return f"{mark[0]}, of {_in_words(mark[1])}"
-
-
-def _in_words(ms: int) -> str:
-    try:
-        found = datetime.fromtimestamp(ms / 1000, UTC)
-    except (OverflowError, ValueError):
-        return f"{ms} ms"
-    return found.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace(
-        "+00:00", "Z"
-    )

@@ -280,7 +280,8 @@ def test_what_a_killed_writer_leaves_beside_goes_with_the_next(tmp_path: Path) -
         (tmp_path / name).write_bytes(b"begun")
     with DataStream.open(path, index="memory"):
         pass
-    assert sorted(left.name for left in tmp_path.iterdir()) == ["s.bin", "s.bin.other.new"]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["s.bin", "s.bin.other.new", "s.bin.pages"]
 
 
 def test_a_writer_killed_while_it_makes_the_index(tmp_path: Path) -> None:
