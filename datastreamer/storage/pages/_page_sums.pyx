@@ -45,6 +45,11 @@ cdef class PageSums:
         return self._page
 
     @property
+    def end(self):
+        """The file offset at which its entries end."""
+        return self._end
+
+    @property
     def chain(self):
         """The chain over the pages before it."""
         return self._chain

@@ -168,9 +168,9 @@ class SummaryKeeper:
 
     def _last_record(self) -> PageSummary:
         """The record of the last page as it is now."""
-        end, (marks, resolution) = self._end.written, self._open
-        covered = end.length - page_start(self._page)
-        digest, entries = self._end.sums.sum().tail, end.entries - self._first
+        sums, (marks, resolution) = self._end.sums, self._open
+        covered = sums.end - page_start(self._page)
+        digest, entries = sums.sum().tail, self._end.written.entries - self._first
         return PageSummary(digest, self._first, covered, entries, resolution, tuple(marks))
 
     def _put(self, page: int, record: PageSummary) -> None:
@@ -324,8 +324,8 @@ class SummaryKeeper:
             self.close()
             why = error.what if isinstance(error, UntrustedFile) else str(error)
             _log.warning(
-                "%s cannot be %s (%s); nothing says what the pages hold and when their entries "
-                "were committed",
+                "%s cannot be %s (%s); what the pages hold and when their entries were committed "
+                "is not recorded",
                 *(self._path, what, why),
             )
 
