@@ -39,6 +39,7 @@ from datastreamer.spark.reassembly.frames import (
 from datastreamer.spark.reassembly.state import STATE_SETTINGS
 from datastreamer.spark.session import SETTINGS, register, session
 from datastreamer.spark.source import DatastreamSource
+from datastreamer.spark.stream.merge import apply_changes
 from datastreamer.spark.stream.reader import lag
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ __all__ = [
     "STATE_SETTINGS",
     "DatastreamSource",
     "Ingest",
+    "apply_changes",
     "cardinal_blocks",
     "cardinal_messages",
     "draw",

@@ -110,6 +110,9 @@ class Options:
     max_entries: int | None = None
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
+    changes: bool = False
+    """Whether rows are changes: what was delivered is deleted when the stream no longer has it."""
+
     staging: str | None = None
     """The folder for the rows of the tasks of ``df.write``. None: the folder of the stream."""
 
@@ -124,7 +127,7 @@ NAMES_OF_OPTIONS: Final = (
     *("types", "prefixes", "batchReads"),
     *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
-    *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
+    *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "changes"),
     *("reader", "stagingPath"),
 )
 
@@ -152,6 +155,13 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         raise UsageError(_NO_LOCATION + (", not both" if paths else ""))
     from_latest = texts.get("startingoffset", "").lower() == "latest"
     table = read.choice("table", NAMES, ENTRIES)
+    reader = cast("Implementation", read.choice("reader", get_args(Implementation), "auto"))
+    changes = read.flag("changes") is True
+    if changes and reader == "native":
+        raise UsageError(
+            "option changes: the reader in Java (option reader: native) has no changes: set reader "
+            "to auto or python"
+        )
     return Options(
         paths=paths,
         servers=servers,
@@ -169,11 +179,12 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         timeout=read.seconds("timeout", 10.0, least=0.001),
         retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
         batch_reads=read.flag("batchReads") is not False,
-        reader=cast("Implementation", read.choice("reader", get_args(Implementation), "auto")),
+        reader=reader,
         from_latest=from_latest,
         max_entries=read.count("maxEntriesPerTrigger"),
         max_bytes=read.size("maxBytesPerTrigger", None),
         fail_on_data_loss=read.flag("failOnDataLoss") is not False,
+        changes=changes,
         staging=texts.get("stagingpath"),
     )
 

@@ -26,6 +26,7 @@ from datastreamer.spark.options import (
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.paths import is_single
 from datastreamer.spark.read.schemas import table_schema
+from datastreamer.spark.stream.changes import ChangeReader, with_changes
 from datastreamer.spark.stream.reader import RefusedReader, TailReader
 from datastreamer.spark.write.sink import StreamSink
 
@@ -41,7 +42,8 @@ class DatastreamSource(DataSource):
     def schema(self) -> StructType:
         """All columns of the table. Raises `UsageError` for invalid options."""
         options = read_options(self.options)
-        return table_schema(options, system_id=_has_system_id(options))
+        found = table_schema(options, system_id=_has_system_id(options))
+        return with_changes(found) if options.changes else found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of these columns of what is committed now."""
@@ -53,7 +55,8 @@ class DatastreamSource(DataSource):
         Raises nothing: Spark's worker fails with an error of its own, after ours, if this does.
         """
         try:
-            return TailReader(_read_options(self.options, BATCH_PART_BYTES), schema)
+            options = _read_options(self.options, BATCH_PART_BYTES)
+            return (ChangeReader if options.changes else TailReader)(options, schema)
         except DatastreamerError as error:
             return RefusedReader(error)
 

@@ -87,7 +87,7 @@ def test_the_options_are_those_of_the_code() -> None:
     # Those that only unbounded queries and writes have are on their own page.
     others = set(NAMES_OF_OPTIONS) - shown - {"paths", "file"}
     assert shown <= set(NAMES_OF_OPTIONS)
-    assert len(others) == 4
+    assert len(others) == 5
     assert {name for name in others if f"`{name}`" in FOLLOWING} == others
 
 

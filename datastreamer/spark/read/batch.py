@@ -31,6 +31,8 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         if options.from_latest:
             raise UsageError("startingOffset latest is for spark.readStream: a batch has an end")
+        if options.changes:
+            raise UsageError("option changes is for spark.readStream: a batch has no changes")
         self._options = options
         self._columns = wanted_columns(options, schema)
 

@@ -28,6 +28,7 @@ from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.retry import BACKOFF
 from datastreamer.selection.clauses import Selection
 from datastreamer.spark.options import TLS, Options
+from datastreamer.spark.read.history_client import HistoryClient
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.transport.address import Address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
@@ -52,14 +53,14 @@ class Servers:
             *(options.retry_for, options.batch_reads),
         )
 
-    def connect(self, address: Address) -> BlockingClient:
+    def connect(self, address: Address) -> HistoryClient:
         """Connect to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
         context = None
         if self.tls is not None:
             from datastreamer.transport.tls import client_tls
 
             context = client_tls(self.tls.ca, self.tls.certificate, self.tls.key)
-        return BlockingClient(
+        return HistoryClient(
             address.host,
             address.port,
             stream_type=self.stream_type,
@@ -70,7 +71,7 @@ class Servers:
             batch_reads=self.batch_reads,
         )
 
-    def connect_any(self) -> tuple[int, BlockingClient]:
+    def connect_any(self) -> tuple[int, HistoryClient]:
         """Connect to the first server that answers; its index and the connection.
 
         Raises the error of the last server if none answers for `retry_for` seconds.

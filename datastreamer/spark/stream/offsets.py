@@ -1,7 +1,7 @@
 """The offset of a streaming query, which Spark keeps in the query's checkpoint.
 
-Owns its format: the number of the next entry, and a digest that shows whether the entries before
-it are still those that the query has read.
+Owns its format: the number of the next entry, a digest that shows whether the entries before
+it are still those that the query has read, and for a feed of changes what it has delivered.
 """
 
 from __future__ import annotations
@@ -15,18 +15,55 @@ from xxhash import xxh3_64_hexdigest
 from datastreamer.errors import BadPosition
 from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
+from datastreamer.protocol.commands import KnownHistory
+
+Mark = tuple[int, str]
+"""The number of an entry, and the digest of the entries before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a feed of changes has delivered: the entries from `first` up to the offset's, as they
+    were in `history` (None: the stream reports none). By the `marks`, ascending, it is found where
+    another history parts from this one."""
+
+    first: int
+    history: KnownHistory | None
+    marks: tuple[Mark, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        history = self.history and [self.history.stream_id.hex(), self.history.epoch]
+        return {"first": self.first, "history": history, "marks": [list(it) for it in self.marks]}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Delivered:
+        """The inverse of `as_json`. Raises `KeyError`, `TypeError` and `ValueError`."""
+        known, marks = stored["history"], tuple((int(e), str(d)) for e, d in stored["marks"])
+        history = None if known is None else KnownHistory(bytes.fromhex(known[0]), int(known[1]))
+        return cls(int(stored["first"]), history, marks)
+
+    def before(self, entry: int, last: Mark, end: int) -> tuple[Mark, ...]:
+        """The marks up to `entry`, `last` among them, thinned for an offset at `end`: the oldest of
+        those whose distances have the same number of bits."""
+        by_distance: dict[int, Mark] = {}
+        for mark in (*self.marks, last):
+            if mark[0] <= entry and mark[0] < end:
+                by_distance.setdefault((end - mark[0]).bit_length(), mark)
+        return tuple(by_distance.values())
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
     """All entries before `entry` have been processed.
 
-    `digest` is of the last 256 of them, empty if unknown; `stream` identifies their stream.
+    `digest` is of the last 256 of them, empty if unknown; `stream` identifies their stream;
+    `delivered` is for a feed of changes.
     """
 
     entry: int
     digest: str = ""
     stream: Identity | None = None
+    delivered: Delivered | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The form that Spark stores: names, numbers and strings only."""
@@ -35,6 +72,8 @@ class StreamOffset:
             stored["version"] = self.stream.version
             stored["systemId"] = self.stream.system_id
             stored["streamType"] = self.stream.stream_type
+        if self.delivered is not None:
+            stored["delivered"] = self.delivered.as_json()
         return stored
 
     @classmethod
@@ -44,15 +83,17 @@ class StreamOffset:
         try:
             numbers = [stored["entry"], *(stored[name] for name in names if "version" in stored)]
             digest = stored["digest"]
-        except (KeyError, TypeError):
-            numbers, digest = [None], None
+            known = stored.get("delivered")
+            delivered = None if known is None else Delivered.from_json(known)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            numbers, digest, delivered = [None], None, None
         valid = all(type(number) is int and 0 <= number <= U64_MAX for number in numbers)
         if not valid or not isinstance(digest, str):
             raise BadPosition(
                 f"{stored!r} is not an offset in a stream: the checkpoint is of another query"
             )
         entry, *parts = numbers
-        return cls(entry, digest, Identity(*parts) if parts else None)
+        return cls(entry, digest, Identity(*parts) if parts else None, delivered)
 
 
 def digest_of(hashes: bytes) -> str:

@@ -12,7 +12,6 @@ from typing import Final, Protocol
 
 from pyspark.sql.datasource import InputPartition
 
-from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import (
     DamagedEntry,
     DatastreamerError,
@@ -23,6 +22,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import HEADER_PAGE_SIZE, Header, page_of, page_start
 from datastreamer.position import KEPT
+from datastreamer.protocol.commands import KnownHistory
 from datastreamer.protocol.history import Trail
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
@@ -33,6 +33,7 @@ from datastreamer.spark.read.files import (
     snapshot_of,
     take_snapshot,
 )
+from datastreamer.spark.read.history_client import HistoryClient
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
 from datastreamer.spark.read.paths import FileLocation, find, is_single
 from datastreamer.spark.read.planning import pages_of
@@ -45,6 +46,8 @@ from datastreamer.spark.read.servers import (
 )
 from datastreamer.spark.stream.offsets import digest_of
 from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
@@ -70,6 +73,12 @@ class FollowedStream(Protocol):
 
     def digest_before(self, entry: int) -> str:
         """A digest of the last entries before this one; empty if they cannot be read."""
+
+    def history(self) -> KnownHistory | None:
+        """The stream's history; None if it reports none. Entries that are read may be newer."""
+
+    def changes(self, since: KnownHistory) -> Sequence[Change] | None:
+        """What changed since an older state of this history; None if that is not known."""
 
     def entry_after(self, start: int, size: int) -> int:
         """The entry about `size` bytes after entry `start`."""
@@ -152,6 +161,17 @@ class GrowingFile:
             return digest_of(trail.hashes)
         return ""
 
+    def history(self) -> KnownHistory | None:
+        snapshot, _ = self._seen()
+        if not snapshot.recorded or snapshot.stream_id == NO_ID:
+            return None
+        return KnownHistory(snapshot.stream_id, snapshot.epoch)
+
+    def changes(self, since: KnownHistory) -> Sequence[Change] | None:
+        snapshot, _ = self._seen()
+        with contextlib.closing(open_location(self._location)) as file:
+            return HeaderPage.of(file).changes_between(since.epoch, snapshot.epoch)
+
     def entry_after(self, start: int, size: int) -> int:
         snapshot, reader = self._seen()
         try:
@@ -201,30 +221,38 @@ class ServedStream:
         self._servers = Servers.of(options)
         self.name = ", ".join(map(str, options.servers))
         self._version = options.version
-        self._client: BlockingClient | None = None
+        self._client: HistoryClient | None = None
         self._turn = 0
         self._header: Header | None = None
+        # Only for the option changes.
+        self._history: KnownHistory | None = None
+        self._asks_history = options.changes
 
     def refresh(self) -> Header:
         if self._client is not None:
             # The connection may be stale, for example after a restart of the server.
             with contextlib.suppress(ConnectionError):
-                self._header = self._client.header()
-                return self._header
+                return self._look(self._client)
             self.close()
         addresses = self._servers.addresses
         for left in reversed(range(len(addresses))):
             try:
                 self._client = self._servers.connect(addresses[self._turn])
-                self._header = self._client.header()
+                header = self._look(self._client)
             except PeerError as error:
                 self.close()
                 self._turn = (self._turn + 1) % len(addresses)
                 if not left or not isinstance(error, ConnectionError):
                     raise
             else:
-                return self._header
+                return header
         raise AssertionError("no server address")
+
+    def _look(self, client: HistoryClient) -> Header:
+        # Before the header: what the history says of entries holds for older ones.
+        self._history = client.history() if self._asks_history else None
+        self._header = client.header()
+        return self._header
 
     def entry_of(self, name: BookmarkName) -> int:
         client, header = self._seen()
@@ -234,6 +262,13 @@ class ServedStream:
     def digest_before(self, entry: int) -> str:
         client, _ = self._seen()
         return digest_of(position_at(client, entry).trail)
+
+    def history(self) -> KnownHistory | None:
+        return self._history
+
+    def changes(self, since: KnownHistory) -> Sequence[Change] | None:
+        client, header = self._seen()
+        return client.changes(since, header.total_entries)
 
     def entry_after(self, start: int, size: int) -> int:
         _, header = self._seen()
@@ -254,7 +289,7 @@ class ServedStream:
             f"{self.name}: {what}", next_entry=entry, total_entries=total, first_differing=None
         )
 
-    def _seen(self) -> tuple[BlockingClient, Header]:
+    def _seen(self) -> tuple[HistoryClient, Header]:
         assert self._header is not None
         if self._client is None:
             self.refresh()

@@ -52,7 +52,10 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   static boolean isNative(CaseInsensitiveStringMap options) {
     String reader = options.getOrDefault("reader", "auto").strip().toLowerCase(Locale.ROOT);
     return reader.equals("native")
-        || (!reader.equals("python") && !options.containsKey("server") && isLocal(options));
+        || (!reader.equals("python")
+            && !options.containsKey("server")
+            && !options.getOrDefault("changes", "").strip().equalsIgnoreCase("true")
+            && isLocal(options));
   }
 
   private static boolean isLocal(CaseInsensitiveStringMap options) {
