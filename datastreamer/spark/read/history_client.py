@@ -10,7 +10,7 @@ from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.commands import CapabilitiesQuery, KnownHistory
 from datastreamer.protocol.exchanges import Exchange, Streaming
-from datastreamer.protocol.following import ChangeReceived, Reports
+from datastreamer.protocol.following import Reports
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.storage.header.records import NO_ID, Change
 
@@ -38,18 +38,18 @@ class HistoryClient(BlockingClient):
 def _changes(
     connection: ClientConnection, known: KnownHistory, total: int
 ) -> Exchange[list[Change] | None]:
-    streaming = Streaming(total, commits=True, known=known)
+    streaming, found = Streaming(total, commits=True, known=known), list[Change]()
     yield from streaming.begin(connection)
-    begun, found, epoch = streaming.begun, list[Change](), known.epoch
+    begun = streaming.begun
     complete = begun is not None and begun.reports is Reports.ALL
     # The last change is always reported.
-    while complete and begun is not None and epoch < begun.epoch:
+    while complete and begun and (found[-1].epoch if found else known.epoch) < begun.epoch:
         if (yield from streaming.advance()) is None:
-            raise ConnectionLost(f"{connection.peer} ended the reports of changes")
-        while streaming.changes:
-            change: ChangeReceived = streaming.changes.popleft()
-            epoch = change.epoch
-            end = None if change.entry is None else change.first + 1
-            found.append(Change(epoch, change.first, end))
+            return None
+        found += [
+            Change(it.epoch, it.first, None if it.entry is None else it.first + 1)
+            for it in streaming.changes
+        ]
+        streaming.changes.clear()
     yield from streaming.end(None)
     return found if complete else None

@@ -9,17 +9,18 @@ deletes and inserts again whatever was changed meanwhile, also in the middle of 
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from datastreamer.errors import BadPosition, ConnectionLost, DatastreamerError, UsageError
 from datastreamer.format import U64_MAX, Header
@@ -28,72 +29,53 @@ from datastreamer.protocol.commands import KnownHistory
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.partitions import cut_entries
 from datastreamer.spark.read.schemas import number_column
-from datastreamer.spark.stream.offsets import Delivered, Mark, StreamOffset
+from datastreamer.spark.stream.offsets import Delivered, StreamOffset
 from datastreamer.spark.stream.reader import TailReader
 
 _log = logging.getLogger(__name__)
 
 CHANGE, EPOCH, ENTRY = "_change", "_epoch", "_entry"
 DELETE, INSERT = "delete", "insert"
-_FIELDS: Final = (
-    StructField(CHANGE, StringType(), False),
-    StructField(EPOCH, LongType(), True),
-    StructField(ENTRY, LongType(), False),
+_ADDED: Final = (
+    StructType().add(CHANGE, "string", False).add(EPOCH, "long").add(ENTRY, "long", False)
 )
-
-# The most deletes in a record batch, and in a part.
+# The most deletes in a record batch.
 _ROWS: Final = 1 << 16
-_DELETES: Final = 1 << 20
-
-Range = tuple[int, int]
-"""The first entry, and the one after the last."""
 
 
 def with_changes(schema: StructType) -> StructType:
     """A table's columns, all of which a delete leaves null, and those of its changes."""
     own = [StructField(field.name, field.dataType, True) for field in schema]
-    return StructType([*own, *_FIELDS])
+    return StructType([*own, *_ADDED])
 
 
 @dataclass(frozen=True)
-class Deleted(InputPartition):
-    """Deletes of these entries, found at this epoch."""
+class ChangePart(InputPartition):
+    """Deletes or inserts of these entries. Inserts are of the stream as it is when they are read:
+    of `history`, a later state of it, or else with the same entries before `until`."""
 
-    entries: Range
-    epoch: int | None
-
-
-@dataclass(frozen=True)
-class Inserted(InputPartition):
-    """Entries to read from the stream as it is when they are read: of `history` or a later state
-    of it, or else with these entries before `until`."""
-
-    ranges: tuple[Range, ...]
+    change: str
+    ranges: tuple[tuple[int, int], ...]
     history: KnownHistory | None
-    until: int
-    digest: str
+    until: int = 0
+    digest: str = ""
 
 
 class ChangeReader(TailReader):
     """Follows one stream, and the changes of the entries that it has delivered."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        added = {field.name: field for field in _FIELDS}
-        own = StructType()
-        for field in schema:
-            known = added.get(field.name)
-            if known is not None and known.dataType != field.dataType:
-                raise UsageError(f"the column {field.name} is {known.dataType.simpleString()}")
-            if known is None and not field.nullable:
-                raise UsageError(f"option changes: {field.name} may be null: leave NOT NULL out")
-            if known is None:
-                own.add(field)
         self._number = number_column(options.table)
+        own = StructType([field for field in schema if field.name not in _ADDED.names])
+        known = with_changes(own)
+        for it in schema:
+            if it.dataType != known[it.name].dataType or known[it.name].nullable > it.nullable:
+                what = f"{it.name} is {known[it.name].dataType.simpleString()}, and may be null"
+                raise UsageError(f"option changes: the column {what}: leave NOT NULL out")
         if self._number not in own.names:
             own.add(self._number, LongType())
         super().__init__(replace(options, changes=False), own)
-        self._options = options
-        self._schema = to_arrow_schema(schema)
+        self._options, self._schema = options, to_arrow_schema(schema)
         self._unchanged: object = None
 
     # In the driver.
@@ -105,20 +87,21 @@ class ChangeReader(TailReader):
         entries before `kept` are in the stream."""
         stream, identity = self._stream, Identity.of(header)
         digest = stream.digest_before(entry) if entry <= header.total_entries else ""
-        first, marks = entry, list[Mark]()
+        first, marks = entry, dict[int, tuple[int, str]]()
         if begin is not None:
             known = _delivered(begin)
-            first = known.first
-            marks += known.before(kept, (begin.entry, begin.digest), entry)
+            first = last = known.first
+            # The first of those whose distances have the same number of bits.
+            for mark in (*known.marks, (begin.entry, begin.digest)):
+                if mark[0] <= kept and mark[0] < entry:
+                    marks.setdefault((entry - mark[0]).bit_length(), mark)
+                    last = mark[0]
             # A large batch has marks within.
-            distance, near = KEPT, list[int]()
-            last = marks[-1][0] if marks else first
-            while 2 * distance <= entry - last:
-                near.append(entry - distance)
-                distance *= 2
-            if digest:
-                marks += [(number, stream.digest_before(number)) for number in reversed(near)]
-        delivered = Delivered(first, stream.history(), tuple(marks))
+            for distance in (KEPT << at for at in range(64)):
+                if digest and 2 * distance <= entry - last:
+                    within = entry - distance
+                    marks[distance.bit_length()] = within, stream.digest_before(within)
+        delivered = Delivered(first, stream.history(), tuple(sorted(marks.values())))
         return StreamOffset(entry, digest, identity, delivered)
 
     def _next_end(self, start: dict[str, Any], limit: ReadLimit, header: Header) -> dict[str, Any]:
@@ -144,41 +127,33 @@ class ChangeReader(TailReader):
         """The changes from one offset to the other, of which the second may be of an earlier
         history than the stream has now."""
         kept, updated = self._kept(begin, header)
-        kept = min(kept, stop.entry)
-        history, until = self._stream.history(), min(stop.entry, header.total_entries)
-        epoch = None if history is None else history.epoch
+        history, planned = self._stream.history(), _delivered(stop).history
+        alone = history is None and planned is None and len(self._options.servers) < 2
+        kept, until = min(kept, stop.entry), min(stop.entry, header.total_entries)
+        digest = self._stream.digest_before(until)
+        if not (alone or _is_later(history, planned)) and (until, digest) != (
+            stop.entry,
+            stop.digest,
+        ):
+            self._refuse(stop.entry)
         old = tuple(_runs(number for number in updated if number < kept))
-        parts: list[InputPartition] = [
-            Deleted((at, min(at + _DELETES, last)), epoch)
-            for first, last in (*old, (kept, begin.entry))
-            for at in range(first, last, _DELETES)
-        ]
-        insert: Callable[[tuple[Range, ...]], Inserted] = partial(
-            Inserted, history=history, until=until, digest=self._stream.digest_before(until)
-        )
-        if old:
-            parts.append(insert(old))
+        gone = (*old, (kept, begin.entry)) if kept < begin.entry else old
+        parts: list[InputPartition] = [ChangePart(DELETE, gone, history)] if gone else []
+        inserts = [old] if old else []
         if kept < until:
-            size = self._options.partition_bytes
-            parts += [insert((piece,)) for piece in cut_entries(header, kept, until, size)]
-        return parts
+            pieces = cut_entries(header, kept, until, self._options.partition_bytes)
+            inserts += [(piece,) for piece in pieces]
+        return parts + [ChangePart(INSERT, it, history, until, digest) for it in inserts]
 
     def _kept(self, begin: StreamOffset, header: Header) -> tuple[int, list[int]]:
         """How far the delivered entries are still in the stream, and those before that that were
         updated."""
         known, stream = _delivered(begin), self._stream
-        if begin.stream != Identity.of(header):
-            what = f"the stream was replaced: it is {Identity.of(header)}, the query read"
-            if self._options.fail_on_data_loss:
-                raise stream.changed(
-                    f"{what} {begin.stream}. Start again with a new checkpoint, or set "
-                    "failOnDataLoss to false to delete its entries",
-                    begin.entry,
-                )
-            _log.warning("%s: %s %s; deleting its entries", stream.name, what, begin.stream)
+        if self._ensure_kept(StreamOffset(0, "", begin.stream), header):
+            # Another stream.
             return known.first, []
         now, then = stream.history(), known.history
-        if now is not None and then is not None and now.stream_id == then.stream_id and now != then:
+        if now is not None and then is not None and now[0] == then[0] and now != then:
             changes = stream.changes(then)
             if changes is None:
                 _log.warning(
@@ -200,28 +175,27 @@ class ChangeReader(TailReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The changes of a part, as record batches."""
-        if isinstance(partition, Deleted):
-            for first in range(*partition.entries, _ROWS):
-                numbers = pa.array(range(first, min(first + _ROWS, partition.entries[1])))
-                yield self._shaped(DELETE, partition.epoch, numbers, {})
-        elif isinstance(partition, Inserted):
-            try:
-                for first, last in partition.ranges:
-                    yield from self._inserts(partition, first, last)
-            finally:
-                self.stop()
+        assert isinstance(partition, ChangePart)
+        try:
+            for start, stop in partition.ranges:
+                if partition.change == INSERT:
+                    yield from self._inserts(partition, start, stop)
+                    continue
+                for first in range(start, stop, _ROWS):
+                    numbers = pa.array(range(first, min(first + _ROWS, stop)), pa.int64())
+                    yield self._shaped(DELETE, partition.history, {ENTRY: numbers})
+        finally:
+            self.stop()
 
-    def _inserts(self, part: Inserted, due: int, stop: int) -> Iterator[Any]:
+    def _inserts(self, part: ChangePart, due: int, stop: int) -> Iterator[Any]:
         while True:
             history, parts = self._wait_for(partial(self._reading, part, due, stop))
             try:
-                for each in parts:
-                    for batch in super().read(each):
-                        numbers = batch.column(self._number)
-                        due = max(due, numbers[-1].as_py() + 1)
-                        epoch = None if history is None else history.epoch
-                        own = {name: batch.column(name) for name in batch.schema.names}
-                        yield self._shaped(INSERT, epoch, numbers, own)
+                for batch in itertools.chain.from_iterable(map(super().read, parts)):
+                    numbers = batch.column(self._number)
+                    due = max(due, numbers[-1].as_py() + 1)
+                    own = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    yield self._shaped(INSERT, history, {**own, ENTRY: numbers})
                 return
             except DatastreamerError:
                 # The next batch deletes what is no longer so, and inserts it again.
@@ -229,38 +203,39 @@ class ChangeReader(TailReader):
                     raise
 
     def _reading(
-        self, part: Inserted, due: int, stop: int, header: Header
+        self, part: ChangePart, due: int, stop: int, header: Header
     ) -> tuple[KnownHistory | None, Sequence[InputPartition]]:
         """How to read the entries from `due` up to `stop` now."""
-        stream, planned = self._stream, part.history
-        now, total = stream.history(), header.total_entries
-        if now is not None and planned is not None and now.stream_id == planned.stream_id:
-            stop, known = min(stop, total), now >= planned
-        else:
-            known = total >= part.until and stream.digest_before(part.until) == part.digest
-        if not known:
-            what = "the stream was changed since this batch was planned; start the query again"
-            if len(self._options.servers) > 1:
-                # A relay that lags.
-                raise ConnectionLost(f"{stream.name}: {what}")
-            raise stream.changed(what, part.until)
+        stream, total = self._stream, header.total_entries
+        now = stream.history()
+        if _is_later(now, part.history):
+            stop = min(stop, total)
+        elif total < part.until or stream.digest_before(part.until) != part.digest:
+            self._refuse(part.until)
         return now, stream.parts(due, stop, U64_MAX) if due < stop else ()
 
-    def _shaped(
-        self, change: str, epoch: int | None, numbers: Any, own: Mapping[str, Any]
-    ) -> pa.RecordBatch:
-        rows = len(numbers)
-        columns = {
-            CHANGE: pa.repeat(pa.scalar(change), rows),
-            EPOCH: pa.repeat(pa.scalar(epoch, pa.int64()), rows),
-            ENTRY: numbers,
-            **own,
-        }
+    def _refuse(self, entry: int) -> NoReturn:
+        """The stream may be older than the one that a batch was planned for."""
+        what = "the stream is not the one that this batch was planned for; start the query again"
+        if len(self._options.servers) > 1:
+            # A relay that lags: try again.
+            raise ConnectionLost(f"{self._stream.name}: {what}")
+        raise self._stream.changed(what, entry)
+
+    def _shaped(self, change: str, history: KnownHistory | None, columns: dict[str, Any]) -> Any:
+        rows = len(columns[ENTRY])
+        epoch = pa.scalar(None if history is None else history.epoch, pa.int64())
+        columns |= {CHANGE: pa.repeat(pa.scalar(change), rows), EPOCH: pa.repeat(epoch, rows)}
         found = [
-            columns[field.name] if field.name in columns else pa.nulls(rows, field.type)
-            for field in self._schema
+            columns[it.name] if it.name in columns else pa.nulls(rows, it.type)
+            for it in self._schema
         ]
         return pa.RecordBatch.from_arrays(found, schema=self._schema)
+
+
+def _is_later(now: KnownHistory | None, then: KnownHistory | None) -> bool:
+    """Whether a stream is at a state of its history, or at a later one."""
+    return now is not None and then is not None and now[0] == then[0] and now[1] >= then[1]
 
 
 def _delivered(offset: StreamOffset) -> Delivered:
@@ -271,14 +246,9 @@ def _delivered(offset: StreamOffset) -> Delivered:
     return offset.delivered
 
 
-def _runs(numbers: Iterable[int]) -> Iterator[Range]:
+def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Consecutive numbers, which rise, as ranges."""
-    first: int | None = None
-    last = 0
-    for number in numbers:
-        if first is not None and number != last:
-            yield first, last
-            first = None
-        first, last = number if first is None else first, number + 1
-    if first is not None:
-        yield first, last
+    # The differences of numbers in a row and their places are equal.
+    for _, run in itertools.groupby(enumerate(numbers), lambda it: it[1] - it[0]):
+        found = [number for _, number in run]
+        yield found[0], found[-1] + 1

@@ -52,20 +52,14 @@ def apply_changes(
 
 def last_changes(changes: DataFrame) -> DataFrame:
     """Of each entry the insert, or else the delete: a MERGE accepts one row of each."""
-    order = Window.partitionBy(ENTRY).orderBy(F.col(CHANGE).desc())
-    return (
-        changes.withColumn("_place", F.row_number().over(order)).where("_place = 1").drop("_place")
-    )
+    order = F.row_number().over(Window.partitionBy(ENTRY).orderBy(F.desc(CHANGE)))
+    return changes.withColumn("_place", order).where("_place = 1").drop("_place")
 
 
 def with_values(changes: DataFrame, table: DataFrame) -> DataFrame:
     """The changes, whose deletes have the values of the table's rows; those without a row are left
     out. Rows of the deletes' own epoch or a later one were inserted after them."""
-    deletes = changes.where(F.col(CHANGE) == DELETE).select(ENTRY, F.col(EPOCH).alias("_found"))
-    deleted = (
-        table.join(deletes, ENTRY)
-        .where(f"coalesce({EPOCH} < _found, true)")
-        .withColumn(EPOCH, F.col("_found"))
-        .withColumn(CHANGE, F.lit(DELETE))
-    )
-    return deleted.select(changes.columns).unionByName(changes.where(F.col(CHANGE) == INSERT))
+    deletes = changes.where(f"{CHANGE} = '{DELETE}'").select(CHANGE, EPOCH, ENTRY).alias("d")
+    kept = table.alias("t").join(deletes, ENTRY)
+    kept = kept.where(f"coalesce(t.{EPOCH} < d.{EPOCH}, true)").drop(F.col(f"t.{EPOCH}"))
+    return kept.unionByName(changes.where(f"{CHANGE} = '{INSERT}'")).select(changes.columns)

@@ -17,19 +17,16 @@ from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
 from datastreamer.protocol.commands import KnownHistory
 
-Mark = tuple[int, str]
-"""The number of an entry, and the digest of the entries before it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """What a feed of changes has delivered: the entries from `first` up to the offset's, as they
-    were in `history` (None: the stream reports none). By the `marks`, ascending, it is found where
-    another history parts from this one."""
+    were in `history` (None: the stream reports none). `marks` are numbers of entries, ascending,
+    and the digest before each: another history parts from this one after one of them."""
 
     first: int
     history: KnownHistory | None
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[tuple[int, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         history = self.history and [self.history.stream_id.hex(), self.history.epoch]
@@ -38,18 +35,9 @@ class Delivered:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Delivered:
         """The inverse of `as_json`. Raises `KeyError`, `TypeError` and `ValueError`."""
-        known, marks = stored["history"], tuple((int(e), str(d)) for e, d in stored["marks"])
+        known, marks = stored["history"], tuple((int(at), str(it)) for at, it in stored["marks"])
         history = None if known is None else KnownHistory(bytes.fromhex(known[0]), int(known[1]))
         return cls(int(stored["first"]), history, marks)
-
-    def before(self, entry: int, last: Mark, end: int) -> tuple[Mark, ...]:
-        """The marks up to `entry`, `last` among them, thinned for an offset at `end`: the oldest of
-        those whose distances have the same number of bits."""
-        by_distance: dict[int, Mark] = {}
-        for mark in (*self.marks, last):
-            if mark[0] <= entry and mark[0] < end:
-                by_distance.setdefault((end - mark[0]).bit_length(), mark)
-        return tuple(by_distance.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +70,7 @@ class StreamOffset:
         names = ("version", "systemId", "streamType")
         try:
             numbers = [stored["entry"], *(stored[name] for name in names if "version" in stored)]
-            digest = stored["digest"]
-            known = stored.get("delivered")
+            digest, known = stored["digest"], stored.get("delivered")
             delivered = None if known is None else Delivered.from_json(known)
         except (KeyError, TypeError, ValueError, AttributeError):
             numbers, digest, delivered = [None], None, None
