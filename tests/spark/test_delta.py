@@ -1,4 +1,4 @@
-"""Delta tables, with Delta's own package for Spark: ingest, compaction, a sink, MERGE.
+"""Delta tables, with Delta's own package for Spark: ingest, compaction, a sink, MERGE, changes.
 
 Needs a Spark that Delta has a package for, in an environment of its own:
 ``pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'``.
@@ -16,6 +16,7 @@ import pytest
 
 from datastreamer.errors import UsageError
 from datastreamer.spark import Ingest, open_tables, session
+from tests.spark.merging import merge_and_check
 from tests.spark.settings import SETTINGS
 
 pytestmark = [
@@ -30,12 +31,15 @@ DELTA = {
     "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Of 50 tasks that read a table's log, 48 have no work here.
+    "spark.databricks.delta.snapshotPartitions": "2",
 }
 
 
 @pytest.fixture(scope="module")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    scratch = {"spark.local.dir": str(tmp_path_factory.mktemp("spark"))}
+    folder = str(tmp_path_factory.mktemp("spark"))
+    scratch = {"spark.local.dir": folder, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
     made = session("local[2]", "delta", {**SETTINGS, **DELTA, **scratch})
     made.sparkContext.setLogLevel("ERROR")
     yield made
@@ -84,3 +88,9 @@ def test_a_sink_and_a_merge(spark: Any, real_stream: Path, tmp_path: Path) -> No
         "when not matched then insert (number, timestamp) values (s.number, 0)"
     )
     assert spark.read.format("delta").load(table).count() == 11_318 - 100 + 318
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_are_merged(spark: Any, tmp_path: Path, seed: int) -> None:
+    """The recipe of docs/SPARK_STREAMING.md."""
+    merge_and_check(spark, tmp_path, "delta", f"changes_{seed}", seed)

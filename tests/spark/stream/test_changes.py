@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datastreamer import DataStream, StreamServer
-from datastreamer.errors import BadPosition, StreamFileError, UsageError
+from datastreamer.errors import BadPosition, ConnectionLost, StreamFileError, UsageError
 from datastreamer.spark.options import read_options
 from datastreamer.spark.source import DatastreamSource
 from tests.spark.read.reading import Query
@@ -179,6 +180,42 @@ def test_a_batch_that_was_planned_before_a_truncation(growing: DataStream) -> No
     again.offset = end
     assert changes(again.batch()) == (NUMBERS[950:1100], NUMBERS[950:960])
     assert again.batch() is None
+
+
+def test_a_batch_is_not_read_from_a_server_that_lags_the_one_it_was_planned_on(
+    tmp_path: Path,
+) -> None:
+    """Its old entries would stay in the table once the other server is back."""
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                StreamServer(tmp_path / name, host="127.0.0.1", port=0, sync="os", in_process=True)
+            )
+            for name in ("first.bin", "second.bin")
+        )
+        for server in (first, second):
+            add(server.stream, 1000)
+        place = {"server": f"127.0.0.1:{first.port},127.0.0.1:{second.port}", "retryFor": "0.2"}
+        driver = follow(**place)
+        driver.batch()
+        start = driver.offset
+        first.stream.truncate(990)
+        add(first.stream, 10, "another history")
+        end = driver.planned()
+        first.close()
+        again = follow(start, **place)
+        assert start is not None
+        with pytest.raises(ConnectionLost, match="not the one that this batch was planned for"):
+            again.rows(start, end)
+        second.stream.truncate(990)
+        add(second.stream, 10, "another history")
+        deletes, inserts = changes(again.rows(start, end))
+        assert deletes == inserts
+        assert deletes[-11:] == NUMBERS[989:1000]
+        again.offset = end
+        assert changes(again.batch()) == ([], []), "the history of the second server"
+        assert again.batch() is None
+        Driver.stop_all()
 
 
 def test_a_truncation_in_the_middle_of_a_part_does_not_end_it(growing: DataStream) -> None:

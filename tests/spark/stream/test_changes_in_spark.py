@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from datastreamer import DataStream, StreamServer
 from datastreamer.spark import native_jar
 from datastreamer.spark.stream.merge import last_changes, with_values
+from tests.spark.stream.change_sink import forget_commit
 from tests.spark.stream.change_worlds import Stream
 
 
@@ -51,16 +52,6 @@ class Sink:
         else:
             query.awaitTermination()
 
-    def forget_commit(self) -> None:
-        """As a driver that was killed before the last commit was on disk."""
-        commits = sorted(
-            (it for it in (self._checkpoint / "commits").iterdir() if it.name.isdigit()),
-            key=lambda it: int(it.name),
-        )
-        for it in commits[-1:]:
-            it.unlink()
-            it.with_name(f".{it.name}.crc").unlink(missing_ok=True)
-
 
 @pytest.mark.parametrize("served", [False, True], ids=["file", "server"])
 def test_the_table_is_the_stream(spark: Any, tmp_path: Path, served: bool) -> None:
@@ -76,7 +67,7 @@ def test_the_table_is_the_stream(spark: Any, tmp_path: Path, served: bool) -> No
         for at in range(6):
             sink.run(fail=at in (2, 4))
             if at in (1, 3):
-                sink.forget_commit()
+                forget_commit(tmp_path / "checkpoint")
             for _ in range(4):
                 world.act(updates=True)
             server.stream.truncate(server.stream.total_entries - 5)
