@@ -22,7 +22,7 @@ import rlp
 import sha3
 
 from datastreamer import DatastreamerError, StreamServer
-from datastreamer.spark import QUERIES, Ingest, draw, lag, open_tables, session
+from datastreamer.spark import QUERIES, Ingest, draw, open_tables, session
 from datastreamer.zkevm import Sequencer
 
 
@@ -61,14 +61,11 @@ def pipeline(source: dict[str, str], out: str, live: Live | None = None) -> None
         ingest = Ingest(spark, source, out)
         print(f"history: {ingest.backfill():,} entries, up to {ingest.done:,}")
         if live is not None:
-            tail = ingest.follow(seconds=2)
             live.following.set()
-            while not (live.published.is_set() and lag(tail.lastProgress) == 0):
-                if tail.awaitTermination(1):
-                    break
-            tail.processAllAvailable()
-            tail.stop()
-            print(f"live tail: up to entry {ingest.done:,}, without gap or overlap")
+            for count in ingest.follow(2, live.published.wait):
+                print(f"live: {count:,} entries, up to {ingest.done:,}")
+            print(f"live: {ingest.backfill():,} entries, up to {ingest.done:,}")
+        ingest.close()
         open_tables(spark, out)
         for query in QUERIES.values():
             print(f"\n{query.title}")

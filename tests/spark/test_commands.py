@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,19 @@ from pyspark.errors import PySparkException
 
 from datastreamer import DataStream
 from datastreamer.spark.failures import reason
+from datastreamer.spark.pipeline.folder import LocalFolder
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
+from datastreamer.spark.pipeline.source import Source
+from datastreamer.spark.pipeline.tables import columns_of
 from tests.cli import process
 from tests.spark import settings
 from tests.spark.pipeline.test_pipeline import publish
+from tests.spark.pipeline.worlds import World, expected, manifest_of, rows_of
 from tests.spark.settings import ROOT
+
+
+def process_environment() -> dict[str, str]:
+    return {**process.ENVIRONMENT, **settings.ENVIRONMENT}
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +36,7 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**process.ENVIRONMENT, **settings.ENVIRONMENT, **variables},
+        env={**process_environment(), **variables},
         timeout=600,
         check=False,
     )
@@ -67,10 +78,12 @@ def test_a_run_with_nothing_new_starts_no_spark(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
         publish(stream, 4)
         total = stream.total_entries
-    manifest = Manifest({"path": str(tmp_path / "stream.bin")}, tmp_path / "out")
-    wanted = EntryRange(0, total)
-    manifest.begin(wanted)
-    manifest.finish(wanted)
+    source = Source({"path": str(tmp_path / "stream.bin")})
+    folder = LocalFolder(str(tmp_path / "out"))
+    manifest = Manifest(folder, source, columns_of(source.options))
+    name = manifest.begin(0, total)
+    state = source.state(source.look(), total)
+    manifest.put(0, 0, [EntryRange(name, 0, total, ("",))], state)
     manifest.close()
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
@@ -90,6 +103,38 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
+def test_an_ingest_that_is_killed(java: None, tmp_path: Path) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    words = ("ingest", path, out, "--chunk", "6", "--master", "local[2]")
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        world = World(stream, 3, 8)
+        world.append(40)
+        for _ in range(2):
+            seen = len(list(out.glob("_manifest/*.json")))
+            killed = subprocess.Popen(
+                [sys.executable, "-m", "datastreamer", "spark", *map(str, words)],
+                cwd=ROOT,
+                env={**process_environment(), "PYTHONWARNINGS": "ignore"},
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            until = time.monotonic() + 120
+            while len(list(out.glob("_manifest/*.json"))) < seen + 4:
+                assert time.monotonic() < until
+                assert killed.poll() is None
+                time.sleep(0.02)
+            time.sleep(world.choose.uniform(0, 2))
+            os.killpg(killed.pid, signal.SIGKILL)
+            assert killed.wait() == -signal.SIGKILL
+            found = manifest_of(out)
+            assert world.is_a_prefix(rows_of(out, found), found["ranges"][-1]["stop"])
+            world.change()
+        done = command(*words[:3], "--master", "local[2]")
+        assert done.returncode == 0, done.stderr
+        assert rows_of(out, manifest_of(out)) == expected(world.events())
+
+
 # Each command in one process, with its exit code after its error.
 EACH = """
 import json, sys
@@ -101,15 +146,13 @@ for words in json.loads(sys.argv[1]):
 
 def test_what_is_wrong_is_said_before_spark_starts(java: None, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no stream")
-    for version, name in ((1, "one"), (2, "two")):
-        with DataStream.create(tmp_path / f"{name}.bin", version=version, system_id=7, sync="os"):
-            pass
+    with DataStream.create(tmp_path / "two.bin", version=2, system_id=7, sync="os"):
+        pass
     wrong = {
         "report {}": "{}: it holds no tables: ingest a stream into it first",
         "ingest {}/none {}/out": "{}/none: no such file",
         "ingest {}/text {}/out": "{}/text: not a stream file",
-        "ingest {}/one.bin {}/out": "the stream is of version 1",
-        "ingest {}/two.bin {}/text": "{}/text: cannot be created: Not a directory",
+        "ingest {}/two.bin {}/text": "{}/text: cannot be created: File exists",
         "ingest 127.0.0.1:1 {}/out": "cannot connect to 127.0.0.1:1",
     }
     words = [[word.replace("{}", str(tmp_path)) for word in line.split()] for line in wrong]

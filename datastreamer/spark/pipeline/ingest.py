@@ -1,32 +1,36 @@
 """Ingests a sequencer's stream into typed tables: a backfill, then a live tail.
 
-Owns a folder with the tables. A range of entries is either complete or written again. Backfill and
-live tail write the same kind of ranges, so each continues where the other ended.
+Owns a folder with the tables. Each change of them is one change of the manifest: a range of entries
+that is complete, ranges that are joined, or the removal of what the stream no longer has.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Final
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
-from pyspark.sql.streaming.query import StreamingQuery
 
-from datastreamer.errors import ExtraMissing, StreamFileError
-from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
+from datastreamer.errors import ExtraMissing
+from datastreamer.spark.pipeline.folder import folder_of
+from datastreamer.spark.pipeline.manifest import EntryRange, Manifest, edges_of
+from datastreamer.spark.pipeline.source import Seen, Source
 from datastreamer.spark.pipeline.tables import (
     TABLES,
     Format,
-    ParquetTables,
+    columns_of,
+    copy,
     tables_in,
     with_day,
 )
 from datastreamer.spark.pipeline.transactions import decoded_transactions
 from datastreamer.spark.read.frames import frame
+from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
 CHUNK: Final = 1_000_000
 """Entries per range of a backfill."""
@@ -34,16 +38,38 @@ CHUNK: Final = 1_000_000
 COMPACT: Final = 20_000_000
 """Entries per range after `Ingest.compact`."""
 
+_SMALL: Final = 10
+"""As many small ranges are joined by themselves."""
+
 _MOST: Final = (1 << 63) - 1
+
+_log = logging.getLogger(__name__)
+
+
+class Progress(NamedTuple):
+    """How far a backfill is: it writes `table`, the one after `tables` others, of the entries from
+    `start` up to before `stop`, of `total`."""
+
+    start: int
+    stop: int
+    total: int
+    table: str
+    tables: int
+
+    def share(self, of_table: float) -> float:
+        """The part of the stream that is done, if this part of the table is."""
+        of_range = (self.tables + of_table) / len(TABLES)
+        return (self.start + (self.stop - self.start) * of_range) / self.total
 
 
 class Ingest:
     """The tables of one stream in the folder `out`, which all executors must share.
 
     `source` names the stream with options of `spark.read`: ``{"path": ...}`` or
-    ``{"server": ...}``. `format` is that of the tables, for a new folder (None: Parquet). The
-    folder is locked until `close`. Raises what `Manifest` raises, `UsageError` for a folder of
-    another format, and `ExtraMissing` without the packages that decode transactions.
+    ``{"server": ...}``, and perhaps ``mode``. `out` is a path, or a URL that Hadoop knows.
+    `format` is that of the tables, for a new folder (None: Parquet). A local folder is locked until
+    `close`. Raises what `Manifest` raises, and `ExtraMissing` without the packages that decode
+    transactions.
     """
 
     def __init__(
@@ -55,157 +81,198 @@ class Ingest:
     ) -> None:
         ensure_openable()
         self._spark = spark
-        self._source = dict(source)
-        self._out = Path(out).absolute()
-        self._tables = tables_in(spark, self._out, format)
-        self._manifest = Manifest(self._source, out)
-        try:
-            for begun in self._manifest.begun():
-                # A crash interrupted this range.
-                if begun.stop <= self._manifest.total():
-                    self._write(begun)
-                else:
-                    self._tables.clear(begun.name)
-                    self._manifest.forget(begun)
-        except BaseException:
-            self.close()
-            raise
+        self._options = dict(source)
+        self._source = Source(source)
+        self.progress: Progress | None = None
+        columns = columns_of(self._source.options)
+        folder = folder_of(out, spark)
+        self._manifest = Manifest(folder, self._source, columns, format)
+        self._tables = tables_in(spark, folder, self._manifest.now.format, columns)
 
     @property
     def done(self) -> int:
         """The next entry to ingest: all entries before it are in the tables."""
-        return self._manifest.done
+        return self._manifest.now.done
 
-    def backfill(
-        self, chunk: int = CHUNK, begun: Callable[[EntryRange, int], None] | None = None
-    ) -> int:
+    def backfill(self, chunk: int = CHUNK) -> int:
         """Ingest everything that is committed now; returns the number of entries.
 
-        `begun` is called with each range before it is written, and the stream's total number of
-        entries.
+        First removes from the tables what the stream no longer has.
         """
-        before = self.done
-        total = self._manifest.total()
-        while self.done < total:
-            wanted = EntryRange(self.done, min(total, self.done + chunk))
-            if begun is not None:
-                begun(wanted, total)
-            self._write(wanted)
-        return self.done - before
+        seen, written = self._agree(), 0
+        total = seen.total
+        while self.done < min(total, seen.total):
+            start, stop = self.done, min(total, seen.total, self.done + chunk)
+            self.progress = Progress(start, stop, total, TABLES[0], 0)
+            last = len(self._manifest.now.ranges)
+
+            def write(name: str, start: int = start, stop: int = stop) -> None:
+                self._write_tables(name, start, stop)
+
+            if self._write(seen, start, stop, write, last, last):
+                written += stop - start
+                self._join_small(seen)
+            seen = self._agree()
+        return written
+
+    def follow(
+        self, seconds: float = 10.0, stopped: Callable[[float], object] = time.sleep
+    ) -> Iterator[int]:
+        """Ingest new entries every `seconds` seconds, and yield their number, until `stopped`,
+        which waits for as long, returns something true: ``threading.Event().wait`` for example."""
+        while not stopped(seconds):
+            if count := self.backfill():
+                yield count
 
     def compact(self, entries: int = COMPACT) -> int:
         """Join successive ranges of up to `entries` entries together, in fewer and larger files;
-        returns the number of ranges.
+        returns the number of ranges. Queries that run meanwhile have 10 minutes to end."""
+        seen = self._agree()
+        for first, last in self._manifest.joinable(entries):
+            self._join(seen, first, last)
+        return len(self._manifest.now.ranges)
 
-        A query that reads the tables meanwhile may miss files, and fails then.
-        """
-        self._remove_replaced()
-        for joined in self._manifest.joinable(entries):
-            whole = EntryRange(joined[0].start, joined[-1].stop)
-            names = [each.name for each in joined]
-            self._tables.compact(names, whole.name)
-            if isinstance(self._tables, ParquetTables):
-                self._manifest.join(joined)
-                self._remove_replaced()
-        return len(self._manifest.ranges())
+    def close(self) -> None:
+        """Unlock the folder."""
+        self._manifest.close()
 
-    def _remove_replaced(self) -> None:
-        for replaced in self._manifest.replaced():
-            self._tables.clear(replaced.name)
-            self._manifest.remove(replaced)
+    def _agree(self) -> Seen:
+        """The stream, which has the entries in the tables: what it no longer has is removed."""
+        while True:
+            seen, now = self._source.look(), self._manifest.now
+            if self._manifest.unchanged(seen):
+                return seen
+            if self._source.may_lag and seen.total < now.done:
+                return seen
+            keep = self._manifest.common(seen)
+            whole = [each for each in now.ranges if each.stop <= keep]
+            if keep < now.done:
+                _log.warning(
+                    "%s: the stream was changed from entry %d on: the tables lose the entries from "
+                    "there up to %d, and those that replaced them follow",
+                    *(self._manifest.folder.url, keep, now.done),
+                )
+            start, count = (whole[-1].stop if whole else 0), len(now.ranges)
+            if start == keep:
+                state = self._source.state(seen, keep)
+                self._manifest.put(len(whole), count, [], state)
+                return seen
+            # Of the range with the first change, its beginning is kept.
+            part = [now.ranges[len(whole)].name]
 
-    def follow(self, seconds: float = 10.0, *, available_now: bool = False) -> StreamingQuery:
-        """Start a query that ingests new entries every `seconds` seconds, from the folder's end.
+            def write(name: str, part: list[str] = part, keep: int = keep) -> None:
+                copy(self._tables, part, name, keep)
 
-        Its checkpoint is in the folder; it skips what a backfill has ingested meanwhile.
-        """
-        numbers = (
-            self._spark.readStream.format("datastream")
-            .options(**self._source)
-            .option("startingOffset", self.done)
-            .schema("number long")
-            .load()
-        )
-        writer = numbers.writeStream.foreachBatch(self._ingest_batch).option(
-            "checkpointLocation", str(self._out / "_checkpoint")
-        )
-        if available_now:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{round(seconds * 1000)} milliseconds").start()
+            if self._write(seen, start, keep, write, len(whole), count):
+                return seen
 
-    def _ingest_batch(self, numbers: DataFrame, _: int) -> None:
-        found = numbers.agg(f.min("number"), f.max("number")).first()
-        assert found is not None
-        first, last = found
-        if first is None or last < self.done:
-            return
-        if first > self.done:
-            raise StreamFileError(
-                str(self._out),
-                f"entry {self.done} is missing: the query's checkpoint continues with {first}; "
-                "ingest into another folder",
-            )
-        self._write(EntryRange(self.done, last + 1))
+    def _join_small(self, seen: Seen) -> None:
+        """Join the newest ranges if there are many that are small beside the others."""
+        ranges = self._manifest.now.ranges
+        last = len(ranges)
+        for first in range(last - _SMALL + 1):
+            size = ranges[first].stop - ranges[first].start
+            together = ranges[-1].stop - ranges[first].start
+            if together <= COMPACT and size <= together - size:
+                self._join(seen, first, last)
+                return
 
-    def _write(self, wanted: EntryRange) -> None:
-        """Write the rows of a range in all tables, replacing what exists of it."""
-        self._manifest.begin(wanted)
-        # What there is of it: its entries may have changed since, and the days of their blocks.
-        self._tables.clear(wanted.name)
-        for table in TABLES:
-            rows = (
-                self._transactions(wanted) if table == "transactions" else self._read(table, wanted)
-            )
+    def _join(self, seen: Seen, first: int, last: int) -> None:
+        ranges = self._manifest.now.ranges[first:last]
+        stop = ranges[-1].stop
+
+        def write(name: str) -> None:
+            copy(self._tables, [each.name for each in ranges], name, stop)
+
+        self._write(seen, ranges[0].start, stop, write, first, last)
+
+    def _write(
+        self,
+        seen: Seen,
+        start: int,
+        stop: int,
+        write: Callable[[str], None],
+        first: int,
+        last: int,
+    ) -> bool:
+        """Have `write` write the rows of a range, and put it in the place of the ranges from
+        `first` up to before `last`; False if the stream is no longer as it was `seen`."""
+        before = self._source.state(seen, stop)
+        name = self._manifest.begin(start, stop)
+        self._tables.clear(self._manifest.due())
+        try:
+            write(name)
+            self._source.look()
+            hashes = tuple(self._source.hashes(edges_of(start, stop)))
+        except Exception:
+            # A part of the stream that was truncated cannot be read.
+            if self._source.state(self._source.look(), stop) == before:
+                raise
+            return False
+        if self._source.state(self._source.look(), stop) != before:
+            return False
+        self._manifest.put(first, last, [EntryRange(name, start, stop, hashes)], before)
+        return True
+
+    def _write_tables(self, name: str, start: int, stop: int) -> None:
+        for at, table in enumerate(TABLES):
+            assert self.progress is not None
+            self.progress = self.progress._replace(table=table, tables=at)
+            if table == "transactions":
+                rows = self._transactions(start, stop)
+            else:
+                rows = self._read(table, start, stop)
             if "timestamp" in rows.columns and "day" not in rows.columns:
                 rows = with_day(rows)
-            self._tables.save(rows, table, wanted.name)
-        self._manifest.finish(wanted)
+            self._tables.save(rows, table, name)
 
-    def _read(self, table: str, wanted: EntryRange, start: int | None = None) -> DataFrame:
+    def _read(self, table: str, start: int, stop: int, schema: str | None = None) -> DataFrame:
         # Not `spark.read`, which starts two Python processes to plan each table of each range.
-        offsets = {
-            "startingOffset": str(wanted.start if start is None else start),
-            "endingOffset": str(wanted.stop),
-        }
-        return frame(self._spark, **{**self._source, "table": table, **offsets})
+        offsets = {"startingOffset": str(start), "endingOffset": str(stop)}
+        return frame(self._spark, schema=schema, **{**self._options, "table": table, **offsets})
 
-    def _transactions(self, wanted: EntryRange) -> DataFrame:
-        """Decoded transactions with the day and time of their blocks; null for an unknown
+    def _transactions(self, start: int, stop: int) -> DataFrame:
+        """Decoded transactions with the entry, day and time of their blocks; null for an unknown
         block."""
-        opened, first = decoded_transactions(self._spark, self._source, wanted)
-        start = wanted.start
-        if first is not None:
-            # The block of the first transaction may precede the range.
-            start = min(start, self._manifest.entry_of_block(first, start))
-        blocks = with_day(self._read("blocks", wanted, start)).select(
-            "number", "entry_number", "timestamp", "day"
-        )
-        # A block number may occur twice. A block has the transactions up to the next block with
-        # its number, and the first one also those before it.
-        same = Window.partitionBy("number").orderBy("entry_number")
-        blocks = blocks.select(
+        first = self._block_before(start)
+        blocks = with_day(self._read("blocks", first, stop)).select(
             f.col("number").alias("l2block_number"),
-            f.when(f.lag("entry_number").over(same).isNotNull(), f.col("entry_number")).alias(
-                "_from"
-            ),
-            f.lead("entry_number").over(same).alias("_to"),
+            f.col("entry_number").alias("block_entry"),
             "timestamp",
             "day",
         )
-        number = f.col("entry_number")
-        within = (f.coalesce("_from", f.lit(0)) <= number) & (
-            f.coalesce("_to", f.lit(_MOST)) > number
+        # A transaction of version 1 does not name its block, which is the one before it.
+        unnamed = self._source.look().header.version < FIRST_PROTOBUF_VERSION
+        places = blocks.select("block_entry", "l2block_number").toArrow() if unnamed else None
+        opened = decoded_transactions(self._spark, self._options, start, stop, places)
+        # A block number may occur twice: a block has the transactions after it, up to the next
+        # block with its number.
+        same = Window.partitionBy("l2block_number").orderBy("block_entry")
+        blocks = blocks.withColumn(
+            "_to", f.coalesce(f.lead("block_entry").over(same), f.lit(_MOST))
         )
-        own = (opened["l2block_number"] == blocks["l2block_number"]) & within
-        joined = opened.join(blocks, own, "left").drop(blocks["l2block_number"])
-        return joined.drop("_from", "_to")
+        number = opened["entry_number"]
+        own = (
+            (opened["l2block_number"] == blocks["l2block_number"])
+            & (blocks["block_entry"] <= number)
+            & (blocks["_to"] > number)
+        )
+        return opened.join(blocks, own, "left").drop(blocks["l2block_number"], blocks["_to"])
 
-    def close(self) -> None:
-        """Close the stream and unlock the folder."""
-        self._manifest.close()
+    def _block_before(self, start: int) -> int:
+        """The entry of the last block before this entry; 0 if there is none."""
+        step, stop = 1_000, start
+        while stop > 0:
+            begin = max(0, stop - step)
+            blocks = self._read("blocks", begin, stop, "entry_number long")
+            found = blocks.agg(f.max("entry_number")).collect()[0][0]
+            if found is not None:
+                return int(found)
+            step, stop = step * 16, begin
+        return 0
 
 
 def ensure_openable() -> None:
     """Raise `ExtraMissing` if a package that decodes transactions is missing."""
-    if any(importlib.util.find_spec(name) is None for name in ("rlp", "coincurve", "sha3")):
+    if any(importlib.util.find_spec(name) is None for name in ("coincurve", "sha3")):
         raise ExtraMissing("decoding transactions needs packages that are not installed", "zkevm")

@@ -1,225 +1,278 @@
 """The manifest of a folder of tables: which ranges of a stream's entries it holds.
 
-Owns the folder's ``_ranges``, and that all of it is of one stream that still holds it. Needs no
-Spark session, so that errors of a stream or a folder are found before one starts.
+Owns the folder's ``_manifest``, where each change of the tables is one new file: readers use the
+newest one, and what it does not name is not in the tables. Needs no Spark session, so that errors
+of a stream or a local folder are found before one starts.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final, NamedTuple
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
-from datastreamer.errors import (
-    DatastreamerError,
-    FileMissing,
-    StreamFileError,
-    UnknownBookmark,
-    UsageError,
-)
-from datastreamer.position import Identity
-from datastreamer.spark.options import read_options
-from datastreamer.spark.stream.offsets import StreamOffset
-from datastreamer.spark.stream.sources import followed_stream
-from datastreamer.zkevm.bookmark_keys import BookmarkName
+from pyspark.sql.types import StructType
 
-_FIRST_VERSION: Final = 2
-_RANGE: Final = re.compile(r"(\d{20})-(\d{20})")
+from datastreamer.errors import FileMissing, StreamFileError, UsageError
+from datastreamer.spark.pipeline.folder import TableFolder
+from datastreamer.spark.pipeline.source import Seen, Source
+from datastreamer.spark.pipeline.tables import Format
+
+GRACE: Final = 600.0
+"""Seconds that files stay after the manifest ceased to name them, for queries that read them."""
+
+_FOLDER: Final = "_manifest"
+_KEPT: Final = 16
+"""The newest manifests that stay, for readers that have listed them."""
+
+_PIECES: Final = 16
+_LEAST_PIECE: Final = 256
 
 
 class EntryRange(NamedTuple):
-    """Entries from `start` up to, not including, `stop`."""
+    """Entries from `start` up to, not including, `stop`.
 
+    `name` is that of its folders: no other range ever has it. `hashes` are of its pieces.
+    """
+
+    name: str
     start: int
     stop: int
+    hashes: tuple[str, ...]
+
+
+def edges_of(start: int, stop: int) -> list[int]:
+    """Where the pieces of a range begin that are hashed, and where the last one ends."""
+    size = stop - start
+    pieces = max(1, min(_PIECES, size // _LEAST_PIECE))
+    return [start + size * at // pieces for at in range(pieces + 1)]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a manifest says; `number` is its own.
+
+    `stream` identifies the stream and `state` its entries (`Source.state`). `columns` are the
+    schemas of the tables. Files of the range `writing` may exist, and those of the ranges in
+    `removed`, since this time (Unix).
+    """
+
+    number: int
+    format: Format
+    stream: list[int]
+    columns: dict[str, Any]
+    state: str = ""
+    ranges: tuple[EntryRange, ...] = ()
+    writing: str | None = None
+    removed: Mapping[str, float] | None = None
 
     @property
-    def name(self) -> str:
-        """The name of its folder and its record. Names sort by number."""
-        return f"{self.start:020d}-{self.stop:020d}"
+    def done(self) -> int:
+        """The next entry: all before it are in the tables."""
+        return self.ranges[-1].stop if self.ranges else 0
+
+    @property
+    def names(self) -> list[str]:
+        """The ranges' names, in order."""
+        return [each.name for each in self.ranges]
+
+    def schema(self, table: str) -> StructType:
+        """The columns of a table."""
+        return StructType.fromJson(self.columns[table])
+
+    def to_json(self) -> bytes:
+        """One object, with the ranges as objects."""
+        return json.dumps(
+            asdict(self) | {"ranges": [each._asdict() for each in self.ranges]}
+        ).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Contents:
+        """The inverse of `to_json`."""
+        found = json.loads(text)
+        ranges = (EntryRange(**each) for each in found.pop("ranges"))
+        return cls(ranges=tuple(it._replace(hashes=tuple(it.hashes)) for it in ranges), **found)
+
+
+def newest(folder: TableFolder) -> Contents | None:
+    """What the newest manifest says; None in a folder without one.
+
+    Raises `StreamFileError` for the tables of an earlier version of this package.
+    """
+    while found := [name for name in folder.names(_FOLDER) if name.endswith(".json")]:
+        if (text := folder.read(f"{_FOLDER}/{found[-1]}")) is not None:
+            return Contents.from_json(text)
+    return None
+
+
+def complete(folder: TableFolder) -> Contents:
+    """What the newest manifest says. Raises `FileMissing` if no range is complete."""
+    found = newest(folder)
+    if found is None or not found.ranges:
+        raise FileMissing(folder.url, "it holds no tables: ingest a stream into it first")
+    return found
 
 
 class Manifest:
-    """The ranges of one stream in the folder `out`, which is locked until `close`.
+    """The manifest of the tables of one stream in a folder, which is locked until `close`.
 
-    Raises `UsageError` for a stream of version 1, and `StreamFileError` if the folder cannot be
-    written, is locked or holds another stream, or if the stream was truncated.
+    `columns` are those that its tables have from now on, and `wanted` their format (None: as
+    there is, else Parquet). Raises `StreamFileError` if the folder cannot be written, is locked,
+    or holds tables of another stream or with other columns, and `UsageError` for another format.
     """
 
-    def __init__(self, source: Mapping[str, str], out: str | os.PathLike[str]) -> None:
-        self._out = Path(out).absolute()
-        self.folder = self._out / "_ranges"
-        self._stream = followed_stream(read_options(source))
-        # The end of the range that is being written.
-        self._end: StreamOffset | None = None
-        self._lock: int | None = None
+    def __init__(
+        self,
+        folder: TableFolder,
+        source: Source,
+        columns: Mapping[str, StructType],
+        wanted: Format | None = None,
+    ) -> None:
+        self.folder = folder
+        self._source = source
+        seen = source.look()
+        identity = seen.identity
+        stream = [identity.version, identity.system_id, identity.stream_type]
+        folder.lock()
         try:
-            if self._stream.refresh().version < _FIRST_VERSION:
-                raise UsageError(
-                    "the stream is of version 1, whose transactions do not name their block: "
-                    "the pipeline needs a stream of version 2 or later"
-                )
-            self._lock_folder()
-            self.done = self._ensure_same()
-        except BaseException:
-            self.close()
-            raise
-
-    def total(self) -> int:
-        """The number of entries that the stream holds now."""
-        return self._stream.refresh().total_entries
-
-    def entry_of_block(self, number: int, default: int) -> int:
-        """The entry of a block's bookmark now; `default` if there is no such bookmark."""
-        self._stream.refresh()
-        try:
-            return self._stream.entry_of(BookmarkName("block", number))
-        except UnknownBookmark:
-            return default
-
-    def begun(self) -> list[EntryRange]:
-        """The ranges that were begun and not finished."""
-        return _recorded(self.folder, "begun")
-
-    def begin(self, wanted: EntryRange) -> None:
-        """Record that a range is being written."""
-        self._end = self._end_of(wanted)
-        self._record(wanted, "begun").touch()
-
-    def forget(self, begun: EntryRange) -> None:
-        """Remove the record of a range that the truncated stream no longer holds."""
-        self._record(begun, "begun").unlink()
-
-    def finish(self, wanted: EntryRange) -> None:
-        """Record that a range is complete, and how it ends.
-
-        Raises what `begin` raises, also if the range's end has changed since: each table is read
-        separately, so they may be of two histories.
-        """
-        end = self._end_of(wanted)
-        if end != self._end:
-            raise self._truncated(wanted)
-        begun = self._record(wanted, "begun")
-        begun.write_text(json.dumps(end.as_json()))
-        begun.rename(self._record(wanted, "done"))
-        self.done = wanted.stop
-
-    def ranges(self) -> list[EntryRange]:
-        """The complete ranges, in order."""
-        return _complete(self.folder)
-
-    def joinable(self, entries: int) -> list[list[EntryRange]]:
-        """Two or more successive complete ranges, of up to `entries` entries together, each."""
-        found: list[list[EntryRange]] = []
-        for each in self.ranges():
-            if found and each.stop - found[-1][0].start <= entries:
-                found[-1].append(each)
-            else:
-                found.append([each])
-        return [joined for joined in found if len(joined) > 1]
-
-    def join(self, joined: list[EntryRange]) -> None:
-        """Record that these ranges are one, which replaces them."""
-        whole = EntryRange(joined[0].start, joined[-1].stop)
-        begun = self._record(whole, "joining")
-        begun.write_bytes(self._record(joined[-1], "done").read_bytes())
-        begun.rename(self._record(whole, "done"))
-
-    def replaced(self) -> list[EntryRange]:
-        """The ranges that a joined one has replaced, and whose records remain."""
-        complete = self.ranges()
-        return [each for each in _recorded(self.folder, "done") if each not in complete]
-
-    def remove(self, replaced: EntryRange) -> None:
-        """Remove the record of a range whose files are removed."""
-        self._record(replaced, "done").unlink()
-
-    def close(self) -> None:
-        """Close the stream and unlock the folder."""
-        self._stream.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _end_of(self, wanted: EntryRange) -> StreamOffset:
-        header = self._stream.refresh()
-        if header.total_entries < wanted.stop:
-            raise self._truncated(wanted)
-        digest = self._stream.digest_before(wanted.stop)
-        return StreamOffset(wanted.stop, digest, Identity.of(header))
-
-    def _truncated(self, wanted: EntryRange) -> DatastreamerError:
-        return self._stream.changed(
-            f"entries before {wanted.stop} were truncated while they were ingested; run it again",
-            wanted.stop,
-        )
-
-    def _lock_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder, os.O_RDONLY)
-        except OSError as error:
-            raise StreamFileError(str(self._out), f"cannot be created: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StreamFileError(str(self._out), "another ingest is writing to it") from None
-
-    def _ensure_same(self) -> int:
-        """The next entry to ingest. Raises unless all entries before it are in the tables once and
-        are still the stream's."""
-        due = 0
-        for there in self.ranges():
-            if there.start != due:
+            older = _older_columns(folder)
+            found = newest(folder)
+            if found is not None:
+                older = {table: found.schema(table) for table in found.columns}
+                if wanted not in (None, found.format):
+                    raise UsageError(
+                        f"{folder.url}: its tables are {found.format}, not {wanted}: use another "
+                        "folder"
+                    )
+                if found.stream != stream:
+                    raise StreamFileError(
+                        folder.url,
+                        f"it holds tables of another stream than {source.name}: ingest into "
+                        "another folder",
+                    )
+            if older and (differing := _differences(older, columns)):
                 raise StreamFileError(
-                    str(self.folder),
-                    f"entry {due} is missing: the range {there.name} begins with {there.start}; "
+                    folder.url,
+                    f"its tables were made by another version or with another --mode: {differing}; "
                     "ingest into another folder",
                 )
-            due = there.stop
-            last = there
-        if due:
-            header = self._stream.refresh()
-            end = StreamOffset.from_json(json.loads(self._record(last, "done").read_text()))
-            same = header.total_entries >= due and end.stream == Identity.of(header)
-            if not same or self._stream.digest_before(due) != end.digest:
-                raise self._stream.changed(
-                    f"the stream no longer holds the {due} entries in {self._out}: ingest into "
-                    "another folder",
-                    due,
-                )
+        except BaseException:
+            folder.close()
+            raise
+        made = {table: schema.jsonValue() for table, schema in columns.items()}
+        self.now = found or Contents(0, wanted or "parquet", stream, made)
+
+    def unchanged(self, seen: Seen) -> bool:
+        """Whether the stream still has the entries in the tables, as far as is known."""
+        return self.now.state == self._source.state(seen, self.now.done) or not self.now.ranges
+
+    def common(self, seen: Seen) -> int:
+        """The first entry in the tables that the stream does not have, or may not have.
+
+        Raises `StreamFileError` if it has none of them, and is not known to be the same stream.
+        """
+        first = self._source.first_change(self.now.state, seen)
+        if first is not None:
+            return min(first, self.now.done)
+        edges, hashes = [0], list[str]()
+        for each in self.now.ranges:
+            edges += edges_of(each.start, each.stop)[1:]
+            hashes += each.hashes
+        there = [edge for edge in edges if edge <= seen.total]
+        pairs = zip(hashes, self._source.hashes(there), pairwise(there), strict=False)
+        keep = next((start for known, now, (start, _) in pairs if known != now), there[-1])
+        own = seen.history is not None and self.now.state.startswith(seen.history.stream_id.hex())
+        if not keep and not own:
+            raise StreamFileError(
+                self.folder.url,
+                f"{self._source.name} has none of its {self.now.done} entries: ingest into another "
+                "folder",
+            )
+        return keep
+
+    def begin(self, start: int, stop: int) -> str:
+        """Record that a range is being written, under the name that this gives it."""
+        name = f"{start:020d}-{stop:020d}-{self.now.number + 1}"
+        left = [] if self.now.writing is None else [self.now.writing]
+        self._put(writing=name, removed={**self._removed, **dict.fromkeys(left, 0.0)})
+        return name
+
+    def due(self) -> list[str]:
+        """The ranges whose files are to be removed; they are forgotten with the next change."""
+        since = time.time() - GRACE
+        due = [name for name, at in self._removed.items() if at < since]
+        left = {name: at for name, at in self._removed.items() if name not in due}
+        self.now = replace(self.now, removed=left)
         return due
 
-    def _record(self, of: EntryRange, state: str) -> Path:
-        return self.folder / f"{of.name}.{state}"
+    def put(self, first: int, last: int, new: Sequence[EntryRange], state: str) -> None:
+        """In one step, put complete ranges in the place of those from `first` up to before `last`.
+
+        `state` is that of the entries before the end of the new ones.
+        """
+        ranges, now = self.now.ranges, time.time()
+        gone = {each.name: now for each in ranges[first:last]}
+        self._put(
+            ranges=(*ranges[:first], *new, *ranges[last:]),
+            state=state if last >= len(ranges) else self.now.state,
+            writing=None,
+            removed={**self._removed, **gone},
+        )
+
+    def joinable(self, entries: int) -> list[tuple[int, int]]:
+        """Groups of successive ranges, of up to `entries` entries together; the last ones first."""
+        found: list[tuple[int, int]] = []
+        first, ranges = 0, self.now.ranges
+        for at, each in enumerate(ranges):
+            if each.stop - ranges[first].start > entries:
+                found.append((first, at))
+                first = at
+        found.append((first, len(ranges)))
+        return [group for group in reversed(found) if group[1] - group[0] > 1]
+
+    @property
+    def _removed(self) -> Mapping[str, float]:
+        return self.now.removed or {}
+
+    def _put(self, **changes: Any) -> None:
+        made = replace(self.now, number=self.now.number + 1, **changes)
+        self.folder.put(_name(made.number), made.to_json())
+        self.now = made
+        self.folder.remove(_name(made.number - _KEPT))
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        self.folder.close()
 
 
-def complete_ranges(out: str | os.PathLike[str]) -> list[EntryRange]:
-    """The complete ranges in a folder of tables. Raises `FileMissing` if there is none."""
-    done = _complete(Path(out) / "_ranges")
-    if not done:
-        raise FileMissing(str(out), "it holds no tables: ingest a stream into it first")
-    return done
+def _name(number: int) -> str:
+    return f"{_FOLDER}/{number:020d}.json"
 
 
-def _complete(folder: Path) -> list[EntryRange]:
-    """The complete ranges in order, without those that a joined one contains."""
-    found: list[EntryRange] = []
-    for each in sorted(_recorded(folder, "done"), key=lambda it: (it.start, -it.stop)):
-        if not found or each.stop > found[-1].stop:
-            found.append(each)
-    return found
+def _older_columns(folder: TableFolder) -> dict[str, StructType]:
+    """The columns of tables that an earlier version of this package made, by its own records."""
+    names = [name for name in folder.names("_ranges") if not name.endswith((".begun", ".done"))]
+    texts = {name.removesuffix(".json"): folder.read(f"_ranges/{name}") for name in names}
+    return {name: StructType.fromJson(json.loads(text)) for name, text in texts.items() if text}
 
 
-def _recorded(folder: Path, state: str) -> list[EntryRange]:
-    """The ranges of a state, in order."""
-    found = []
-    for path in sorted(folder.glob(f"*.{state}")):
-        numbers = _RANGE.fullmatch(path.stem)
-        if numbers is not None:
-            found.append(EntryRange(int(numbers[1]), int(numbers[2])))
-    return found
+def _differences(older: Mapping[str, StructType], columns: Mapping[str, StructType]) -> str:
+    """How the columns of older tables differ from those that are written now; empty if equal."""
+
+    def types(table: Iterable[Any]) -> dict[str, str]:
+        return {field.name: field.dataType.simpleString() for field in table}
+
+    said = []
+    for table, schema in columns.items():
+        before, now = types(older.get(table, ())), types(schema)
+        said += [f"{table} has no {name}" for name in now if name not in before]
+        said += [f"{table} has {name}, which is no more" for name in before if name not in now]
+        said += [
+            f"{table} has {name} as {before[name]}, not {kind}"
+            for name, kind in now.items()
+            if before.get(name, kind) != kind
+        ]
+    return "; ".join(said)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
 from datastreamer.errors import ExtraMissing
-from datastreamer.spark.pipeline.manifest import complete_ranges
+from datastreamer.spark.pipeline.folder import folder_of
+from datastreamer.spark.pipeline.manifest import complete
 from datastreamer.spark.pipeline.tables import TABLES, readable, tables_in
 
 
@@ -27,8 +31,8 @@ QUERIES: Final = {
         select day, count(*) as blocks, sum(transactions) as transactions,
                round(avg(transactions), 2) as average, max(transactions) as most
         from (select b.day, b.number, count(t.entry_number) as transactions
-              from blocks b left join transactions t on t.l2block_number = b.number
-              group by b.day, b.number)
+              from blocks b left join transactions t on t.block_entry = b.entry_number
+              group by b.day, b.number, b.entry_number)
         group by day order by day
         """,
     ),
@@ -46,35 +50,86 @@ QUERIES: Final = {
         """
         select day, count(*) as blocks, round(avg(seconds), 2) as average,
                percentile(seconds, 0.5) as median, max(seconds) as most
-        from (select day, number, timestamp - lag(timestamp) over (order by number) as seconds
-              from blocks)
-        where seconds is not null group by day order by day
+        from block_seconds where seconds is not null group by day order by day
         """,
     ),
     "open_batches": Query(
         "Batches without an end",
         """
-        select b.number, b.entry_number from batches b
-        left anti join batch_ends e on e.number = b.number order by b.number
+        select b.number, b.entry_number
+        from (select number, entry_number,
+                     lead(entry_number) over (partition by number order by entry_number) as again
+              from batches) b
+        left anti join batch_ends e on e.number = b.number and e.entry_number > b.entry_number
+                                   and (b.again is null or e.entry_number < b.again)
+        order by b.number, b.entry_number
         """,
     ),
 }
 
 
-def open_tables(spark: SparkSession, out: str | os.PathLike[str]) -> dict[str, DataFrame]:
-    """The tables in a folder, also registered as temporary views.
+# The seconds since the block before, if that has the number before. A window over all blocks would
+# sort them in one task, so each million of entries is one, and the last block of those before is
+# joined.
+_BLOCK_SECONDS: Final = """
+    with placed as (select *, entry_number div 1000000 as part from blocks),
+    before as (
+        select part, lag(last) over (order by part) as last
+        from (select part, max_by(struct(number, timestamp), entry_number) as last
+              from placed group by part)
+    ),
+    pairs as (
+        select p.*, coalesce(
+                   lag(struct(p.number, p.timestamp)) over (
+                       partition by p.part order by p.entry_number),
+                   b.last) as previous
+        from placed p join before b on b.part = p.part
+    )
+    select entry_number, number, day, time, timestamp,
+           if(number = previous.number + 1, timestamp - previous.timestamp, null) as seconds
+    from pairs
+"""
 
-    They have columns for people beside the raw ones: `time`, `NAME_hex`, `NAME_wei`. Raises
-    `FileMissing` if there is none. Incomplete ranges are left out.
+
+# At most 400 points, one for each span of time.
+_POINTS: Final = """
+    select min(timestamp) as time, avg(transactions) as transactions, avg(seconds) as seconds
+    from (select b.timestamp, b.seconds, coalesce(t.transactions, 0) as transactions,
+                 (b.timestamp - first) * 400 div (last - first + 1) as span
+          from block_seconds b
+          left join (select block_entry, count(*) as transactions from transactions
+                     group by block_entry) t on t.block_entry = b.entry_number
+          cross join (select min(timestamp) as first, max(timestamp) as last
+                      from block_seconds where time is not null)
+          where b.time is not null)
+    group by span order by span
+"""
+
+_BURST: Final = 20
+_TICKS: Final = 6
+_COUNTS: Final = [digit * 10**power for power in range(19) for digit in (1, 2, 5)]
+_SECONDS: Final = [
+    *(size * unit for unit in (1, 60) for size in (1, 2, 5, 10, 30)),
+    *(size * 3_600 for size in (1, 3, 6, 12)),
+    *(86_400 * size for size in _COUNTS),
+]
+
+
+def open_tables(spark: SparkSession, out: str | os.PathLike[str]) -> dict[str, DataFrame]:
+    """The tables in a folder, also registered as temporary views, with one more for `QUERIES`.
+
+    They have columns for people beside the raw ones: `time`, `NAME_hex`, `NAME_wei`. All are of
+    one moment: what is incomplete or was removed is left out. Raises `FileMissing` if there is
+    none.
     """
-    folder = Path(out)
-    done = [entries.name for entries in complete_ranges(folder)]
-    stored = tables_in(spark, folder)
-    tables = {}
-    for name in TABLES:
-        table = stored.read(name)
-        tables[name] = readable(table.where(table["range"].isin(done)))
-        tables[name].createOrReplaceTempView(name)
+    folder = folder_of(out, spark)
+    found = complete(folder)
+    columns = {name: found.schema(name) for name in TABLES}
+    stored = tables_in(spark, folder, found.format, columns)
+    tables = {name: readable(stored.read(name, found.names)) for name in TABLES}
+    for name, table in tables.items():
+        table.createOrReplaceTempView(name)
+    spark.sql(_BLOCK_SECONDS).createOrReplaceTempView("block_seconds")
     return tables
 
 
@@ -84,46 +139,46 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     Raises `ExtraMissing` without matplotlib.
     """
     try:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
     except ImportError:
         raise ExtraMissing("charts need a package that is not installed", "charts") from None
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    # At most 400 points, however many blocks there are.
-    blocks = _columns(
-        spark.sql(
-            """
-            select min(time) as time, avg(transactions) as transactions, avg(seconds) as seconds
-            from (select ntile(400) over (order by number) as bucket, *
-                  from (select b.number, b.time, count(t.entry_number) as transactions,
-                               b.timestamp - lag(b.timestamp) over (order by b.number) as seconds
-                        from blocks b left join transactions t on t.l2block_number = b.number
-                        group by b.number, b.timestamp, b.time))
-            where time is not null group by bucket order by bucket
-            """
-        )
-    )
+    blocks = _columns(spark.sql(_POINTS))
     senders = _columns(spark.sql(QUERIES["gas_by_sender"].sql))
 
     over_time = Figure(figsize=(10, 6), layout="constrained")
     charts = over_time.subplots(2, 1, sharex=True)
-    for chart, name, title in zip(
+    times = [datetime.fromtimestamp(time, UTC) for time in blocks["time"]]
+    for chart, name, title, ticks, text in zip(
         charts,
         ("transactions", "seconds"),
-        ("Transactions per block", "Seconds since the previous block"),
+        ("Transactions per block", "Time since the block before"),
+        (_COUNTS, _SECONDS),
+        (_count, _duration),
         strict=True,
     ):
-        chart.plot(blocks["time"], blocks[name])
+        chart.plot(times, blocks[name])
         chart.set_title(title)
-        chart.set_ylabel(name)
-        # Linear up to 1, then logarithmic: a burst does not flatten the rest.
-        chart.set_yscale("symlog")
+        _scale(chart, [value for value in blocks[name] if value is not None], ticks)
+        chart.yaxis.set_major_formatter(text)
+        chart.grid(alpha=0.3)
+    dates: Any = AutoDateLocator
+    written: Any = ConciseDateFormatter
+    charts[-1].xaxis.set_major_locator(located := dates(tz=UTC))
+    charts[-1].xaxis.set_major_formatter(written(located, tz=UTC))
     charts[-1].set_xlabel("time of the block (UTC)")
-    over_time.autofmt_xdate()
     by_sender = Figure(figsize=(10, 4), layout="constrained")
     bars = by_sender.subplots()
-    gas = [sent or 0 for sent in senders["gas"]]
-    bars.barh([name[:12] for name in senders["sender"]][::-1], gas[::-1])
+    drawn_bars = bars.barh(
+        [name if name == "none" else f"{name[:10]}…{name[-4:]}" for name in senders["sender"]],
+        [sent or 0 for sent in senders["gas"]],
+    )
+    bars.bar_label(drawn_bars, [f"{share or 0} %" for share in senders["percent"]], padding=3)
+    bars.invert_yaxis()
+    bars.margins(x=0.1)
+    bars.xaxis.set_major_formatter(_count)
     bars.set_title(QUERIES["gas_by_sender"].title)
     bars.set_xlabel("gas limit of their transactions")
 
@@ -132,6 +187,34 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
         figure.savefig(target / name)
         drawn.append(target / name)
     return drawn
+
+
+def _scale(chart: Any, values: list[float], ticks: Sequence[float]) -> None:
+    """Let the axis begin at 0. If a burst would flatten the rest, it is logarithmic from 1 on."""
+    most = max(values, default=0)
+    if most > _BURST * max(1, median(values or [0])):
+        chart.set_yscale("symlog", linthresh=1)
+        shown = [tick for tick in ticks if tick <= most]
+        step = -(-len(shown) // _TICKS)
+        chart.set_yticks([0, *shown[::-step][::-1]], minor=False)
+        chart.set_yticks([], minor=True)
+    chart.set_ylim(bottom=min([0, *values]))
+
+
+def _count(value: float, _: object = None) -> str:
+    """A number as people write it, such as 2.5 M."""
+    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, "")):
+        if unit and value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:,g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def _duration(value: float, _: object = None) -> str:
+    """Seconds in the largest unit that fits, such as 5 min."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} s"
 
 
 def _columns(rows: DataFrame) -> dict[str, list[Any]]:

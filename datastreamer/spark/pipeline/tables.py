@@ -1,138 +1,179 @@
-"""The files of the ingested tables: written by ranges, compacted, and opened, as Parquet or Delta.
+"""The files of the ingested tables: written by ranges, copied, and opened, as Parquet or Delta.
 
-Owns the layout of a table's folder, and the columns that `open_tables` adds for people. Must not
-know streams.
+Owns the layout of a table's folder, its columns, and those that `open_tables` adds for people.
+Must not know streams.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal, Protocol, TypeAlias
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
-from datastreamer.errors import StreamFileError, UsageError
+from datastreamer.arrow.opened import OPENED
+from datastreamer.spark.options import Options
+from datastreamer.spark.pipeline.folder import TableFolder, escaped
+from datastreamer.spark.read.schemas import table_schema
 
 Format: TypeAlias = Literal["parquet", "delta"]
 
 TABLES: Final = ("blocks", "transactions", "batches", "batch_ends", "ger_updates")
 """The tables in the folder. Those whose rows have a `timestamp` are partitioned by day."""
 
+_COPYING: Final = {
+    # Files of about two thirds of this, which is counted before Parquet's encoding.
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": str(192 << 20),
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.enabled": "true",
+}
+"""Settings of Spark while ranges are copied."""
+
 # The first and the last second of the years 1 to 9999, the range of Python dates.
 _DATES: Final = (-62_135_596_800, 253_402_300_799)
 # Amounts of 256 bits, which are text or exceed BIGINT in sums.
 _AMOUNTS: Final = ("value", "gas_price", "max_priority_fee_per_gas", "max_fee_per_gas")
+# The folder of the file without rows, from which other programs learn a table's columns.
+_EMPTY: Final = "none"
+_NO_DAY: Final = "day=__HIVE_DEFAULT_PARTITION__/"
+
+
+def columns_of(options: Options) -> dict[str, StructType]:
+    """The columns of all tables, of a stream that is read with these options."""
+    found = {}
+    for table in TABLES:
+        own = table_schema(replace(options, table=table), system_id=False)
+        fields = [field for field in own if field.name != "encoded"]
+        if table == "transactions":
+            fields += from_arrow_schema(OPENED).fields
+            fields += [StructField(name, LongType()) for name in ("block_entry", "timestamp")]
+        if any(field.name == "timestamp" for field in fields):
+            fields.append(StructField("day", DateType()))
+        found[table] = StructType([*fields, StructField("range", StringType())])
+    return found
 
 
 class Tables(Protocol):
     """The tables in one folder. Rows have the column `range`, the name of their range."""
 
     def save(self, rows: DataFrame, table: str, name: str) -> None:
-        """Write the rows of a range, in the place of what there is of it."""
+        """Write the rows of a range, of which there is nothing yet."""
 
-    def clear(self, name: str) -> None:
-        """Remove what there is of a range."""
+    def clear(self, names: Sequence[str]) -> None:
+        """Remove what there is of these ranges."""
 
-    def read(self, table: str) -> DataFrame:
-        """All rows of a table."""
-
-    def compact(self, names: list[str], name: str) -> None:
-        """Write the rows of these ranges again, as those of range `name`, in fewer files."""
+    def read(self, table: str, names: Sequence[str]) -> DataFrame:
+        """The rows of these ranges."""
 
 
 class ParquetTables:
-    """A folder `day=…/range=…` for each range, so that it can be removed and written again."""
+    """A folder `day=…/range=…` for each range, so that it can be removed."""
 
-    def __init__(self, spark: SparkSession, out: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: TableFolder, columns: Mapping[str, StructType]
+    ) -> None:
         self._spark = spark
-        self._out = out
+        self._folder = folder
+        self._columns = columns
 
     def save(self, rows: DataFrame, table: str, name: str) -> None:
-        rows = rows.withColumn("range", f.lit(name))
-        # Without rows, no Parquet file records the columns.
-        (self._out / "_ranges" / f"{table}.json").write_text(rows.schema.json())
+        schema = self._columns[table]
+        by = [column for column in ("day", "range") if column in schema.names]
+        empty = f"{table}/{_NO_DAY if by[1:] else ''}range={_EMPTY}"
+        if not self._folder.names(empty):
+            own = StructType([field for field in schema if field.name not in by])
+            sink = pa.BufferOutputStream()
+            pq.write_table(to_arrow_schema(own).empty_table(), sink)
+            self._folder.put(f"{empty}/columns.parquet", sink.getvalue().to_pybytes())
         (
-            rows.write.mode("overwrite")
-            .option("partitionOverwriteMode", "dynamic")
-            .partitionBy(*(column for column in ("day", "range") if column in rows.columns))
-            .parquet(str(self._out / table))
+            rows.withColumn("range", f.lit(name))
+            .select(schema.names)
+            .write.mode("append")
+            .option("compression", "zstd")
+            .partitionBy(*by)
+            .parquet(f"{self._folder.url}/{table}")
         )
 
-    def clear(self, name: str) -> None:
+    def clear(self, names: Sequence[str]) -> None:
         for table in TABLES:
-            for pattern in (f"range={name}", f"day=*/range={name}"):
-                for left in (self._out / table).glob(pattern):
-                    try:
-                        shutil.rmtree(left)
-                    except OSError as error:
-                        what = f"cannot be removed: {error.strerror}"
-                        raise StreamFileError(str(left), what) from None
+            for name in names:
+                self._folder.remove(f"{table}/range={name}")
+                self._folder.remove(f"{table}/day=*/range={name}")
 
-    def read(self, table: str) -> DataFrame:
-        text = (self._out / "_ranges" / f"{table}.json").read_text()
-        schema = StructType.fromJson(json.loads(text))
-        return self._spark.read.schema(schema).parquet(str(self._out / table))
-
-    def compact(self, names: list[str], name: str) -> None:
-        self.clear(name)
-        for table in TABLES:
-            rows = self.read(table).where(f.col("range").isin(names))
-            # One file for each day.
-            key = f.col("day") if "day" in rows.columns else f.lit(0)
-            self.save(rows.drop("range").repartition(key), table, name)
+    def read(self, table: str, names: Sequence[str]) -> DataFrame:
+        schema = self._columns[table]
+        days = "day=*/" if "day" in schema.names else ""
+        root = f"{self._folder.url}/{table}"
+        wanted = f"{escaped(root)}/{days}range={{{','.join([_EMPTY, *names])}}}"
+        return self._spark.read.schema(schema).option("basePath", root).parquet(wanted)
 
 
 class DeltaTables:
-    """Delta tables: a range replaces itself in one commit of each table.
+    """Delta tables: a range is one commit of each table.
 
     The session needs Delta's package and its two settings.
     """
 
-    def __init__(self, spark: SparkSession, out: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: TableFolder, columns: Mapping[str, StructType]
+    ) -> None:
         self._spark = spark
-        self._out = out
+        self._folder = folder
+        self._columns = columns
 
     def save(self, rows: DataFrame, table: str, name: str) -> None:
+        schema = self._columns[table]
         (
             rows.withColumn("range", f.lit(name))
+            .select(schema.names)
             .write.format("delta")
-            .mode("overwrite")
-            .option("replaceWhere", f"range = '{name}'")
-            .partitionBy(*(["day"] if "day" in rows.columns else []))
-            .save(str(self._out / table))
+            .mode("append")
+            .partitionBy(*(["day"] if "day" in schema.names else []))
+            .save(f"{self._folder.url}/{table}")
         )
 
-    def clear(self, name: str) -> None:
+    def clear(self, names: Sequence[str]) -> None:
+        texts = ", ".join(f"'{name}'" for name in names)
         for table in TABLES:
-            if (self._out / table).exists():
-                self.save(self.read(table).where("false").drop("range"), table, name)
+            if names and self._folder.names(f"{table}/_delta_log"):
+                path = f"delta.`{self._folder.url}/{table}`"
+                self._spark.sql(f"delete from {path} where range in ({texts})")  # noqa: S608
 
-    def read(self, table: str) -> DataFrame:
-        return self._spark.read.format("delta").load(str(self._out / table))
-
-    def compact(self, names: list[str], name: str) -> None:
-        """Delta's own compaction: ranges keep their names."""
-        for table in TABLES:
-            self._spark.sql(f"optimize delta.`{self._out / table}`")
+    def read(self, table: str, names: Sequence[str]) -> DataFrame:
+        found = self._spark.read.format("delta").load(f"{self._folder.url}/{table}")
+        return found.where(found["range"].isin(list(names)))
 
 
-def tables_in(spark: SparkSession, out: Path, wanted: Format | None = None) -> Tables:
-    """The tables of a folder, in the format that it has; `wanted` for a new folder.
+def tables_in(
+    spark: SparkSession, folder: TableFolder, format: Format, columns: Mapping[str, StructType]
+) -> Tables:
+    """The tables of a folder, in the format that it has."""
+    return (DeltaTables if format == "delta" else ParquetTables)(spark, folder, columns)
 
-    Raises `UsageError` if it has another format than the wanted one.
-    """
-    found: Format | None = None
-    if any((out / table / "_delta_log").exists() for table in TABLES):
-        found = "delta"
-    elif any((out / table).exists() for table in TABLES):
-        found = "parquet"
-    if found is not None and wanted not in (None, found):
-        raise UsageError(f"{out}: its tables are {found}, not {wanted}: use another folder")
-    return (DeltaTables if (found or wanted) == "delta" else ParquetTables)(spark, out)
+
+def copy(tables: Tables, names: Sequence[str], name: str, stop: int) -> None:
+    """Write the rows of these ranges before entry `stop` again, as those of the range `name`, in
+    the order of entries and in few files."""
+    for table in TABLES:
+        rows = tables.read(table, names)
+        kept = rows.where(rows["entry_number"] < stop).repartitionByRange("entry_number")
+        # In the order that partitions of the table need, so that Spark does not sort again.
+        by = [column for column in ("day", "entry_number") if column in rows.columns]
+        conf = rows.sparkSession.conf
+        before = {setting: conf.get(setting) or "" for setting in _COPYING}
+        try:
+            for setting, value in _COPYING.items():
+                conf.set(setting, value)
+            tables.save(kept.sortWithinPartitions(*by), table, name)
+        finally:
+            for setting, known in before.items():
+                conf.set(setting, known)
 
 
 def with_day(rows: DataFrame) -> DataFrame:

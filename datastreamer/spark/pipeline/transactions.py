@@ -6,6 +6,8 @@ time, so tasks have equal numbers of transactions, wherever these are in the str
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +18,6 @@ from pyspark.sql.types import StructType
 
 from datastreamer.arrow.opened import OPENED, opened_columns
 from datastreamer.spark.options import read_options
-from datastreamer.spark.pipeline.manifest import EntryRange
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.frames import frame, frame_of
 from datastreamer.spark.read.planning import plan_ranges
@@ -32,36 +33,48 @@ _TASKS_PER_CORE: Final = 4
 """As many tasks let no core wait long for the last one."""
 
 
-class Transactions(NamedTuple):
-    """The decoded transactions, and the block that the first one names; None without any."""
-
-    rows: DataFrame
-    first_block: int | None
-
-
 def decoded_transactions(
-    spark: SparkSession, source: Mapping[str, str], wanted: EntryRange
-) -> Transactions:
-    """The transactions of a range of entries."""
-    start, stop = wanted
+    spark: SparkSession, source: Mapping[str, str], start: int, stop: int, blocks: Any = None
+) -> DataFrame:
+    """The transactions of the entries from `start` up to before `stop`.
+
+    `blocks` are an Arrow table of the entries (`block_entry`) and numbers of the blocks, of a
+    stream whose transactions do not name theirs: `l2block_number` is that of the block before.
+    """
     given = {
         **source,
         "table": "transactions",
         "startingOffset": str(start),
         "endingOffset": str(stop),
     }
-    schema = "entry_number long, l2block_number long"
+    schema = "entry_number long"
     found = frame(spark, schema=schema, **given).mapInArrow(_marks, schema)
-    marks = sorted(found.collect())
+    marks = sorted(row.entry_number for row in found.collect())
     options = read_options(given)
     full = table_schema(options, system_id=False)
     inner = marks[:: marks_per_task(len(marks), spark.sparkContext.defaultParallelism)][1:]
-    edges = [start, *(mark.entry_number for mark in inner), stop] if marks else []
-    parts = list(plan_ranges(options, edges))
+    parts = list(plan_ranges(options, [start, *inner, stop] if marks else []))
     kept = [field for field in full if field.name != "encoded"]
     columns = StructType([*kept, *from_arrow_schema(OPENED)])
-    rows = frame_of(spark, BatchReader(options, full), parts, columns, _decoder(columns))
-    return Transactions(rows, marks[0].l2block_number if marks else None)
+    convert = _decoder(columns, None if blocks is None else _Places.of(blocks))
+    return frame_of(spark, BatchReader(options, full), parts, columns, convert)
+
+
+class _Places(NamedTuple):
+    """The entries of the blocks, rising, and their numbers."""
+
+    entries: array[int]
+    numbers: array[int]
+
+    @classmethod
+    def of(cls, blocks: Any) -> _Places:
+        columns = blocks.sort_by("block_entry").select(["block_entry", "l2block_number"])
+        return cls(*(array("q", column.to_pylist()) for column in columns))
+
+    def before(self, entry: int) -> int | None:
+        """The number of the last block before an entry; None if there is none."""
+        at = bisect_left(self.entries, entry)
+        return self.numbers[at - 1] if at else None
 
 
 def marks_per_task(marks: int, cores: int) -> int:
@@ -77,12 +90,15 @@ def _marks(batches: Iterator[Any]) -> Iterator[Any]:
         seen += batch.num_rows
 
 
-def _decoder(columns: StructType) -> Callable[[Any], Any]:
+def _decoder(columns: StructType, places: _Places | None) -> Callable[[Any], Any]:
     """The function that replaces the column `encoded` of a batch by the decoded fields."""
     schema = to_arrow_schema(columns)
 
     def decode(batch: Any) -> Any:
         opened = opened_columns(batch.column("encoded"), OPENED.names)
+        if places is not None:
+            entries = batch.column("entry_number").to_pylist()
+            opened["l2block_number"] = pa.array(map(places.before, entries), pa.int64())
         return pa.RecordBatch.from_arrays(
             [
                 opened[field.name] if field.name in opened else batch.column(field.name)

@@ -13,9 +13,9 @@ import rlp
 import sha3
 
 from datastreamer import DataStream, zkevm
-from datastreamer.errors import FileMissing, StreamFileError, UsageError
+from datastreamer.cli.demo import DemoSequencer
+from datastreamer.errors import FileMissing, StreamFileError
 from datastreamer.spark.pipeline.ingest import Ingest
-from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.spark.pipeline.transactions import marks_per_task
 
@@ -50,6 +50,11 @@ def put(stream: DataStream, blocks: list[tuple[int, int, int]]) -> None:
                 op.add_entry(*zkevm.encode(zkevm.Transaction(number, encoded=b"x"), version=3))
 
 
+def add(stream: DataStream, event: Any) -> None:
+    with stream.atomic_op() as op:
+        op.add_entry(*zkevm.encode(event, version=3))
+
+
 def events(path: Path) -> list[Any]:
     with DataStream.open(path, read_only=True) as stream:
         version = stream.header.version
@@ -66,7 +71,8 @@ def ingested(spark: Any, real_stream: Path, tmp_path: Path) -> Path:
     ingest = Ingest(spark, {"path": str(path)}, out)
     assert ingest.backfill(chunk=10_000) == 12_003
     shutil.copy(real_stream, path)
-    ingest.follow(available_now=True).awaitTermination()
+    stops = iter([False, False, True])
+    assert list(ingest.follow(0, lambda _: next(stops))) == [34_723 - 12_003]
     assert ingest.done == 34_723
     ingest.close()
     return out
@@ -158,70 +164,6 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
         assert spark.sql(QUERIES["open_batches"].sql).count() == 1
 
         again.close()
-        stream.truncate(stream.total_entries - 1)
-        with pytest.raises(StreamFileError, match="the stream no longer holds"):
-            Ingest(spark, {"path": str(path)}, out)
-
-
-def test_what_a_crash_left_of_a_range_is_removed_if_the_stream_has_changed(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out = tmp_path / "stream.bin", tmp_path / "out"
-
-    def crashed() -> None:
-        def crash(self: Manifest, wanted: EntryRange) -> None:
-            raise KeyboardInterrupt
-
-        ingest = Ingest(spark, {"path": str(path)}, out)
-        with monkeypatch.context() as patched:
-            patched.setattr(Manifest, "finish", crash)
-            with pytest.raises(KeyboardInterrupt):
-                ingest.backfill()
-        ingest.close()
-
-    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
-        put(stream, [(number, TIME + 86_400 * number, 1) for number in range(6)])
-        total = stream.total_entries
-        crashed()
-        stream.truncate(0)
-        put(stream, [(0, TIME + 86_400 * 30, 1)])
-        # The range goes further than the stream does now: there is none.
-        ingest = Ingest(spark, {"path": str(path)}, out)
-        assert (ingest.done, list((out / "_ranges").glob("*.begun"))) == (0, [])
-        ingest.close()
-        crashed()
-        stream.truncate(0)
-        put(stream, [(number, TIME + 86_400 * 60, 1) for number in range(6)])
-        assert stream.total_entries == total
-        ingest = Ingest(spark, {"path": str(path)}, out)
-        ingest.backfill()
-        ingest.close()
-        tables = open_tables(spark, out)
-        for name, kind in (("blocks", zkevm.L2Block), ("transactions", zkevm.Transaction)):
-            rows = tables[name].orderBy("entry_number").collect()
-            numbers = [n for n, event in enumerate(events(path)) if isinstance(event, kind)]
-            assert [row.entry_number for row in rows] == numbers
-            assert {row.timestamp for row in rows} == {TIME + 86_400 * 60}
-
-
-def test_a_range_of_two_histories_is_not_finished(tmp_path: Path) -> None:
-    path, out = tmp_path / "stream.bin", tmp_path / "out"
-    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
-        put(stream, [(number, TIME, 1) for number in range(6)])
-        wanted = EntryRange(0, stream.total_entries)
-        ranges = Manifest({"path": str(path)}, out)
-        for again in (3, 6):
-            ranges.begin(wanted)
-            stream.truncate(0)
-            put(stream, [(number, TIME + again, 1) for number in range(again)])
-            with pytest.raises(StreamFileError, match="truncated while they were ingested; run"):
-                ranges.finish(wanted)
-            assert (ranges.begun(), ranges.done) == ([wanted], 0)
-            put(stream, [(number, TIME, 1) for number in range(again, 6)])
-        ranges.begin(wanted)
-        ranges.finish(wanted)
-        assert (ranges.begun(), ranges.done) == ([], wanted.stop)
-        ranges.close()
 
 
 def test_blocks_that_no_sequencer_writes(spark: Any, tmp_path: Path) -> None:
@@ -254,11 +196,34 @@ def test_blocks_that_no_sequencer_writes(spark: Any, tmp_path: Path) -> None:
     draw(spark, tmp_path / "charts")
 
 
-def test_a_stream_of_version_1_is_refused(spark: Any, tmp_path: Path) -> None:
-    with DataStream.create(tmp_path / "one.bin", version=1, system_id=7, sync="os"):
-        pass
-    with pytest.raises(UsageError, match="the pipeline needs a stream of version 2 or later"):
-        Ingest(spark, {"path": str(tmp_path / "one.bin")}, tmp_path / "out")
+def test_a_stream_of_version_1(spark: Any, tmp_path: Path) -> None:
+    """Its transactions do not name their block. One range begins between a block and its own."""
+    path, out = tmp_path / "one.bin", tmp_path / "out"
+    with DataStream.create(path, version=1, system_id=7, sync="os") as stream:
+        sequencer = DemoSequencer(stream)
+        for _ in range(10):
+            sequencer.write()
+        total = stream.total_entries
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    assert ingest.backfill(chunk=8) == total == 50
+    ingest.close()
+    blocks: list[tuple[Any, ...]] = []
+    sent = []
+    for number, event in enumerate(events(path)):
+        if isinstance(event, zkevm.StartL2Block):
+            blocks.append((number, event.number, event.timestamp))
+        elif isinstance(event, zkevm.L2Tx):
+            sent.append((number, event.open().hash, *blocks[-1]))
+    tables = open_tables(spark, out)
+    rows = tables["transactions"].orderBy("entry_number").collect()
+    own = [
+        (it.entry_number, it.hash, it.block_entry, it.l2block_number, it.timestamp) for it in rows
+    ]
+    assert own == sent
+    assert len(sent) == tables["blocks"].count() == 10
+    (per_block,) = spark.sql(QUERIES["transactions_per_block"].sql).collect()
+    assert (per_block.blocks, per_block.transactions, per_block.most) == (10, 10, 1)
+    assert spark.sql(QUERIES["open_batches"].sql).collect() == []
 
 
 def test_transactions_of_every_kind(spark: Any, tmp_path: Path) -> None:
@@ -313,46 +278,6 @@ def legacy(key: Any, fields: list[Any]) -> bytes:
 def dynamic(key: Any, fields: list[Any]) -> bytes:
     parity, r, s = signed(key, b"\x02" + rlp.encode([*fields, []]))
     return b"\x02" + bytes(rlp.encode([*fields, [], parity, r, s]))
-
-
-def test_files_are_joined(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, out = tmp_path / "many.bin", tmp_path / "out"
-    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
-        put(stream, [(number, TIME + number, 1) for number in range(8)])
-        total = stream.total_entries
-    ingest = Ingest(spark, {"path": str(path)}, out)
-    begun: list[EntryRange] = []
-    assert ingest.backfill(chunk=6, begun=lambda wanted, _: begun.append(wanted)) == total
-    assert len(begun) == 4
-    before = rows_of(spark, out)
-    files = len(list(out.glob("transactions/**/*.parquet")))
-    with monkeypatch.context() as patched:
-        # Killed when the joined range is complete, and the others are still recorded.
-        patched.setattr(Path, "unlink", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            ingest.compact()
-    ingest.close()
-    assert rows_of(spark, out) == before
-    ingest = Ingest(spark, {"path": str(path)}, out)
-    assert (ingest.done, ingest.backfill(), ingest.compact()) == (total, 0, 1)
-    ingest.close()
-    assert rows_of(spark, out) == before
-    with DataStream.open(path) as stream:
-        put(stream, [(8, TIME + 8, 1)])
-    ingest = Ingest(spark, {"path": str(path)}, out)
-    assert (ingest.backfill(), ingest.compact(entries=total)) == (3, 2)
-    assert ingest.compact() == 1
-    ingest.close()
-    assert len(rows_of(spark, out)["transactions"]) == 9
-    assert len(list(out.glob("transactions/**/range=*/*.parquet"))) < files
-
-
-def rows_of(spark: Any, out: Path) -> dict[str, list[Any]]:
-    """All rows, without the names of their ranges."""
-    return {
-        name: sorted(tuple(row) for row in table.drop("range").collect())
-        for name, table in open_tables(spark, out).items()
-    }
 
 
 @pytest.mark.parametrize(

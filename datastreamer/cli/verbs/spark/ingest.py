@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
@@ -24,10 +24,8 @@ from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 
 if TYPE_CHECKING:
     from datastreamer.spark.pipeline.ingest import Ingest
-    from datastreamer.spark.pipeline.manifest import EntryRange
     from datastreamer.spark.pipeline.tables import Format
 
-_LOOK_SECONDS = 1
 _REPORT_SECONDS: Final = 10
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -44,7 +42,8 @@ def _read_format(value: str) -> str:
 OutArgument = Annotated[
     str,
     typer.Argument(
-        metavar="OUT", help="Folder of the tables, where an earlier ingest is continued."
+        metavar="OUT",
+        help="Folder or URL (s3a:, hdfs:) of the tables, where an earlier ingest is continued.",
     ),
 ]
 FollowOption = Annotated[
@@ -65,6 +64,14 @@ CompactOption = Annotated[
     bool, typer.Option("--compact", help="Then join the files of earlier writes into fewer.")
 ]
 ChunkOption = Annotated[int, number_option("N", "Number of entries per write.", least=1)]
+ModeOption = Annotated[
+    Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"],
+    typer.Option(
+        case_sensitive=False,
+        help="Set what to do about damaged pages and entries that are not events: fail, write "
+        "nulls and a column with the reason, or drop them.",
+    ),
+]
 
 
 def ingest(
@@ -76,6 +83,7 @@ def ingest(
     chunk: ChunkOption = 1_000_000,
     format: FormatOption = "parquet",
     compact: CompactOption = False,
+    mode: ModeOption = "FAILFAST",
     master: MasterOption = "local[*]",
     stream_type: StreamTypeOption = None,
 ) -> None:
@@ -83,73 +91,98 @@ def ingest(
 
     Transactions are decoded, with their senders; GER updates have a table as well. Rows with a
     time are partitioned by day. The next run continues where the last one ended, even if it was
-    killed; each entry is in the tables once.
+    killed; each entry is in the tables once. What the stream no longer has, after a truncation or
+    an update, is removed from the tables first.
 
     Examples:
       datastreamer spark ingest stream.bin tables
       datastreamer spark ingest 127.0.0.1:6900 tables --follow
     """
-    options = _options(source, stream_type)
+    options = _options(source, stream_type, mode)
     from datastreamer.spark import find_java
     from datastreamer.spark.pipeline.ingest import Ingest, ensure_openable
-    from datastreamer.spark.pipeline.manifest import Manifest
 
     # Find missing requirements first: Spark needs seconds to start.
     ensure_openable()
     find_java()
-    manifest = Manifest(options, out)
-    before, total, begun = manifest.done, manifest.total(), manifest.begun()
-    manifest.close()
-    if before == total and not (begun or follow or compact):
-        logs.say(f"{out}: nothing new; it has all entries before {before:,}")
+    if (done := _done_already(options, out)) is not None and not (follow or compact):
+        logs.say(f"{out}: nothing new; it has all entries before {done:,}")
         return
     with spark_session(master, _DELTA if format == "delta" else {}) as spark:
-        job = Ingest(spark, options, out, cast("Format", format))
+        job = Ingest(spark, options, out, cast("Format | None", format))
         try:
-            began = time.monotonic()
-            with _progress(spark, out) as note:
-                done = job.backfill(chunk, note)
+            with _progress(spark, job, out):
+                began = time.monotonic()
+                count = job.backfill(chunk)
+                seconds = time.monotonic() - began
                 if compact:
                     logs.say(f"{out}: its entries are in {job.compact()} ranges")
-            seconds = time.monotonic() - began
             logs.say(
-                f"{out}: {done:,} entries in {seconds:.1f} s; it has all entries before "
+                f"{out}: {count:,} entries in {seconds:.1f} s; it has all entries before "
                 f"{job.done:,}"
             )
             if follow:
-                _follow(job, every, out)
+                with StopRequest() as stop:
+                    for count in job.follow(every, stop.wait):
+                        logs.say(
+                            f"{out}: {count:,} more entries; it has all entries before {job.done:,}"
+                        )
         finally:
             job.close()
 
 
+def _done_already(options: dict[str, str], out: str) -> int | None:
+    """How many entries the tables hold, if that is all; None if not, or if only Spark knows.
+
+    Raises what is wrong with the stream or the folder.
+    """
+    from datastreamer.spark.pipeline.folder import LocalFolder
+    from datastreamer.spark.pipeline.manifest import Manifest
+    from datastreamer.spark.pipeline.source import Source
+    from datastreamer.spark.pipeline.tables import columns_of
+    from datastreamer.spark.read.paths import local_path
+
+    source, path = Source(options), local_path(out)
+    if path is None:
+        return None
+    manifest = Manifest(LocalFolder(path), source, columns_of(source.options))
+    try:
+        seen, done = source.look(), manifest.now.done
+        return done if seen.total == done and manifest.unchanged(seen) else None
+    finally:
+        manifest.close()
+
+
 @contextmanager
-def _progress(spark: Any, out: str) -> Iterator[Any]:
-    """Report how far a backfill is, every 10 s; gives the function to call for each range."""
+def _progress(spark: Any, job: Ingest, out: str) -> Iterator[None]:
+    """Report how far a backfill is, every 10 s."""
     tracker = spark.sparkContext.statusTracker()
     ended = threading.Event()
-    now = ["Spark begins"]
-
-    def note(wanted: EntryRange, total: int) -> None:
-        share = 100 * wanted.start // total
-        now[0] = f"entries {wanted.start:,} to {wanted.stop:,} of {total:,} ({share} % done)"
 
     def report() -> None:
         while not ended.wait(_REPORT_SECONDS):
+            now = job.progress
+            if now is None:
+                continue
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             tasks = sum(stage.numTasks for stage in stages if stage)
             ready = sum(stage.numCompletedTasks for stage in stages if stage)
-            logs.say(f"{out}: {now[0]}: {ready} of {tasks} tasks of this step")
+            share = 100 * now.share(ready / max(1, tasks))
+            logs.say(
+                f"{out}: {share:.1f} % of {now.total:,} entries: {now.table} of entries "
+                f"{now.start:,} to {now.stop:,}, {ready} of {tasks} tasks"
+            )
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
-        yield note
+        yield
     finally:
         ended.set()
         thread.join()
 
 
-def _options(source: str, stream_type: int | None) -> dict[str, str]:
+def _options(source: str, stream_type: int | None, mode: str) -> dict[str, str]:
     """SOURCE as options of the Spark data source."""
     address = server_address(source)
     if address is None:
@@ -158,20 +191,4 @@ def _options(source: str, stream_type: int | None) -> dict[str, str]:
         found = {"server": f"tcps://{address}" if address.tls else str(address)}
     if stream_type is not None:
         found["streamType"] = str(stream_type)
-    return found
-
-
-def _follow(job: Ingest, every: float, out: str) -> None:
-    before = job.done
-    with StopRequest() as stop:
-        query = job.follow(every)
-        try:
-            while not stop.is_set() and not query.awaitTermination(_LOOK_SECONDS):
-                if job.done > before:
-                    logs.say(
-                        f"{out}: {job.done - before:,} more entries; it has all entries before "
-                        f"{job.done:,}"
-                    )
-                    before = job.done
-        finally:
-            query.stop()
+    return {**found, "mode": mode}

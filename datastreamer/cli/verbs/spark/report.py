@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datastreamer.spark.pipeline.queries import Query
 
 FolderArgument = Annotated[
-    str, typer.Argument(metavar="FOLDER", help="Folder that `spark ingest` writes to.")
+    str, typer.Argument(metavar="FOLDER", help="Folder or URL that `spark ingest` writes to.")
 ]
 ChartsOption = Annotated[str | None, text_option("OUT", "Also draw charts (PNG) into this folder.")]
 
@@ -40,11 +40,14 @@ def report(
     """
     shape = output.chosen()
     from datastreamer.spark import find_java
-    from datastreamer.spark.pipeline.manifest import complete_ranges
+    from datastreamer.spark.pipeline.folder import LocalFolder
+    from datastreamer.spark.pipeline.manifest import complete
+    from datastreamer.spark.read.paths import local_path
 
     # Find missing requirements first: Spark needs seconds to start.
     find_java()
-    complete_ranges(folder)
+    if (local := local_path(folder)) is not None:
+        complete(LocalFolder(local))
     with spark_session(master) as spark:
         from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 

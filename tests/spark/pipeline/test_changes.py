@@ -1,0 +1,243 @@
+"""What the tables hold after changes of the stream, and the files that they are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+from pyspark.sql.types import LongType, StructField, StructType
+
+from datastreamer import DataStream, zkevm
+from datastreamer.errors import StreamFileError, UsageError
+from datastreamer.spark.options import read_options
+from datastreamer.spark.pipeline import manifest, tables
+from datastreamer.spark.pipeline.ingest import Ingest
+from datastreamer.spark.pipeline.manifest import Manifest
+from datastreamer.spark.pipeline.queries import QUERIES, open_tables
+from datastreamer.spark.pipeline.tables import columns_of
+from tests.spark.pipeline.test_pipeline import TIME, add, put
+from tests.spark.pipeline.worlds import manifest_of, paths_of, rows_of
+
+
+def names_of(out: Path) -> list[str]:
+    return [each["name"] for each in manifest_of(out)["ranges"]]
+
+
+def test_what_a_crash_left_of_a_range_is_removed_if_the_stream_has_changed(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+
+    def crashed() -> None:
+        def crash(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        with monkeypatch.context() as patched:
+            patched.setattr(Manifest, "put", crash)
+            with pytest.raises(KeyboardInterrupt):
+                ingest.backfill()
+        ingest.close()
+
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME + 86_400 * number, 1) for number in range(6)])
+        total = stream.total_entries
+        crashed()
+        left = set(out.glob("blocks/*/range=0*"))
+        assert left
+        stream.truncate(0)
+        put(stream, [(0, TIME + 86_400 * 30, 1)])
+        crashed()
+        assert not {path for path in left if path.exists()}
+        stream.truncate(0)
+        put(stream, [(number, TIME + 86_400 * 60, 1) for number in range(6)])
+        assert stream.total_entries == total
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        ingest.backfill()
+        ingest.close()
+        assert rows_of(out, manifest_of(out))["blocks"] == [
+            (3 * number + 1, number, TIME + 86_400 * 60, (TIME + 86_400 * 60) // 86_400)
+            for number in range(6)
+        ]
+
+
+def test_a_stream_that_changes_while_it_is_read(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME, 1) for number in range(6)])
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        save, changes = ingest._tables.save, [3, 9]
+
+        def change(rows: Any, table: str, name: str) -> None:
+            save(rows, table, name)
+            if table == "blocks" and changes:
+                stream.truncate(changes.pop())
+                put(stream, [(number, TIME + 60, 1) for number in range(9, 11)])
+
+        monkeypatch.setattr(ingest._tables, "save", change)
+        assert ingest.backfill() == 9
+        assert (changes, caplog.messages) == ([], [])
+        found = rows_of(out, manifest_of(out))
+        assert [(row[1], row[2] - TIME) for row in found["blocks"]] == [(0, 0), (9, 60), (10, 60)]
+        # An update in place, of a block that is in the tables.
+        updated = zkevm.L2Block(9, timestamp=TIME + 61)
+        stream.update_entry(4, *zkevm.encode(updated, version=3))
+        assert ingest.backfill() == 5
+        assert "the stream was changed from entry 4 on: the tables lose" in caplog.text
+        found = rows_of(out, manifest_of(out))
+        assert [(row[1], row[2] - TIME) for row in found["blocks"]] == [(0, 0), (9, 61), (10, 60)]
+        assert [row[5] - TIME for row in found["transactions"]] == [0, 61, 60]
+        ingest.close()
+
+
+def test_another_stream_is_refused(spark: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name, system_id, hours in (("a", 7, 0), ("b", 8, 0), ("c", 7, 1)):
+        path = tmp_path / f"{name}.bin"
+        with DataStream.create(path, version=3, system_id=system_id, sync="os") as stream:
+            put(stream, [(number, TIME + 3_600 * hours, 1) for number in range(3)])
+    ingest = Ingest(spark, {"path": str(tmp_path / "a.bin")}, out)
+    assert ingest.backfill() == 9
+    ingest.close()
+    with pytest.raises(StreamFileError, match="it holds tables of another stream than"):
+        Ingest(spark, {"path": str(tmp_path / "b.bin")}, out)
+    ingest = Ingest(spark, {"path": str(tmp_path / "c.bin")}, out)
+    with pytest.raises(StreamFileError, match="has none of its 9 entries"):
+        ingest.backfill()
+    ingest.close()
+    with pytest.raises(UsageError, match="its tables are parquet, not delta"):
+        Ingest(spark, {"path": str(tmp_path / "a.bin")}, out, "delta")
+    with pytest.raises(StreamFileError, match=r"another --mode: .*blocks has no error; "):
+        Ingest(spark, {"path": str(tmp_path / "a.bin"), "mode": "PERMISSIVE"}, out)
+    assert len(rows_of(out, manifest_of(out))["blocks"]) == 3
+
+
+def test_tables_of_an_earlier_version_are_refused(spark: Any, tmp_path: Path) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os"):
+        pass
+    (out / "_ranges").mkdir(parents=True)
+    for table, schema in columns_of(read_options({"path": str(path)})).items():
+        fields = [field for field in schema if field.name not in ("block_entry", "base_fee")]
+        fields = [
+            StructField("fork_id", LongType()) if it.name == "fork_id" else it for it in fields
+        ]
+        if table == "blocks":
+            gas = next(at for at, field in enumerate(fields) if field.name == "block_gas_limit")
+            fields[gas] = StructField("block_gas_limit", LongType())
+        (out / "_ranges" / f"{table}.json").write_text(StructType(fields).json())
+    with pytest.raises(StreamFileError) as caught:
+        Ingest(spark, {"path": str(path)}, out)
+    assert str(caught.value) == (
+        f"{out}: its tables were made by another version or with another --mode: blocks has no "
+        "base_fee; blocks has block_gas_limit as bigint, not decimal(20,0); transactions has no "
+        "block_entry; ingest into another folder"
+    )
+
+
+def test_a_block_number_that_is_repeated(spark: Any, tmp_path: Path) -> None:
+    """A reorg inside the stream, without a truncation: each block has its own transactions."""
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        add(stream, zkevm.BatchStart(1))
+        put(stream, [(1, TIME + 10, 2)])
+        put(stream, [(1, TIME + 10, 3)])
+        add(stream, zkevm.BatchEnd(1))
+        add(stream, zkevm.BatchStart(2))
+        put(stream, [(2, TIME + 20, 1)])
+        add(stream, zkevm.BatchStart(1))
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    ingest.backfill(chunk=4)
+    ingest.close()
+    found = open_tables(spark, out)
+    rows = found["transactions"].orderBy("entry_number").collect()
+    assert [row.block_entry for row in rows] == [2, 2, 6, 6, 6, 13]
+    (per_block,) = spark.sql(QUERIES["transactions_per_block"].sql).collect()
+    assert (per_block.blocks, per_block.transactions, per_block.most) == (3, 6, 3)
+    (between,) = spark.sql(QUERIES["block_time"].sql).collect()
+    assert (between.blocks, between.average) == (1, 10.0)
+    # Batch 2, and batch 1 the second time.
+    assert [tuple(row) for row in spark.sql(QUERIES["open_batches"].sql).collect()] == [
+        (1, 15),
+        (2, 11),
+    ]
+
+
+def test_files_are_joined(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = tmp_path / "many.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME + number, 1) for number in range(8)])
+        total = stream.total_entries
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    assert ingest.backfill(chunk=6) == total
+    assert len(manifest_of(out)["ranges"]) == 4
+    before = rows_of(out, manifest_of(out))
+    with monkeypatch.context() as patched:
+        patched.setattr(Manifest, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ingest.compact()
+    ingest.close()
+    assert rows_of(out, manifest_of(out)) == before
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    older = manifest_of(out)
+    assert (ingest.done, ingest.backfill(), ingest.compact()) == (total, 0, 1)
+    assert rows_of(out, manifest_of(out)) == before
+    # A query that has begun goes on.
+    assert rows_of(out, older) == before
+    monkeypatch.setattr(manifest, "GRACE", -1.0)
+    with DataStream.open(path) as stream:
+        put(stream, [(8, TIME + 8, 1)])
+    assert (ingest.backfill(), ingest.compact(entries=total)) == (3, 2)
+    assert len(list(out.glob("blocks/day=2*/range=*"))) == 2
+    assert ingest.compact() == 1
+    ingest.close()
+    assert len(rows_of(out, manifest_of(out))["transactions"]) == 9
+    assert open_tables(spark, out)["transactions"].count() == 9
+
+
+def test_files_are_as_large_as_wanted(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "many.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME + number % 2 * 86_400, 1) for number in range(3_000)])
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        ingest.backfill(chunk=5_000)
+        assert ingest.compact() == 1
+        assert len(list(paths_of(out / "blocks", names_of(out)))) == 2
+        put(stream, [(3_000, TIME, 1)])
+        ingest.backfill()
+    size = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
+    before = spark.conf.get(size)
+    monkeypatch.setitem(tables._COPYING, size, "20000")
+    assert ingest.compact() == 1
+    assert spark.conf.get(size) == before
+    ingest.close()
+    files = sorted(paths_of(out / "blocks", names_of(out)))
+    # Of two days, and the tests' session makes no more than two parts.
+    assert len(files) == 4
+    first = parquet.ParquetFile(files[0])
+    assert first.metadata.row_group(0).column(0).compression == "ZSTD"
+    numbers = first.read(["entry_number"]).column(0).to_pylist()
+    assert numbers == sorted(numbers)
+    # A table without rows has its columns for all programs.
+    (empty,) = out.glob("ger_updates/**/*.parquet")
+    assert "global_exit_root" in parquet.read_schema(empty).names
+
+
+def test_small_ranges_are_joined_by_themselves(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    monkeypatch.setattr("datastreamer.spark.pipeline.ingest._SMALL", 3)
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME, 0) for number in range(13)])
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    ingest.backfill(chunk=2)
+    ingest.close()
+    sizes = [each["stop"] - each["start"] for each in manifest_of(out)["ranges"]]
+    assert sizes == [24, 2]
