@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -151,18 +150,16 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     over_time = Figure(figsize=(10, 6), layout="constrained")
     charts = over_time.subplots(2, 1, sharex=True)
     times = [datetime.fromtimestamp(time, UTC) for time in blocks["time"]]
-    for chart, name, title, ticks, text in zip(
+    for chart, name, title in zip(
         charts,
         ("transactions", "seconds"),
         ("Transactions per block", "Time since the block before"),
-        (_COUNTS, _SECONDS),
-        (_count, _duration),
         strict=True,
     ):
         chart.plot(times, blocks[name])
         chart.set_title(title)
-        _scale(chart, [value for value in blocks[name] if value is not None], ticks)
-        chart.yaxis.set_major_formatter(text)
+        values = [value for value in blocks[name] if value is not None]
+        scale(chart, values, seconds=name == "seconds")
         chart.grid(alpha=0.3)
     dates: Any = AutoDateLocator
     written: Any = ConciseDateFormatter
@@ -189,8 +186,10 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     return drawn
 
 
-def _scale(chart: Any, values: list[float], ticks: Sequence[float]) -> None:
-    """Let the axis begin at 0. If a burst would flatten the rest, it is logarithmic from 1 on."""
+def scale(chart: Any, values: list[float], *, seconds: bool) -> None:
+    """Give the axis of these values numbers for people. It begins at 0; if a burst would flatten
+    the rest, it is logarithmic from 1 on."""
+    ticks = _SECONDS if seconds else _COUNTS
     most = max(values, default=0)
     if most > _BURST * max(1, median(values or [0])):
         chart.set_yscale("symlog", linthresh=1)
@@ -198,6 +197,10 @@ def _scale(chart: Any, values: list[float], ticks: Sequence[float]) -> None:
         step = -(-len(shown) // _TICKS)
         chart.set_yticks([0, *shown[::-step][::-1]], minor=False)
         chart.set_yticks([], minor=True)
+    elif most > 1:
+        step = next(tick for tick in ticks if tick * _TICKS >= most)
+        chart.set_yticks([step * at for at in range(int(most / step) + 1)])
+    chart.yaxis.set_major_formatter(_duration if seconds else _count)
     chart.set_ylim(bottom=min([0, *values]))
 
 

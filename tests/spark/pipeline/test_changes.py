@@ -213,7 +213,9 @@ def test_files_are_as_large_as_wanted(
         ingest.backfill()
     size = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
     before = spark.conf.get(size)
-    monkeypatch.setitem(tables._COPYING, size, "20000")
+    monkeypatch.setitem(tables._COPYING, size, "2000")
+    least = "spark.sql.adaptive.coalescePartitions.minPartitionSize"
+    monkeypatch.setitem(tables._COPYING, least, "1b")
     assert ingest.compact() == 1
     assert spark.conf.get(size) == before
     ingest.close()

@@ -11,10 +11,12 @@ import coincurve
 import pytest
 import rlp
 import sha3
+from matplotlib.figure import Figure
 
 from datastreamer import DataStream, zkevm
 from datastreamer.cli.demo import DemoSequencer
 from datastreamer.errors import FileMissing, StreamFileError
+from datastreamer.spark.pipeline import queries
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.spark.pipeline.transactions import marks_per_task
@@ -286,3 +288,27 @@ def dynamic(key: Any, fields: list[Any]) -> bytes:
 )
 def test_tasks_are_larger_where_there_are_many(marks: int, cores: int, each: int) -> None:
     assert marks_per_task(marks, cores) == each
+
+
+@pytest.mark.parametrize(
+    "values, seconds, labels",
+    [
+        ([1.0, 4.0], False, ["0", "1", "2", "3", "4"]),
+        ([0.25, 0.5], False, None),
+        ([2.0] * 9 + [1_500.0], False, ["0", "2", "10", "50", "200", "1,000"]),
+        ([120.0, 320.0], True, ["0 s", "1 min", "2 min", "3 min", "4 min", "5 min"]),
+        ([5.0] * 9 + [7_300.0], True, ["0 s", "1 s", "5 s", "30 s", "2 min", "10 min", "1 h"]),
+        ([86_400.0 * 9], True, ["0 s", "2 d", "4 d", "6 d", "8 d"]),
+        ([], True, None),
+    ],
+)
+def test_axes_have_numbers_that_people_read(
+    values: list[float], seconds: bool, labels: list[str] | None
+) -> None:
+    chart = Figure().subplots()
+    chart.plot(range(len(values)), values)
+    queries.scale(chart, values, seconds=seconds)
+    shown = [label.get_text() for label in chart.get_yticklabels()]
+    assert labels is None or shown == labels
+    assert not any("^" in label for label in shown)
+    assert chart.get_ylim()[0] == 0
