@@ -9,12 +9,15 @@ import logging
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from datastreamer.errors import UsageError
 from datastreamer.spark.java import find_java
 from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.source import DatastreamSource
@@ -36,8 +39,31 @@ one as its default."""
 
 
 def register(spark: SparkSession) -> None:
-    """Add ``format("datastream")`` to this session."""
-    spark.dataSource.register(DatastreamSource)
+    """Add ``format("datastream")`` to this session. Raises `UsageError` if the environment names a
+    Python for Spark that cannot load this package."""
+    try:
+        spark.dataSource.register(DatastreamSource)
+    except PySparkException as error:
+        _check_pythons()
+        raise error
+
+
+def _check_pythons() -> None:
+    for name in ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"):
+        python = os.environ.get(name)
+        if not python:
+            continue
+        try:
+            words = [python, "-c", "import datastreamer.spark"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+            why = done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            raise UsageError(
+                f"{name} is {python}, which cannot load this package: {why}: unset it, or name a "
+                f"Python that can, such as {sys.executable}"
+            ) from None
 
 
 def session(

@@ -103,6 +103,19 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"])
+def test_a_wrong_python_is_named(java: None, tmp_path: Path, name: str) -> None:
+    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
+        publish(stream, 1)
+    words = ("ingest", tmp_path / "stream.bin", tmp_path / "out", "--master", "local[1]")
+    done = command(*words, **{name: "/nowhere/python"})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"error: {name} is /nowhere/python, which cannot load this package: No such file or "
+        f"directory: unset it, or name a Python that can, such as {sys.executable}"
+    )
+
+
 @pytest.mark.slow
 def test_an_ingest_that_is_killed(java: None, tmp_path: Path) -> None:
     path, out = tmp_path / "stream.bin", tmp_path / "out"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from datastreamer.spark.pipeline.folder import HadoopFolder, LocalFolder, TableF
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.queries import open_tables
 from tests.spark.pipeline.worlds import World, expected, manifest_of, rows_of
+from tests.spark.settings import ROOT
 
 
 @pytest.fixture(params=["local", "hadoop"])
@@ -112,3 +116,23 @@ def test_a_folder_with_signs_of_patterns(spark: Any, tmp_path: Path) -> None:
         ingest.backfill()
         ingest.close()
     assert open_tables(spark, out)["blocks"].count() == 4
+
+
+def test_duckdb_reads_what_the_manifest_names(spark: Any, tmp_path: Path) -> None:
+    """The example of the page, in the folder of the tables."""
+    page = (ROOT / "docs" / "SPARK_STREAMING.md").read_text()
+    (example,) = re.findall(r"tables of spark ingest -->\n```python\n(.*?)```", page, re.DOTALL)
+    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
+        world = World(stream, 1, 8)
+        ingest = Ingest(spark, {"path": str(tmp_path / "stream.bin")}, tmp_path / "tables")
+        ingest.backfill(chunk=10)
+        stream.truncate(13)
+        world.append(3)
+        ingest.backfill()
+        ingest.close()
+        rows = expected(world.events())["blocks"]
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{[(len(rows), max(row[1] for row in rows))]}\n"
