@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from datastreamer import DataStream
 from datastreamer.spark.failures import reason
-from datastreamer.spark.pipeline.folder import LocalFolder
+from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 from datastreamer.spark.pipeline.source import Source
 from datastreamer.spark.pipeline.tables import columns_of
@@ -79,7 +79,7 @@ def test_a_run_with_nothing_new_starts_no_spark(tmp_path: Path) -> None:
         publish(stream, 4)
         total = stream.total_entries
     source = Source({"path": str(tmp_path / "stream.bin")})
-    folder = LocalFolder(str(tmp_path / "out"))
+    folder = TableFolder(str(tmp_path / "out"))
     manifest = Manifest(folder, source, columns_of(source.options))
     name = manifest.begin(0, total)
     state = source.state(source.look(), total)

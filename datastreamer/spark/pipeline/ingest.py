@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -105,10 +106,7 @@ class Ingest:
             start, stop = self.done, min(total, seen.total, self.done + chunk)
             self.progress = Progress(start, stop, total, TABLES[0], 0)
             last = len(self._manifest.now.ranges)
-
-            def write(name: str, start: int = start, stop: int = stop) -> None:
-                self._write_tables(name, start, stop)
-
+            write = partial(self._write_tables, start, stop)
             if self._write(seen, start, stop, write, last, last):
                 written += stop - start
                 self._join_small(seen)
@@ -159,10 +157,7 @@ class Ingest:
                 return seen
             # Of the range with the first change, its beginning is kept.
             part = [now.ranges[len(whole)].name]
-
-            def write(name: str, part: list[str] = part, keep: int = keep) -> None:
-                copy(self._tables, part, name, keep)
-
+            write = partial(copy, self._tables, part, keep)
             if self._write(seen, start, keep, write, len(whole), count):
                 return seen
 
@@ -180,10 +175,7 @@ class Ingest:
     def _join(self, seen: Seen, first: int, last: int) -> None:
         ranges = self._manifest.now.ranges[first:last]
         stop = ranges[-1].stop
-
-        def write(name: str) -> None:
-            copy(self._tables, [each.name for each in ranges], name, stop)
-
+        write = partial(copy, self._tables, [each.name for each in ranges], stop)
         self._write(seen, ranges[0].start, stop, write, first, last)
 
     def _write(
@@ -214,7 +206,7 @@ class Ingest:
         self._manifest.put(first, last, [EntryRange(name, start, stop, hashes)], before)
         return True
 
-    def _write_tables(self, name: str, start: int, stop: int) -> None:
+    def _write_tables(self, start: int, stop: int, name: str) -> None:
         for at, table in enumerate(TABLES):
             assert self.progress is not None
             self.progress = self.progress._replace(table=table, tables=at)
@@ -242,7 +234,7 @@ class Ingest:
             "day",
         )
         # A transaction of version 1 does not name its block, which is the one before it.
-        unnamed = self._source.look().header.version < FIRST_PROTOBUF_VERSION
+        unnamed = self._source.look().identity.version < FIRST_PROTOBUF_VERSION
         places = blocks.select("block_entry", "l2block_number").toArrow() if unnamed else None
         opened = decoded_transactions(self._spark, self._options, start, stop, places)
         # A block number may occur twice: a block has the transactions after it, up to the next

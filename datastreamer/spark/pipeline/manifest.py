@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -262,17 +262,16 @@ def _older_columns(folder: TableFolder) -> dict[str, StructType]:
 def _differences(older: Mapping[str, StructType], columns: Mapping[str, StructType]) -> str:
     """How the columns of older tables differ from those that are written now; empty if equal."""
 
-    def types(table: Iterable[Any]) -> dict[str, str]:
-        return {field.name: field.dataType.simpleString() for field in table}
+    def types(tables: Mapping[str, StructType]) -> dict[str, str]:
+        return {
+            f"{table}.{field.name}": field.dataType.simpleString()
+            for table, schema in tables.items()
+            for field in schema
+        }
 
-    said = []
-    for table, schema in columns.items():
-        before, now = types(older.get(table, ())), types(schema)
-        said += [f"{table} has no {name}" for name in now if name not in before]
-        said += [f"{table} has {name}, which is no more" for name in before if name not in now]
-        said += [
-            f"{table} has {name} as {before[name]}, not {kind}"
-            for name, kind in now.items()
-            if before.get(name, kind) != kind
-        ]
-    return "; ".join(said)
+    before, now = types(older), types(columns)
+    return ", ".join(
+        f"{name} is {before.get(name, 'missing')}, not {now.get(name, 'missing')}"
+        for name in sorted(before | now)
+        if before.get(name) != now.get(name)
+    )

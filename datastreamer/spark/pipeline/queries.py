@@ -140,6 +140,7 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     try:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError:
         raise ExtraMissing("charts need a package that is not installed", "charts") from None
     target = Path(folder)
@@ -175,7 +176,7 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     bars.bar_label(drawn_bars, [f"{share or 0} %" for share in senders["percent"]], padding=3)
     bars.invert_yaxis()
     bars.margins(x=0.1)
-    bars.xaxis.set_major_formatter(_count)
+    bars.xaxis.set_major_formatter(EngFormatter())
     bars.set_title(QUERIES["gas_by_sender"].title)
     bars.set_xlabel("gas limit of their transactions")
 
@@ -200,16 +201,8 @@ def scale(chart: Any, values: list[float], *, seconds: bool) -> None:
     elif most > 1:
         step = next(tick for tick in ticks if tick * _TICKS >= most)
         chart.set_yticks([step * at for at in range(int(most / step) + 1)])
-    chart.yaxis.set_major_formatter(_duration if seconds else _count)
+    chart.yaxis.set_major_formatter(_duration if seconds else lambda value, _: f"{value:,g}")
     chart.set_ylim(bottom=min([0, *values]))
-
-
-def _count(value: float, _: object = None) -> str:
-    """A number as people write it, such as 2.5 M."""
-    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, "")):
-        if unit and value >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:,g}" if value < 1e4 else f"{value:,.0f}"
 
 
 def _duration(value: float, _: object = None) -> str:

@@ -26,20 +26,12 @@ from datastreamer.storage.read.range_sums import hash_range
 
 
 class Seen(NamedTuple):
-    """A stream at one moment. `history` is None if the program that writes or serves it does not
-    report one."""
+    """A stream at one moment, with its number of entries. `history` is None if the program that
+    writes or serves it does not report one."""
 
-    header: Header
+    identity: Identity
+    total: int
     history: KnownHistory | None
-
-    @property
-    def identity(self) -> Identity:
-        return Identity.of(self.header)
-
-    @property
-    def total(self) -> int:
-        """The number of entries."""
-        return self.header.total_entries
 
 
 class Source:
@@ -59,12 +51,12 @@ class Source:
         """The stream now. Raises the last server's error if none answers for `retryFor`."""
         if self._servers is None:
             self._snapshot = at = take_snapshot(self._location, self.options.stream_type)
-            return Seen(at.header, _known(at.stream_id, at.epoch))
+            return _seen(at.header, KnownHistory(at.stream_id, at.epoch))
         _, client = self._servers.connect_any()
         with client:
             found = history_of(client)
             # After the history: what changes between the two is seen the next time.
-            return Seen(client.header(), found and _known(*found))
+            return _seen(client.header(), found and KnownHistory(*found))
 
     @property
     def may_lag(self) -> bool:
@@ -119,5 +111,6 @@ class Source:
                 yield hasher.hexdigest()
 
 
-def _known(stream_id: bytes, epoch: int) -> KnownHistory | None:
-    return None if stream_id == NO_ID else KnownHistory(stream_id, epoch)
+def _seen(header: Header, history: KnownHistory | None) -> Seen:
+    known = None if history is None or history.stream_id == NO_ID else history
+    return Seen(Identity.of(header), header.total_entries, known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,21 +59,11 @@ def columns_of(options: Options) -> dict[str, StructType]:
     return found
 
 
-class Tables(Protocol):
-    """The tables in one folder. Rows have the column `range`, the name of their range."""
-
-    def save(self, rows: DataFrame, table: str, name: str) -> None:
-        """Write the rows of a range, of which there is nothing yet."""
-
-    def clear(self, names: Sequence[str]) -> None:
-        """Remove what there is of these ranges."""
-
-    def read(self, table: str, names: Sequence[str]) -> DataFrame:
-        """The rows of these ranges."""
-
-
 class ParquetTables:
-    """A folder `day=…/range=…` for each range, so that it can be removed."""
+    """The tables in one folder, whose rows have the column `range`, the name of their range.
+
+    Each range has folders `day=…/range=…`, so that it can be removed.
+    """
 
     def __init__(
         self, spark: SparkSession, folder: TableFolder, columns: Mapping[str, StructType]
@@ -83,6 +73,7 @@ class ParquetTables:
         self._columns = columns
 
     def save(self, rows: DataFrame, table: str, name: str) -> None:
+        """Write the rows of a range, of which there is nothing yet."""
         schema = self._columns[table]
         by = [column for column in ("day", "range") if column in schema.names]
         empty = f"{table}/{_NO_DAY if by[1:] else ''}range={_EMPTY}"
@@ -101,12 +92,14 @@ class ParquetTables:
         )
 
     def clear(self, names: Sequence[str]) -> None:
+        """Remove what there is of these ranges."""
         for table in TABLES:
             for name in names:
                 self._folder.remove(f"{table}/range={name}")
                 self._folder.remove(f"{table}/day=*/range={name}")
 
     def read(self, table: str, names: Sequence[str]) -> DataFrame:
+        """The rows of these ranges."""
         schema = self._columns[table]
         days = "day=*/" if "day" in schema.names else ""
         root = f"{self._folder.url}/{table}"
@@ -114,18 +107,11 @@ class ParquetTables:
         return self._spark.read.schema(schema).option("basePath", root).parquet(wanted)
 
 
-class DeltaTables:
+class DeltaTables(ParquetTables):
     """Delta tables: a range is one commit of each table.
 
     The session needs Delta's package and its two settings.
     """
-
-    def __init__(
-        self, spark: SparkSession, folder: TableFolder, columns: Mapping[str, StructType]
-    ) -> None:
-        self._spark = spark
-        self._folder = folder
-        self._columns = columns
 
     def save(self, rows: DataFrame, table: str, name: str) -> None:
         schema = self._columns[table]
@@ -152,12 +138,12 @@ class DeltaTables:
 
 def tables_in(
     spark: SparkSession, folder: TableFolder, format: Format, columns: Mapping[str, StructType]
-) -> Tables:
+) -> ParquetTables:
     """The tables of a folder, in the format that it has."""
     return (DeltaTables if format == "delta" else ParquetTables)(spark, folder, columns)
 
 
-def copy(tables: Tables, names: Sequence[str], name: str, stop: int) -> None:
+def copy(tables: ParquetTables, names: Sequence[str], stop: int, name: str) -> None:
     """Write the rows of these ranges before entry `stop` again, as those of the range `name`, in
     the order of entries and in few files."""
     for table in TABLES:

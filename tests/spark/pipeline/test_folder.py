@@ -13,7 +13,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import StreamFileError, UsageError
-from datastreamer.spark.pipeline.folder import HadoopFolder, LocalFolder, TableFolder, folder_of
+from datastreamer.spark.pipeline.folder import HadoopFolder, TableFolder, folder_of
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.queries import open_tables
 from tests.spark.pipeline.worlds import World, expected, manifest_of, rows_of
@@ -23,7 +23,7 @@ from tests.spark.settings import ROOT
 @pytest.fixture(params=["local", "hadoop"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> TableFolder:
     if request.param == "local":
-        return LocalFolder(str(tmp_path / "out"))
+        return TableFolder(str(tmp_path / "out"))
     request.getfixturevalue("spark")
     return HadoopFolder(f"file://{tmp_path}/out/")
 
@@ -51,7 +51,7 @@ def test_files(folder: TableFolder, tmp_path: Path) -> None:
 
 
 def test_two_ingests(spark: Any, tmp_path: Path) -> None:
-    first, second = (LocalFolder(str(tmp_path)) for _ in range(2))
+    first, second = (TableFolder(str(tmp_path)) for _ in range(2))
     first.lock()
     with pytest.raises(StreamFileError, match="another ingest is writing to it"):
         second.lock()

@@ -11,7 +11,7 @@ import pytest
 from datastreamer import DataStream, StreamServer
 from datastreamer.spark.pipeline import ingest as pipeline
 from datastreamer.spark.pipeline import manifest
-from datastreamer.spark.pipeline.folder import LocalFolder
+from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.source import Seen, Source
 from datastreamer.spark.pipeline.tables import ParquetTables
@@ -34,8 +34,8 @@ class Disturber:
         self.kills = self.changes = 0.0
         self.killed = self.changed = 0
         for owner, name in (
-            (LocalFolder, "put"),
-            (LocalFolder, "remove"),
+            (TableFolder, "put"),
+            (TableFolder, "remove"),
             (ParquetTables, "save"),
             (ParquetTables, "clear"),
         ):

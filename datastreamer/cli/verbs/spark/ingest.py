@@ -136,7 +136,7 @@ def _done_already(options: dict[str, str], out: str) -> int | None:
 
     Raises what is wrong with the stream or the folder.
     """
-    from datastreamer.spark.pipeline.folder import LocalFolder
+    from datastreamer.spark.pipeline.folder import TableFolder
     from datastreamer.spark.pipeline.manifest import Manifest
     from datastreamer.spark.pipeline.source import Source
     from datastreamer.spark.pipeline.tables import columns_of
@@ -145,7 +145,7 @@ def _done_already(options: dict[str, str], out: str) -> int | None:
     source, path = Source(options), local_path(out)
     if path is None:
         return None
-    manifest = Manifest(LocalFolder(path), source, columns_of(source.options))
+    manifest = Manifest(TableFolder(path), source, columns_of(source.options))
     try:
         seen, done = source.look(), manifest.now.done
         return done if seen.total == done and manifest.unchanged(seen) else None

@@ -40,14 +40,14 @@ def report(
     """
     shape = output.chosen()
     from datastreamer.spark import find_java
-    from datastreamer.spark.pipeline.folder import LocalFolder
+    from datastreamer.spark.pipeline.folder import TableFolder
     from datastreamer.spark.pipeline.manifest import complete
     from datastreamer.spark.read.paths import local_path
 
     # Find missing requirements first: Spark needs seconds to start.
     find_java()
     if (local := local_path(folder)) is not None:
-        complete(LocalFolder(local))
+        complete(TableFolder(local))
     with spark_session(master) as spark:
         from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 
