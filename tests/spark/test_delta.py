@@ -14,9 +14,11 @@ from typing import Any
 import pyspark
 import pytest
 
+from datastreamer import DataStream
 from datastreamer.errors import UsageError
 from datastreamer.spark import Ingest, open_tables, session
 from tests.spark.merging import merge_and_check
+from tests.spark.pipeline.worlds import World, expected
 from tests.spark.settings import SETTINGS
 
 pytestmark = [
@@ -94,3 +96,29 @@ def test_a_sink_and_a_merge(spark: Any, real_stream: Path, tmp_path: Path) -> No
 def test_changes_are_merged(spark: Any, tmp_path: Path, seed: int) -> None:
     """The recipe of docs/SPARK_STREAMING.md."""
     merge_and_check(spark, tmp_path, "delta", f"changes_{seed}", seed)
+
+
+def test_tables_after_a_truncation(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "tables"
+    monkeypatch.setattr("datastreamer.spark.pipeline.manifest.GRACE", -1.0)
+    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
+        world = World(stream, 1, 8)
+        ingest = Ingest(spark, {"path": str(tmp_path / "stream.bin")}, out, "delta")
+        ingest.backfill(chunk=10)
+        stream.truncate(13)
+        world.append(3)
+        ingest.backfill(chunk=5)
+        assert ingest.compact() == 1
+        world.append(1)
+        ingest.backfill()
+        ingest.close()
+        rows = expected(world.events())["transactions"]
+    table = open_tables(spark, out)["transactions"]
+    columns = ("entry_number", "l2block_number", "index", "nonce", "block_entry", "timestamp")
+    found = table.select(*columns).orderBy("entry_number").collect()
+    assert [tuple(row) for row in found] == [row[:-1] for row in rows]
+    # What is no longer named is removed.
+    there = spark.read.format("delta").load(str(out / "transactions"))
+    assert there.select("range").distinct().count() <= 2

@@ -194,14 +194,14 @@ class Ingest:
         self._tables.clear(self._manifest.due())
         try:
             write(name)
-            self._source.look()
-            hashes = tuple(self._source.hashes(edges_of(start, stop)))
+            same = self._source.state(self._source.look(), stop) == before
+            hashes = tuple(self._source.hashes(edges_of(start, stop))) if same else ()
         except Exception:
             # A part of the stream that was truncated cannot be read.
             if self._source.state(self._source.look(), stop) == before:
                 raise
             return False
-        if self._source.state(self._source.look(), stop) != before:
+        if not same or self._source.state(self._source.look(), stop) != before:
             return False
         self._manifest.put(first, last, [EntryRange(name, start, stop, hashes)], before)
         return True

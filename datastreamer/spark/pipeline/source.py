@@ -70,7 +70,7 @@ class Source:
             return ""
         if seen.history is not None:
             return f"{seen.history.stream_id.hex()}:{seen.history.epoch}"
-        return next(self.hashes([max(0, entry - KEPT), entry]), "")
+        return next(self.hashes([max(0, entry - KEPT), entry]), "") or "damaged"
 
     def first_change(self, before: str, seen: Seen) -> int | None:
         """The first entry that changed since this state; None if it is not known."""

@@ -76,7 +76,7 @@ class World:
         """Truncate or update, and perhaps append."""
         total = self.stream.total_entries
         if self.choose.random() < 0.7 and total > self.keep:
-            self.stream.truncate(self.choose.randint(self.keep, total))
+            self.stream.truncate(self.choose.randint(self.keep, total - 1))
         else:
             blocks = [
                 (number, event)
