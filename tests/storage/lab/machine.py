@@ -284,12 +284,16 @@ class Laboratory(Recovering):
     @precondition(lambda self: not self.failed)
     @rule(trouble=troubles)
     def complete_sums(self, trouble: Trouble) -> None:
-        """Missing checksums are made, one after the other."""
+        """Missing checksums and summaries are made, one after the other."""
         completer = self.live._ensure_writable().sums_completer
         with self.under(trouble):
-            while self.attempt(self.once(completer.complete_page)):
-                if not self.more or self.live._ensure_writable().sums_completer is not completer:
-                    return
+            for step in (completer.complete_page, completer.count_page):
+                self.more = True
+                while self.more:
+                    if not self.attempt(self.once(step)):
+                        return
+                    if self.live._ensure_writable().sums_completer is not completer:
+                        return
 
     def once(self, call: Callable[[], bool]) -> Callable[[], None]:
         def called() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from datastreamer.storage.pages import completer
 from datastreamer.storage.stream import DataStream
+from tests.storage.lab.background import IdleSyncer
 from tests.storage.lab.disk import Gone, Interruption, SimDisk
 from tests.storage.lab.recovering import booted
 
@@ -43,7 +47,9 @@ def opened(disk: SimDisk, after: int) -> bool:
     return False
 
 
-def test_it_is_old_or_new_and_never_refused() -> None:
+def test_it_is_old_or_new_and_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The threads of a process that was killed do not run on.
+    monkeypatch.setattr(completer, "Syncer", IdleSyncer)
     killed, begun = True, 0
     while killed:
         disk, killed = updated(begun)

@@ -109,6 +109,12 @@ def test_more_marks_than_a_record_holds(world: World) -> None:
     assert page.marks[-2:] == [(88, BEGIN + 88_000), (90, BEGIN + 90_000)]
 
 
+def test_its_size(tmp_path: Path) -> None:
+    path = made(tmp_path / "s.bin", 20)
+    assert sidecar(path).stat().st_size == 512 + 21 * 1024
+    assert sidecar(path).stat().st_size <= path.stat().st_size / 1000
+
+
 def test_each_page_begins_with_a_mark(world: World) -> None:
     world.commit(*[(1, bytes(SIZE))] * 7)
     world.clock.now += 10
