@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from datastreamer.publisher.trio_publisher import connect_publisher as connect_publisher
     from datastreamer.relay.relay import Relay as Relay
     from datastreamer.selection.clauses import Where as Where
+    from datastreamer.selection.times import TimeMarks as TimeMarks
     from datastreamer.server.limits import Limits as Limits
     from datastreamer.server.publish.policy import Publishing as Publishing
     from datastreamer.service.blocking_relay import BlockingRelay as BlockingRelay
@@ -90,6 +91,7 @@ _names, __getattr__, __dir__ = load_on_use(
         "publisher.trio_publisher": ("connect_publisher",),
         "relay.relay": ("Relay",),
         "selection.clauses": ("Where",),
+        "selection.times": ("TimeMarks",),
         "server.limits": ("Limits",),
         "server.publish.policy": ("Publishing",),
         "service.blocking_relay": ("BlockingRelay",),

@@ -9,7 +9,7 @@ from datastreamer._entry cimport HEAD_SIZE
 
 cdef enum:
     # The size of a line without its numbers and data.
-    LINE = 11 + 10 + 12 + 13 + 3
+    LINE = 11 + 10 + 12 + 13
 
 cdef uint8_t[512] PAIRS
 for _at in range(256):
@@ -48,7 +48,9 @@ cdef inline char* put_decimal(char* to, uint64_t value) noexcept nogil:
     return put_text(to, digits + at, 20 - at)
 
 
-cdef void put_lines(char* to, const BatchColumns* columns) noexcept nogil:
+cdef void put_lines(
+    char* to, const BatchColumns* columns, const char* end, Py_ssize_t end_size
+) noexcept nogil:
     cdef Py_ssize_t i
     cdef uint32_t j
     cdef const uint8_t* data
@@ -61,22 +63,25 @@ cdef void put_lines(char* to, const BatchColumns* columns) noexcept nogil:
         for j in range(columns.lengths[i]):
             memcpy(to, &PAIRS[2 * data[j]], 2)
             to += 2
-        to = put_text(to, b'"}\n', 3)
+        to = put_text(to, end, end_size)
 
 
-def json_lines(batch):
-    """One JSON object per line and entry: number, type, length of data, data in hex."""
+def json_lines(batch, time=b""):
+    """One JSON object per line and entry: number, type, length of data, data in hex; and `time`, if
+    it is not empty, for each."""
     cdef BatchColumns columns
     cdef Py_ssize_t i, size
-    cdef bytes lines
+    cdef bytes lines, end = b'", "time": "%b"}\n' % time if time else b'"}\n'
     columns_of(batch, &columns)
-    size = columns.count * LINE
+    size = columns.count * (LINE + len(end))
     for i in range(columns.count):
         size += digits_of(number_of(&columns, i)) + digits_of(columns.types[i])
         size += digits_of(columns.lengths[i]) + 2 * <Py_ssize_t>columns.lengths[i]
     lines = PyBytes_FromStringAndSize(NULL, size)
     cdef char* to = PyBytes_AS_STRING(lines)
+    cdef const char* end_text = end
+    cdef Py_ssize_t end_size = len(end)
     # No other thread has the object yet.
     with nogil:
-        put_lines(to, &columns)
+        put_lines(to, &columns, end_text, end_size)
     return lines

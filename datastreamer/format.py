@@ -32,6 +32,8 @@ Wire::
     page-sums = %xf3 u32(65 + 32 x n) 16OCTET(stream id) u64(epoch) u32(n)
               n*range-sum range-sum           ; the last one: the last page
     range-sum = u64(first) u64(next) 16OCTET(xxh3 of the entries)
+    times   = %xf2 u32(25 + 16 x n) u64(resolution) u64(next) u32(n) n*mark
+    mark    = u64(entry) u64(Unix milliseconds)
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ HEADER_SIZE: Final = 38
 PACKET_PADDING: Final = 0x00
 PACKET_HEADER: Final = 0x01
 PACKET_ENTRY: Final = 0x02
+PACKET_TIMES: Final = 0xF2
 PACKET_PAGE_SUMS: Final = 0xF3
 PACKET_RANGE_HASH: Final = 0xF4
 PACKET_FOLLOW: Final = 0xF5
@@ -92,6 +95,8 @@ COMMAND_PAGE_SUMS: Final = 0x1009
 COMMAND_SELECTED_READ: Final = 0x100A
 COMMAND_SELECTED_START: Final = 0x100B
 COMMAND_SELECTED_START_BOOKMARK: Final = 0x100C
+COMMAND_ENTRY_AT_TIME: Final = 0x100D
+COMMAND_TIME_MARKS: Final = 0x100E
 COMMAND_PUBLISH: Final = 0x1010
 COMMAND_PUBLISH_ADD: Final = 0x1011
 COMMAND_PUBLISH_COMMIT: Final = 0x1012
@@ -119,6 +124,7 @@ RESULT_NOT_WRITTEN: Final = 24
 RESULT_IN_DOUBT: Final = 25
 RESULT_TOO_SLOW: Final = 26
 RESULT_DAMAGED: Final = 27
+RESULT_TIME_UNKNOWN: Final = 28
 
 RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_OK: "OK",
@@ -140,6 +146,7 @@ RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_IN_DOUBT: "In doubt",
     RESULT_TOO_SLOW: "Too slow",
     RESULT_DAMAGED: "Damaged",
+    RESULT_TIME_UNKNOWN: "Time unknown",
 }
 
 FEATURE_RANGE_BOOKMARK: Final = 1 << 0
@@ -150,6 +157,7 @@ FEATURE_CHANGES: Final = 1 << 5
 FEATURE_AUTHENTICATE: Final = 1 << 6
 FEATURE_PAGE_SUMS: Final = 1 << 7
 FEATURE_SELECTIONS: Final = 1 << 8
+FEATURE_TIMES: Final = 1 << 9
 MAX_CLAUSES: Final = 64
 FEATURE_PUBLISH: Final = 1 << 2
 STREAM_ID_SIZE: Final = 16
@@ -172,6 +180,9 @@ MAX_HASH_BYTES: Final = 64 << 20
 PAGE_SUMS_STRUCT: Final = struct.Struct(">BI16sQI")
 RANGE_SUM_STRUCT: Final = struct.Struct(">QQ16s")
 MAX_SUMS_PAGES: Final = 4096
+TIMES_STRUCT: Final = struct.Struct(">BIQQI")
+TIME_MARK_STRUCT: Final = struct.Struct(">QQ")
+MAX_TIME_MARKS: Final = 256
 
 
 class Header(NamedTuple):

@@ -18,10 +18,12 @@ from datastreamer.client.link import MAX_LAG
 from datastreamer.client.upstream import ServerAddress, upstreams_of
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.batches import Read, probe
+from datastreamer.protocol.batches import Read, ask_times, probe
+from datastreamer.protocol.commands import MarksQuery, TimeQuery
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.selection.clauses import Where, selected
+from datastreamer.selection.times import Moment, TimeMarks, moment_ms
 
 if TYPE_CHECKING:
     import ssl
@@ -191,6 +193,21 @@ class Client(ClientBase[Batches, Entries]):
     async def bookmark(self, key: bytes) -> Entry:
         """The first event at or after the bookmark `key`. Raises `UnknownBookmark`."""
         return await self._driver.run(self._engine.ask(exchanges.bookmark, key))
+
+    async def entry_at(self, time: Moment) -> int:
+        """The first entry that was committed at or after a time, or one up to about a second
+        earlier; after the last commit the stream's total.
+
+        `time` is Unix milliseconds, RFC 3339, a date (UTC) or a `datetime` with a zone. Raises
+        `TimeUnknown`, and `NotSupported` for a server that does not report times.
+        """
+        query = TimeQuery(moment_ms(time))
+        return (await self._driver.run(self._engine.ask(ask_times, query))).next
+
+    async def time_marks(self, from_entry: int) -> TimeMarks:
+        """When entries were committed, from `from_entry` on, as far as one answer says it. Raises
+        `NotSupported`."""
+        return await self._driver.run(self._engine.ask(ask_times, MarksQuery(from_entry)))
 
     async def capabilities(self) -> Capabilities:
         """The server's extensions of the published protocol; requested once per connection."""

@@ -20,6 +20,7 @@ from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.resume import Resumable, Rollback
 from datastreamer.selection.clauses import Where, selected
+from datastreamer.selection.times import Moment, moment_ms
 
 BatchesT = TypeVar("BatchesT")
 EntriesT = TypeVar("EntriesT")
@@ -66,6 +67,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         *,
         from_entry: int = 0,
         from_position: Position | None = None,
+        from_time: Moment | None = None,
         stop: int | None = None,
         max_count: int = 0,
         max_bytes: int = BATCH_BYTES,
@@ -81,7 +83,8 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         Ends before entry `stop`, or at the stream's end as of the beginning. A server without
         batches streams the same entries, and the client cuts them into such batches.
         """
-        start = (from_entry if from_position is None else None, None, from_position)
+        first = from_entry if (from_position, from_time) == (None, None) else None
+        start = (first, None, from_position, from_time)
         batched = BatchLimits(max_count, max_bytes, requests)
         options = {"where": selected(types, where), "batched": batched}
         return self._batches(self._streaming(start, stop, cursor, on_rollback, **options))
@@ -111,20 +114,23 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         from_entry: int | None = None,
         from_bookmark: bytes | None = None,
         from_position: Position | None = None,
+        from_time: Moment | None = None,
         stop: int | None = None,
         types: Collection[int] | None = None,
         where: Iterable[Where | int] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
     ) -> EntriesT:
-        """Entries one by one, from an entry's number (default 0), a bookmark's entry or a
-        position on.
+        """Entries one by one, from an entry's number (default 0), a bookmark's entry, a
+        position or a time on.
 
         Continues with later commits, without end, or ends before entry `stop`. The iteration
         begins when its block is entered or its first item is requested, and raises `BadFromEntry`
         or `BadFromBookmark` then. `types` selects entries of these types, and `where` those that
         one of its clauses matches; others are dropped before objects are made of them, by the
         server if it can. `types=[2]` is short for `where=[Where(2)]`; `UsageError` for both.
+
+        With `from_time` it begins at the entry that `entry_at` returns, and raises as it does.
 
         With `cursor` it begins at the position saved there, if there is one. The position after
         an item is saved when the next is requested, and when the block ends without an error:
@@ -137,7 +143,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         instead if the last entry in common is among the last 256; the iteration then continues
         after that entry.
         """
-        start = (from_entry, from_bookmark, from_position)
+        start = (from_entry, from_bookmark, from_position, from_time)
         chosen = selected(types, where)
         return self._entries(self._streaming(start, stop, cursor, on_rollback, where=chosen))
 
@@ -147,6 +153,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         from_entry: int | None = None,
         from_bookmark: bytes | None = None,
         from_position: Position | None = None,
+        from_time: Moment | None = None,
         stop: int | None = None,
         types: Collection[int] | None = None,
         where: Iterable[Where | int] | None = None,
@@ -160,24 +167,25 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         can reports where atomic operations end (`commit_ahead`): for a streaming from an entry or
         a position; `from_bookmark` and `types` raise `UsageError`.
         """
-        start = (from_entry, from_bookmark, from_position)
+        start = (from_entry, from_bookmark, from_position, from_time)
         options = {"where": selected(types, where), "commits": commits}
         return self._batches(self._streaming(start, stop, cursor, on_rollback, **options))
 
     def _streaming(
         self,
-        start: tuple[int | None, bytes | None, Position | None],
+        start: tuple[int | None, bytes | None, Position | None, Moment | None],
         stop: int | None,
         cursor: CursorStore | None = None,
         on_rollback: OnRollback | None = None,
         **options: Any,
     ) -> Iteration[EntryBatch]:
-        from_entry, from_bookmark, from_position = start
+        from_entry, from_bookmark, from_position, from_time = start
         work = Resumable(
             from_entry,
             from_bookmark,
             stop,
             from_position=from_position,
+            from_ms=None if from_time is None else moment_ms(from_time),
             follow_rollbacks=on_rollback is not None,
             careful=self._engine.resumes,
             **options,
@@ -192,7 +200,7 @@ class ClientBase(ABC, Generic[BatchesT, EntriesT]):
         stop: int | None,
     ) -> Steps[None]:
         """Call `callback` for each entry, or print a line for each."""
-        iteration = self._streaming((from_entry, from_bookmark, None), stop)
+        iteration = self._streaming((from_entry, from_bookmark, None, None), stop)
         failed = True
         try:
             while (batch := (yield from iteration.next())) is not None:

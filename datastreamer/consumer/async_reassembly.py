@@ -60,9 +60,9 @@ class Reassembly(ReassemblyBase):
         that is lost is retried for `retry_for` seconds, one that fails is reported and retried at
         long intervals, and what the others send is delivered. With `follow` the iteration continues
         with later commits; without it, it ends where the last upstream ends. Upstreams without a
-        saved position begin at `start`: an entry's number, a bookmark's key, or "latest". A slow
-        consumer makes the servers wait: the `budget` and at most three batches per upstream are in
-        memory.
+        saved position begin at `start`: an entry's number, a bookmark's key, a time (a `datetime`
+        with a zone), or "latest". A slow consumer makes the servers wait: the `budget` and at most
+        three batches per upstream are in memory.
 
         With `store` it resumes where the store was saved. Before it delivers the next payload, it
         saves that the last one has been processed, and again when the block ends without an error.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from datastreamer.client.upstream import Upstream, upstream_of
@@ -17,13 +18,14 @@ from datastreamer.reassembly.merge import Order
 from datastreamer.reassembly.portions import NESTED, wanted
 from datastreamer.reassembly.progress import ReassemblyStore
 from datastreamer.selection.clauses import Selection, selected
+from datastreamer.selection.times import moment_ms
 from datastreamer.transport.address import SERVERS
 
 SourceAddress: TypeAlias = Upstream | tuple[str, int] | str | os.PathLike[str]
 Addresses: TypeAlias = Iterable[SourceAddress] | Mapping[str, SourceAddress]
 
-Start: TypeAlias = int | bytes | Literal["latest"]
-"""Where a source without a saved position begins: an entry, a bookmark, or its end."""
+Start: TypeAlias = int | bytes | datetime | Literal["latest"]
+"""Where a source without a saved position begins: an entry, a bookmark, a time, or its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,13 @@ class ReassemblyOptions:
             check_number("stream_type", self.stream_type)
         check_waits(self.timeout, self.retry_for, self.heartbeat)
         start = self.start
+        if isinstance(start, datetime):
+            moment_ms(start)
+            return
         number = isinstance(start, int) and 0 <= start <= U64_MAX
         if not number and not (isinstance(start, bytes) and start) and start != "latest":
             raise UsageError(
-                "sources begin at an entry's number, a bookmark's key or \"latest\", "
+                "sources begin at an entry's number, a bookmark's key, a datetime or \"latest\", "
                 f"not at {start!r}"
             )
 

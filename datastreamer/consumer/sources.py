@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -60,6 +61,7 @@ from datastreamer.protocol.history import Trail, different_stream
 from datastreamer.protocol.resume import Resumable, Rollback
 from datastreamer.protocol.retry import Backoff, Recovery, RetryPolicy
 from datastreamer.reassembly.merge import Merge
+from datastreamer.selection.times import moment_ms
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.connection_errors import answer_timeout
 
@@ -200,7 +202,7 @@ class _SourceReader:
 
     # What it has
 
-    def _begin(self, header: Header, compare: Compare) -> Steps[Position | bytes]:
+    def _begin(self, header: Header, compare: Compare) -> Steps[Position | bytes | datetime]:
         """Where to begin; reports entries that were truncated. Raises `HistoryChanged`."""
         stream = Identity.of(header)
         total = header.total_entries
@@ -218,7 +220,7 @@ class _SourceReader:
                     yield from self._roll_back(rollback)
             return memory.start or place
         start = self._options.start
-        if isinstance(start, bytes):
+        if isinstance(start, bytes | datetime):
             return start
         return Position(total if start == "latest" else start, b"", stream)
 
@@ -321,6 +323,7 @@ class _Server(_SourceReader):
             start if isinstance(start, bytes) else None,
             stop,
             from_position=start if isinstance(start, Position) else None,
+            from_ms=moment_ms(start) if isinstance(start, datetime) else None,
             where=options.where,
             follow_rollbacks=True,
             careful=engine.resumes,
@@ -336,7 +339,7 @@ class _Server(_SourceReader):
         while (batch := (yield from batches.next())) is not None:
             position = batches.position
             assert position is not None
-            if isinstance(start, bytes):
+            if not isinstance(start, Position):
                 yield from self._send_begun(Position(batch.first_number, b"", position.stream))
             yield from self._send_batch(batch, position)
 
@@ -407,7 +410,10 @@ class _File(_SourceReader):
         header = stream.header
         identity, epoch = Identity.of(header), stream.epoch
         start = yield from self._begin(header, partial(self._compare, stream))
-        number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
+        if isinstance(start, datetime):
+            number = stream.entry_at(moment_ms(start))
+        else:
+            number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
         if number > header.total_entries:
             raise UnknownEntry(number, header.total_entries)
         yield from self._send_begun(Position(number, b"", identity))

@@ -1,8 +1,8 @@
 """Reads entries in batches: a server's capabilities, single batches, and long reads.
 
-Owns the capabilities query, single batches with their checks, and long reads, with the next request
-sent before the last one is answered. Generators like those of `exchanges`: no sockets, tasks or
-time.
+Owns the capabilities query, queries of times, single batches with their checks, and long reads,
+with the next request sent before the last one is answered. Generators like those of `exchanges`: no
+sockets, tasks or time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from datastreamer.errors import (
     ConnectionLost,
     NotSupported,
     ServerRefused,
+    TimeUnknown,
     UnknownEntry,
     UsageError,
     refusal,
@@ -27,6 +28,7 @@ from datastreamer.format import (
     RESULT_BAD_FROM_ENTRY,
     RESULT_INVALID_COMMAND,
     RESULT_TEXTS,
+    RESULT_TIME_UNKNOWN,
     U32_MAX,
     U64_MAX,
     Header,
@@ -40,7 +42,9 @@ from datastreamer.protocol.commands import (
     EntryQuery,
     FilteredRead,
     HeaderQuery,
+    MarksQuery,
     RangeQuery,
+    TimeQuery,
 )
 from datastreamer.protocol.events import (
     BatchReceived,
@@ -52,6 +56,7 @@ from datastreamer.protocol.events import (
 from datastreamer.protocol.exchanges import Exchange, expect, next_event, unexpected
 from datastreamer.protocol.messages import NO_EXTENSIONS, Capabilities
 from datastreamer.selection.clauses import Selection, within
+from datastreamer.selection.times import TimeMarks
 
 REQUESTS: Final = 2
 """Default number of requests in flight during a long read."""
@@ -94,6 +99,23 @@ def probe(connection: ClientConnection) -> Exchange[Capabilities]:
     connection.asked_at = None
     connection.capabilities = capabilities
     return capabilities
+
+
+def ask_times(connection: ClientConnection, query: TimeQuery | MarksQuery) -> Exchange[TimeMarks]:
+    """The answer about times; to a `TimeQuery` it is `next`. Raises `TimeUnknown`, and
+    `NotSupported`."""
+    if not (yield from probe(connection)).times:
+        raise NotSupported(
+            f"{connection.peer} does not report when entries were committed: begin at an entry or "
+            "a bookmark"
+        )
+    try:
+        return (yield from exchanges.ask(connection, query, TimeMarks))
+    except ServerRefused as error:
+        if error.number != RESULT_TIME_UNKNOWN:
+            raise
+        why = error.text.removeprefix(f"{RESULT_TEXTS[RESULT_TIME_UNKNOWN]}: ")
+        raise TimeUnknown(f"{connection.peer}: {why}") from None
 
 
 @dataclass(frozen=True, slots=True)

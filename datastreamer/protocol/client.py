@@ -32,6 +32,7 @@ from datastreamer.format import (
     PACKET_PAGE_SUMS,
     PACKET_RANGE_HASH,
     PACKET_RESULT,
+    PACKET_TIMES,
     PAGE_SIZE,
     RESULT_DAMAGED,
     RESULT_HEAD_SIZE,
@@ -54,11 +55,13 @@ from datastreamer.protocol.commands import (
     FollowStart,
     HashQuery,
     HeaderQuery,
+    MarksQuery,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
     SumsQuery,
+    TimeQuery,
     encode_command,
 )
 from datastreamer.protocol.events import (
@@ -76,6 +79,7 @@ from datastreamer.protocol.following import (
     RangeHash,
     SumsFound,
     decode_change,
+    decode_times,
 )
 from datastreamer.protocol.messages import NO_EXTENSIONS, OK, Capabilities
 from datastreamer.protocol.packets import IN_PIECES, PACKETS, Packets
@@ -424,6 +428,8 @@ _BODIES: Final[dict[type, Cells]] = {
     CapabilitiesQuery: {PACKET_CAPABILITIES: ClientConnection._value},
     HashQuery: {PACKET_RANGE_HASH: ClientConnection._value},
     SumsQuery: {PACKET_PAGE_SUMS: ClientConnection._value},
+    TimeQuery: {PACKET_TIMES: ClientConnection._value},
+    MarksQuery: {PACKET_TIMES: ClientConnection._value},
     RangeQuery: {PACKET_ENTRY: ClientConnection._range_entries},
 }
 _VALUES: Final[dict[type, Callable[..., Any]]] = {
@@ -431,6 +437,8 @@ _VALUES: Final[dict[type, Callable[..., Any]]] = {
     CapabilitiesQuery: lambda packet, _: Capabilities.unpack(packet),
     HashQuery: RangeHash.unpack,
     SumsQuery: SumsFound.unpack,
+    TimeQuery: decode_times,
+    MarksQuery: decode_times,
 }
 
 # What may arrive without being an answer.

@@ -87,6 +87,22 @@ class SumsQuery(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class TimeQuery(Command):
+    """Request the first entry that was committed at or after `ms`, Unix milliseconds."""
+
+    ms: int
+    says: ClassVar = "the first entry since {ms} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class MarksQuery(Command):
+    """Request when entry `from_entry` and those after it were committed."""
+
+    from_entry: int
+    says: ClassVar = "times from entry {from_entry} on"
+
+
+@dataclass(frozen=True, slots=True)
 class Start(Command):
     """Stream from entry `from_entry` on; the stream's total means the next entry."""
 
@@ -352,6 +368,8 @@ LAYOUTS: Final[dict[int, tuple[type[Command], tuple[_Part, ...]]]] = {
     wire.COMMAND_FOLLOW_START: (FollowStart, (_NUMBER, _Known("16sQ"))),
     wire.COMMAND_RANGE_HASH: (HashQuery, (_Numbers("QQI"),)),
     wire.COMMAND_PAGE_SUMS: (SumsQuery, (_Numbers("QI"),)),
+    wire.COMMAND_ENTRY_AT_TIME: (TimeQuery, (_NUMBER,)),
+    wire.COMMAND_TIME_MARKS: (MarksQuery, (_NUMBER,)),
     wire.COMMAND_AUTHENTICATE: (Authenticate, (_TOKEN,)),
 }
 """Each command and its parts, by its number."""

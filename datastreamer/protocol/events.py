@@ -20,6 +20,7 @@ from datastreamer.protocol.commands import (
 )
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash, SumsFound
 from datastreamer.protocol.messages import Capabilities
+from datastreamer.selection.times import TimeMarks
 
 
 @dataclass(slots=True)
@@ -89,5 +90,6 @@ Event: TypeAlias = (
     | ChangeReceived
     | RangeHash
     | SumsFound
+    | TimeMarks
     | PeerEnded
 )

@@ -1,13 +1,15 @@
 """Packets by which a relay keeps its copy of a stream equal to its upstream's.
 
-Owns their layout: reports of changes of committed entries, hashes of ranges, and the checksums of
-pages. Must not know which of them is allowed when (`server`, `client`).
+Owns their layout: reports of changes of committed entries, hashes of ranges, the checksums of
+pages, and when entries were committed. Must not know which of them is allowed when (`server`,
+`client`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from datastreamer._codec import Entry, scan
@@ -18,18 +20,23 @@ from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     FOLLOW_STRUCT,
     MAX_SUMS_PAGES,
+    MAX_TIME_MARKS,
     PACKET_CHANGE,
     PACKET_FOLLOW,
     PACKET_PAGE_SUMS,
     PACKET_RANGE_HASH,
+    PACKET_TIMES,
     PAGE_SIZE,
     PAGE_SUMS_STRUCT,
     RANGE_HASH_STRUCT,
     RANGE_SUM_STRUCT,
+    TIME_MARK_STRUCT,
+    TIMES_STRUCT,
     TYPE_BOOKMARK,
     U64_MAX,
 )
-from datastreamer.protocol.commands import HashQuery, SumsQuery
+from datastreamer.protocol.commands import HashQuery, MarksQuery, SumsQuery, TimeQuery
+from datastreamer.selection.times import LATEST_MS, TimeMarks
 
 MAX_CHANGE_SIZE: Final = CHANGE_SIZE + PAGE_SIZE
 
@@ -191,3 +198,26 @@ def sums_size(count: int) -> int:
 
 
 MAX_SUMS_SIZE: Final = sums_size(MAX_SUMS_PAGES)
+
+
+def encode_times(found: TimeMarks) -> bytes:
+    """The answer to a `MarksQuery` or `TimeQuery`."""
+    marks = b"".join([TIME_MARK_STRUCT.pack(*mark) for mark in found.marks])
+    head = (PACKET_TIMES, TIMES_STRUCT.size + len(marks), *found[1:], len(found.marks))
+    return TIMES_STRUCT.pack(*head) + marks
+
+
+def decode_times(data: bytes | bytearray | memoryview, query: MarksQuery | TimeQuery) -> TimeMarks:
+    """Decode the answer to `query`. Raises `ValueError` if it is invalid."""
+    _, length, resolution, following, count = TIMES_STRUCT.unpack_from(data)
+    if TIMES_STRUCT.size + count * TIME_MARK_STRUCT.size != length:
+        raise ValueError(f"{count} times in {length} bytes for {query}")
+    marks = list(TIME_MARK_STRUCT.iter_unpack(memoryview(data)[TIMES_STRUCT.size :]))
+    entries, times = [entry for entry, _ in marks], [ms for _, ms in marks]
+    rises = all(one < other for one, other in pairwise([*entries, following]))
+    if not rises or times != sorted(times) or max([resolution, *times]) > LATEST_MS:
+        raise ValueError(f"times of entries up to {following} that do not rise for {query}")
+    return TimeMarks(marks, resolution, following)
+
+
+MAX_TIMES_SIZE: Final = TIMES_STRUCT.size + MAX_TIME_MARKS * TIME_MARK_STRUCT.size

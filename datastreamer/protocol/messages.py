@@ -27,6 +27,7 @@ from datastreamer.format import (
     FEATURE_PAGE_SUMS,
     FEATURE_RANGE_BOOKMARK,
     FEATURE_SELECTIONS,
+    FEATURE_TIMES,
     MAX_CLAUSES,
     PACKET_ANSWER,
     PACKET_BATCH,
@@ -61,6 +62,7 @@ class Capabilities(NamedTuple):
         | FEATURE_CHANGES
         | FEATURE_PAGE_SUMS
         | FEATURE_SELECTIONS
+        | FEATURE_TIMES
     )
     stream_id: bytes = bytes(STREAM_ID_SIZE)
     epoch: int = 0
@@ -118,6 +120,11 @@ class Capabilities(NamedTuple):
     def page_sums(self) -> bool:
         """Whether the server can send the checksums of its file's pages."""
         return bool(self.features & FEATURE_PAGE_SUMS)
+
+    @property
+    def times(self) -> bool:
+        """Whether the server can be asked when entries were committed."""
+        return bool(self.features & FEATURE_TIMES)
 
 
 NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)

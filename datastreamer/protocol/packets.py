@@ -35,15 +35,17 @@ from datastreamer.format import (
     PACKET_PAGE_SUMS,
     PACKET_RANGE_HASH,
     PACKET_RESULT,
+    PACKET_TIMES,
     PAGE_SIZE,
     PAGE_SUMS_STRUCT,
     RANGE_HASH_STRUCT,
     RESULT_HEAD_SIZE,
+    TIMES_STRUCT,
     U32_MAX,
     U64_MAX,
 )
 from datastreamer.protocol.commands import BatchQuery
-from datastreamer.protocol.following import MAX_CHANGE_SIZE, MAX_SUMS_SIZE
+from datastreamer.protocol.following import MAX_CHANGE_SIZE, MAX_SUMS_SIZE, MAX_TIMES_SIZE
 from datastreamer.protocol.receiving import Receiving
 
 # The longest known text has 17 bytes.
@@ -61,6 +63,7 @@ PACKETS: Final = {
     PACKET_CAPABILITIES: ("a packet of capabilities", CAPABILITIES_STRUCT.size, _MAX_CAPABILITIES),
     PACKET_RANGE_HASH: ("a hash", RANGE_HASH_STRUCT.size, RANGE_HASH_STRUCT.size),
     PACKET_PAGE_SUMS: ("a packet of checksums", PAGE_SUMS_STRUCT.size, MAX_SUMS_SIZE),
+    PACKET_TIMES: ("times", TIMES_STRUCT.size, MAX_TIMES_SIZE),
     PACKET_COMMIT: ("a commit boundary", COMMIT_STRUCT.size, COMMIT_STRUCT.size),
     PACKET_FOLLOW: ("the beginning of a report of changes", FOLLOW_STRUCT.size, FOLLOW_STRUCT.size),
     PACKET_CHANGE: ("a change", CHANGE_SIZE, MAX_CHANGE_SIZE),

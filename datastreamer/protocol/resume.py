@@ -29,9 +29,9 @@ from datastreamer.format import Header
 from datastreamer.position import HASH_SIZE, Identity, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
-from datastreamer.protocol.batches import BatchLimits, BatchReading, probe, truncated
+from datastreamer.protocol.batches import BatchLimits, BatchReading, ask_times, probe, truncated
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.commands import KnownHistory
+from datastreamer.protocol.commands import KnownHistory, TimeQuery
 from datastreamer.protocol.exchanges import Exchange, Streaming
 from datastreamer.protocol.filter.compare import (
     Reading,
@@ -60,8 +60,8 @@ class Rollback:
 class Resumable:
     """A streaming over any number of connections; a `Work`.
 
-    It starts at an entry, a bookmark or a position; without any, at entry 0. `begin` joins the
-    stream, for the first time or again: after the last entry that `advance` returned, or at a
+    It starts at an entry, a bookmark, a position or a time; without any, at entry 0. `begin` joins
+    the stream, for the first time or again: after the last entry that `advance` returned, or at a
     position. It requests the last entries again and compares them. A difference raises
     `HistoryChanged`, or with `follow_rollbacks` sets `rollback`, to be reported before the next
     `advance`.
@@ -80,6 +80,7 @@ class Resumable:
         stop: int | None = None,
         *,
         from_position: Position | None = None,
+        from_ms: int | None = None,
         where: Selection | None = None,
         follow_rollbacks: bool = False,
         careful: bool = True,
@@ -87,8 +88,9 @@ class Resumable:
         commits: bool = False,
         known: KnownHistory | None = None,
     ) -> None:
-        if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
-            raise UsageError("pass only one of from_entry, from_bookmark and from_position")
+        places = (from_entry, from_bookmark, from_position, from_ms)
+        if sum(place is not None for place in places) > 1:
+            raise UsageError("pass only one of from_entry, from_bookmark, from_position, from_time")
         for what, number in (("from_entry", from_entry), ("stop", stop)):
             check_number(what, 0 if number is None else number)
         if commits and (from_bookmark, where) != (None, None):
@@ -97,8 +99,10 @@ class Resumable:
         if from_bookmark is not None:
             check_key(from_bookmark)
             self._start = bytes(from_bookmark)
-        elif stop is not None and stop < self._start:
+        elif from_ms is None and stop is not None and stop < self._start:
             raise BadRange(f"the range {self._start} to {stop} ends before it begins")
+        # A server says where this is, until anything was received.
+        self._from_ms = from_ms
         self._stop = stop
         self._where = where
         self._follow_rollbacks = follow_rollbacks
@@ -197,6 +201,8 @@ class Resumable:
         self._settle()
         self._streaming = self._ahead = None
         self.starved = False
+        if self._from_ms is not None and self._trail is None:
+            self._start = (yield from ask_times(connection, TimeQuery(self._from_ms))).next
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return

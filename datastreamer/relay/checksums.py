@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -32,6 +32,8 @@ from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # An idle connection is closed after this time: the upstream may have use for its slot.
 _IDLE_SECONDS: Final = 5.0
@@ -54,7 +56,8 @@ class OpenOperation(Protocol):
 
 
 class SumsClient:
-    """Requests an upstream's checksums, on a connection that is closed when it is not used."""
+    """Requests an upstream's checksums and times, on a connection that is closed when it is not
+    used."""
 
     def __init__(
         self,
@@ -70,30 +73,25 @@ class SumsClient:
         self._client: RelayClient | None = None
         self._used_at = 0.0
 
-    async def ask(self, number: int) -> SumsFound:
-        """The checksums from entry `number` on. Raises `PeerError`."""
+    async def ask(self, question: Callable[[RelayClient], Awaitable[T]]) -> T:
+        """The answer to a question. Raises `PeerError`."""
         async with self._turn:
             reused = self._client is not None
             with trio.move_on_after(self._timeout):
                 try:
-                    return await self._ask(number)
+                    return await self._ask(question)
                 except ConnectionLost:
                     await self._close()
                     if not reused:
                         raise
-                return await self._ask(number)
+                return await self._ask(question)
             await self._close()
             raise NoAnswer(f"no answer from {self.peer} within {self._timeout:g} s")
 
-    async def _ask(self, number: int) -> SumsFound:
-        client = self._client
-        if client is None:
-            client = await self._stack.enter_async_context(self._connect())
-            if not (await client.capabilities()).page_sums:
-                await self._close()
-                raise PeerError(f"{self.peer} has no checksums on this connection")
-            self._client = client
-        found = await client.page_sums(number)
+    async def _ask(self, question: Callable[[RelayClient], Awaitable[T]]) -> T:
+        if self._client is None:
+            self._client = await self._stack.enter_async_context(self._connect())
+        found = await question(self._client)
         self._used_at = trio.current_time()
         return found
 
@@ -226,8 +224,8 @@ class ReceivedCheck:
         was not compared, unless they are the rule."""
         for _ in range(_ATTEMPTS - 1):
             with suppress(ConnectionLost, NoAnswer):
-                return await self.client.ask(number)
-        return await self.client.ask(number)
+                return await self.client.ask(lambda client: client.page_sums(number))
+        return await self.client.ask(lambda client: client.page_sums(number))
 
     def _extend(self, found: SumsFound | None, *, with_tail: bool) -> None:
         """The checksums of `found` replace those that are known."""

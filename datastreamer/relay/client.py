@@ -21,6 +21,7 @@ from datastreamer.errors import PeerError
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.commands import HashQuery, KnownHistory, SumsQuery
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash, SumsFound
+from datastreamer.protocol.messages import NO_EXTENSIONS, Capabilities
 from datastreamer.protocol.resume import Resumable
 from datastreamer.transport.listeners import leads_to
 
@@ -58,10 +59,9 @@ class RelayClient(Client):
         return self._engine.closed_on_asking
 
     @property
-    def has_page_sums(self) -> bool:
-        """Whether the server has reported that it sends checksums of pages."""
-        known = self._engine.known_capabilities
-        return known is not None and known.page_sums
+    def known_capabilities(self) -> Capabilities:
+        """What the server has reported that it can do."""
+        return self._engine.known_capabilities or NO_EXTENSIONS
 
     def leads_to(self, listeners: Collection[socket.socket]) -> bool:
         """Whether one of `listeners`, which are this process's, is at the other end."""
@@ -88,9 +88,11 @@ class RelayClient(Client):
         """The checksums of the server's pages from the one on that holds entry `from_entry`, up to
         the server's limit.
 
-        For servers whose capabilities include `page_sums`. Raises `BadFromEntry` if the stream ends
-        before `from_entry`.
+        Raises `PeerError` if the server has none, and `BadFromEntry` if the stream ends before
+        `from_entry`.
         """
+        if not (await self.capabilities()).page_sums:
+            raise PeerError(f"{self.peer} has no checksums on this connection")
         query = SumsQuery(from_entry)
         return await self._driver.run(self._engine.ask(exchanges.ask, query, SumsFound))
 

@@ -223,6 +223,7 @@ class Relay(Listening):
         task_status: trio.TaskStatus[list[tuple[str, int]]],
     ) -> None:
         stream = self.stream = await self._open()
+        stream.parts.relay.leave_times()
         try:
             self._ensure_not_finished()
             if self._metrics is not None or self._http is not None:

@@ -40,6 +40,7 @@ from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.damaged_pages import restore_pages
 from datastreamer.relay.joining import Joined, common_entries, ensure_undamaged, join
+from datastreamer.relay.times import keep_times
 from datastreamer.relay.truncation_point import truncate_file
 from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.relay.writer import RelayWriter
@@ -259,8 +260,8 @@ class Download:
             self._check_capabilities(state, client)
             self._joined(state, stream, joined.header)
             try:
-                check = self._check_of(state, stream, client, joined)
-                return await self._receive(state, stream, joined, check)
+                aside = SumsClient(partial(self._connect, state), client.peer, self._timeout)
+                return await self._receive(state, stream, joined, client, aside)
             finally:
                 self.current, self.caught_up = None, False
                 self._updates, self._change_applier = self.updates, None
@@ -276,22 +277,13 @@ class Download:
                 f"{client.peer} closed the connection on a query for its capabilities; trying again"
             )
 
-    def _check_of(
-        self, state: UpstreamState, stream: DataStream, client: RelayClient, joined: Joined
-    ) -> ReceivedCheck | None:
-        """The comparison with the upstream's checksums; None if it sends none."""
-        change_applier = joined.change_applier
-        if not client.has_page_sums or change_applier.agreement is None:
-            return None
-        sums_client = SumsClient(partial(self._connect, state), client.peer, self._timeout)
-        return ReceivedCheck(sums_client, stream, change_applier)
-
     async def _receive(
         self,
         state: UpstreamState,
         stream: DataStream,
         joined: Joined,
-        check: ReceivedCheck | None,
+        client: RelayClient,
+        aside: SumsClient,
     ) -> bool:
         """Append what arrives. True if an earlier upstream is to be used; else it raises."""
         back = False
@@ -306,7 +298,14 @@ class Download:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(look)
+            nursery.start_soon(aside.run)
+            known = client.known_capabilities
+            if known.times:
+                nursery.start_soon(keep_times, aside, stream, self.until)
             backlog, change_applier = joined.header.total_entries, joined.change_applier
+            check = None
+            if known.page_sums and change_applier.agreement is not None:
+                check = ReceivedCheck(aside, stream, change_applier)
             writer = RelayWriter(
                 stream, joined.batches, self._commits, backlog, change_applier, check
             )
@@ -324,7 +323,6 @@ class Download:
             nursery.start_soon(compare)
             try:
                 if check is not None:
-                    nursery.start_soon(check.client.run)
                     await check.begin()
                 batch = joined.rest or await joined.batches.__anext__()
                 while True:

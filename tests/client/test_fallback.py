@@ -464,6 +464,15 @@ async def listed(client: Trio, name: str, **named: Any) -> list[Any]:
     return [batch async for batch in items]
 
 
+@holds("read_batches", "from_time")
+@holds("batches", "from_time")
+async def no_times(client: Trio, server: str) -> None:
+    """None of these servers knows when entries were committed."""
+    for call in ("read_batches", "batches"):
+        with pytest.raises(NotSupported, match="does not report when entries were committed"):
+            await client.listed(call, from_time="2026-11-29", stop=100)
+
+
 CHECKS = {check.__name__: check for checks in OPTIONS.values() for check in checks.values()}
 
 

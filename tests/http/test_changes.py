@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from datastreamer.selection.times import moment_text
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import serving
@@ -56,9 +57,9 @@ async def test_an_update_is_an_event(stream: DataStream, whose: str) -> None:
             sent += len(event["data"])
         assert event is not None
         assert event["event"] == "updated"
-        assert event["data"] == [
-            {"number": 0, "type": 1, "length": 1000, "data": "0x" + "79" * 1000}
-        ]
+        [entry] = event["data"]
+        assert entry.pop("time") == moment_text(stream.time_of(0) or 0)
+        assert entry == {"number": 0, "type": 1, "length": 1000, "data": "0x" + "79" * 1000}
         append(stream, (2, b"new"))
         assert await client.entries(21 - sent) == held(stream, sent, 21)
         assert client.id == "21-1"

@@ -19,6 +19,7 @@ from datastreamer.http.answers.ranges import FormedRange, RawRange, WantedRange
 from datastreamer.http.port.messages import AnswerCut
 from datastreamer.http.serving import source_of
 from datastreamer.metrics.counters import HttpCounts
+from datastreamer.selection.times import AskTimes
 from datastreamer.server.streaming.catch_up import Sender
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask, joined
@@ -293,7 +294,8 @@ async def test_a_change_that_is_under_way_when_an_answer_begins(
         output, wanted = Recorded(), WantedRange(range(100), (), False, None)
         answer: Any = RawRange(reading, wanted.entries)
         if format != "raw":
-            answer = FormedRange(reading, wanted, form_of(NAMES[format]))
+            form = form_of(NAMES[format], stream.time_marks)
+            answer = FormedRange(reading, wanted, form)
             await answer.begin()
         web.server.broadcast.hold(None)
 
@@ -316,9 +318,9 @@ async def test_a_tag_is_of_the_entries_that_are_sent(
     """Also if they are updated between the request and its answer."""
     append(stream, *[(1, b"old")] * 10)
 
-    def updated(kind: str) -> EntryForm:
+    def updated(kind: str, time_marks: AskTimes) -> EntryForm:
         stream.update_entry(3, 1, b"new")
-        return form_of(kind)
+        return form_of(kind, time_marks)
 
     async with serving(stream) as web:
         before = await ask(web.port, "/v1/entries?to=5")

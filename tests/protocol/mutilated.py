@@ -19,11 +19,13 @@ from datastreamer.protocol.commands import (
     HashQuery,
     HeaderQuery,
     KnownHistory,
+    MarksQuery,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
     SumsQuery,
+    TimeQuery,
     encode_command,
 )
 from tests.conftest import GOLDEN, Golden
@@ -53,6 +55,8 @@ def recorded() -> list[bytes]:
             FollowStart(7, KnownHistory(b"stream id of 16.", 8)),
             HashQuery(7, 99, 1 << 20),
             SumsQuery(7, 4096),
+            TimeQuery(1_795_935_600_000),
+            MarksQuery(7),
         )
     }
     golden = Golden(GOLDEN, Path())

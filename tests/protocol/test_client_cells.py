@@ -21,6 +21,7 @@ from datastreamer.format import (
     PACKET_PAGE_SUMS,
     PACKET_RANGE_HASH,
     PACKET_RESULT,
+    PACKET_TIMES,
 )
 from datastreamer.protocol import client
 from datastreamer.protocol.client import ClientConnection
@@ -38,11 +39,13 @@ from datastreamer.protocol.commands import (
     HashQuery,
     HeaderQuery,
     KnownHistory,
+    MarksQuery,
     RangeQuery,
     Start,
     StartBookmark,
     Stop,
     SumsQuery,
+    TimeQuery,
 )
 from datastreamer.protocol.events import EntriesReceived, RangeReceived, ResultReceived
 from datastreamer.protocol.following import FollowBegun, Reports
@@ -51,7 +54,7 @@ from datastreamer.protocol.messages import OK
 PACKETS = [
     *(PACKET_RESULT, PACKET_ANSWER, PACKET_ENTRY, PACKET_HEADER, PACKET_BATCH, PACKET_CHOSEN),
     *(PACKET_CAPABILITIES, PACKET_RANGE_HASH, PACKET_PAGE_SUMS, PACKET_COMMIT, PACKET_FOLLOW),
-    *(PACKET_CHANGE, 3),
+    *(PACKET_CHANGE, PACKET_TIMES, 3),
 ]
 FOLLOWING = FollowStart(0, KnownHistory(bytes(16), 0))
 BEGUN = FollowBegun(Reports.ALL, bytes(16), 0, 0).pack()
@@ -69,6 +72,8 @@ STATES: dict[str, tuple[list[Command], bytes, set[int]]] = {
     "capabilities": ([CapabilitiesQuery()], OK, {PACKET_CAPABILITIES}),
     "a hash": ([HashQuery(0, 5)], OK, {PACKET_RANGE_HASH}),
     "checksums": ([SumsQuery(0)], OK, {PACKET_PAGE_SUMS}),
+    "an entry at a time": ([TimeQuery(0)], OK, {PACKET_TIMES}),
+    "times": ([MarksQuery(0)], OK, {PACKET_TIMES}),
     "a range": ([RangeQuery(b"a", b"b")], OK + (3).to_bytes(8, "big"), {PACKET_ENTRY}),
     "streaming": ([Start(0)], OK, RAW),
     "streaming from a bookmark": ([StartBookmark(b"k")], OK, RAW),

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
 from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.protocol.retry import Backoff
+from datastreamer.relay import upstreams
 from datastreamer.relay.relay import Relay
 from datastreamer.relay.upstreams import Download
 from datastreamer.server.server import Server
@@ -221,3 +223,14 @@ def twin(path: Path, of: DataStream, count: int) -> Iterator[DataStream]:
             for batch in of.batches(0, count):
                 op.add_batch(batch)
         yield made
+
+
+@pytest.fixture
+def no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays do not ask for times: the question makes an upstream look at its pages, and so notice
+    damage that a test has planted."""
+
+    async def keep_no_times(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(upstreams, "keep_times", keep_no_times)

@@ -45,6 +45,8 @@ from tests.relay.relaying import (
 )
 from tests.storage.made import FIRST, PAGE
 
+pytestmark = pytest.mark.usefixtures("no_times")
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[DataStream]:

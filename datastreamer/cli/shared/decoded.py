@@ -8,26 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from datastreamer._codec import Entry
+from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import Format
 from datastreamer.cli.shared.output import EntryTable
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
 from datastreamer.printable import json_text
-from datastreamer.zkevm.entry_json import entry_json, meaning_json
+from datastreamer.selection.times import AskTimes
+from datastreamer.zkevm.entry_json import KnownTimes, entry_json, meaning_json, timed
 
 
 class Decoded(EntryTable):
     """Decodes the entries of a stream: a table, or one JSON object per line."""
 
-    def __init__(self, format: Format, header: Header) -> None:
+    def __init__(self, format: Format, header: Header, time_marks: AskTimes) -> None:
         super().__init__(header, "KIND", 12, "FIELDS")
+        self._times = KnownTimes(time_marks)
+        self._ms: int | None = None
         self._as_table = format == "table"
         if not self._as_table:
             self.heading = b""
         self._failed = 0
         self._first: DecodeFailed | None = None
+
+    def render(self, batch: EntryBatch) -> bytes:
+        if self._as_table:
+            return super().render(batch)
+        rendered = []
+        for part, ms in timed(batch, self._times):
+            self._ms = ms
+            rendered.append(super().render(part))
+        return b"".join(rendered)
 
     def finish(self, source: str) -> None:
         """Raises `Failure` if entries could not be decoded."""
@@ -38,7 +50,7 @@ class Decoded(EntryTable):
     def _line(self, entry: Entry) -> str:
         meaning = self._meaning(entry)
         if not self._as_table:
-            return json_text(entry_json(entry) | meaning) + "\n"
+            return json_text(entry_json(entry, self._ms) | meaning) + "\n"
         fields = meaning["fields"]
         if fields is None:
             shown = meaning.get("error", f"0x{entry.data[: self._width].hex()}")

@@ -30,6 +30,7 @@ class FileSource:
             )
         except FileMissing:
             raise Failure(f"{path}: no such file") from None
+        self.entry_at, self.time_marks = self.stream.entry_at, self.stream.time_marks
         self._epoch = self.stream.epoch
 
     def __enter__(self) -> FileSource:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.errors import BadBookmark, UnknownEntry
+from datastreamer.errors import BadArgument, BadBookmark, UnknownEntry
 from datastreamer.format import U32_MAX, U64_MAX, Header
+from datastreamer.selection.times import moment_ms
 from datastreamer.zkevm.bookmark_keys import key_of, parse_key
 
 if TYPE_CHECKING:
@@ -123,6 +125,22 @@ def read_type(text: str) -> int:
     return read_number(text, U32_MAX, "an entry type")
 
 
+# Times.
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def read_moment(text: str | int) -> int:
+    """Parse a time, or how long ago it was."""
+    ago = re.fullmatch("([0-9]{1,9})([smhd])", str(text))
+    try:
+        if ago is None:
+            return moment_ms(text)
+        return max(0, int(1000 * (time.time() - int(ago[1]) * _SECONDS[ago[2]])))
+    except BadArgument as error:
+        raise typer.BadParameter(f"{error}; or 90s, 10m, 2h or 1d ago") from None
+
+
 # Input.
 
 SourceArgument = Annotated[
@@ -159,6 +177,15 @@ SyncOption = Annotated[
 FromOption = Annotated[
     str | None,
     text_option("N|latest", "First entry [0]; latest: only later commits.", name="--from"),
+]
+FromTimeOption = Annotated[
+    int | None,
+    text_option(
+        "TIME",
+        "Begin at the first entry committed at or after this time: 2026-11-29T07:00:00Z, "
+        "2026-11-29 (UTC), Unix milliseconds, or 10m (s, h, d) ago.",
+        parser=read_moment,
+    ),
 ]
 FollowOption = Annotated[
     bool, typer.Option("--follow", help="Continue with later commits, until Ctrl-C.")

@@ -6,14 +6,14 @@ import shutil
 import sys
 import textwrap
 
-from datastreamer._codec import Entry, EntryBatch
-from datastreamer._lines import json_lines
+from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
 from datastreamer.printable import json_text, one_line
+from datastreamer.selection.times import AskTimes
 from datastreamer.zkevm.bookmark_keys import name_of_key
-from datastreamer.zkevm.entry_json import entry_json
+from datastreamer.zkevm.entry_json import KnownTimes, timed_lines
 
 _DUMP_LINE = 16
 _DUMP_BYTES = 512
@@ -35,10 +35,13 @@ class Form:
 
 
 class JsonLines(Form):
-    """One JSON object per line."""
+    """One JSON object per line, with the time of the entry if it is known."""
+
+    def __init__(self, time_marks: AskTimes) -> None:
+        self._times = KnownTimes(time_marks)
 
     def render(self, batch: EntryBatch) -> bytes:
-        return json_lines(batch)
+        return timed_lines(batch, self._times)
 
 
 class Raw(Form):
@@ -86,10 +89,10 @@ class EntryTable(Form):
         return f"{number}  {kind:{self._kind}}  {len(entry.data):>7}  {shown}\n"
 
 
-def form_of(format: Format, header: Header) -> Form:
+def form_of(format: Format, header: Header, time_marks: AskTimes) -> Form:
     if format == "table":
         return EntryTable(header)
-    return {"jsonl": JsonLines, "raw": Raw, "hex": Hex}[format]()
+    return JsonLines(time_marks) if format == "jsonl" else {"raw": Raw, "hex": Hex}[format]()
 
 
 def type_name(type: int) -> str:
@@ -97,14 +100,14 @@ def type_name(type: int) -> str:
     return "bookmark" if type == TYPE_BOOKMARK else str(type)
 
 
-def write_entry(entry: Entry, format: Format, version: int) -> None:
+def write_entry(entry: Entry, format: Format, version: int, time_marks: AskTimes) -> None:
     """Write a single entry to standard output, as a table with a dump of its data."""
     if format == "raw":
         write_raw(entry.pack())
     elif format == "hex":
         write_out(f"{entry.pack().hex()}\n".encode())
     elif format == "jsonl":
-        write_out(json_line(entry_json(entry)))
+        write_out(timed_lines(scan(entry.pack(), entry.number), KnownTimes(time_marks)))
     else:
         write_out(text_lines(_dumped(entry, version)))
 

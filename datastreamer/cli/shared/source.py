@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import typer
@@ -15,9 +16,10 @@ from datastreamer.cli.shared.addresses import both_readings, server_addresses
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions, check_start
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.errors import BadFromBookmark, UnknownBookmark, UnknownEntry
+from datastreamer.errors import BadFromBookmark, PeerError, UnknownBookmark, UnknownEntry
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.selection.clauses import Selection
+from datastreamer.selection.times import TimeMarks
 from datastreamer.transport.address import Address
 
 # Committed entries arrive at once; a server that sends nothing for this time is probed.
@@ -95,14 +97,17 @@ class ServerSource:
         stream_type = options.stream_type
         servers = options.upstreams(addresses, ",".join(map(str, addresses)))
         self._several = len(servers) > 1
-        self.client = BlockingClient(
+        self._open = partial(
+            BlockingClient,
             servers,
             stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
-            resume=follow or self._several,
-            retry_for=None if follow else 0.0,
             heartbeat=_PROBE_SECONDS if heartbeat is None and not follow else heartbeat,
             batch_reads=batch_reads,
         )
+        resume = follow or self._several
+        self.client = self._open(resume=resume, retry_for=None if follow else 0.0)
+        self.entry_at = self.client.entry_at
+        self._aside: BlockingClient | None = None
         self._batch_reads = batch_reads and not follow
         self.name = ",".join(map(str, addresses)) if self._several else self.client.peer
         if sys.stdin is not None and sys.stdin.isatty():
@@ -114,6 +119,8 @@ class ServerSource:
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
+        if self._aside is not None:
+            self._aside.close()
 
     def header(self) -> Header:
         return self.client.header()
@@ -137,6 +144,14 @@ class ServerSource:
         if isinstance(start, int):
             check_start(start, header)
         return header
+
+    def time_marks(self, number: int, _: int) -> TimeMarks:
+        """Asked on another connection: this one streams. What fails leaves times unknown."""
+        try:
+            self._aside = self._aside or self._open(resume=False)
+            return self._aside.time_marks(number)
+        except PeerError:
+            return TimeMarks()
 
     def entry(self, number: int) -> Entry:
         return self.client.entry(number)

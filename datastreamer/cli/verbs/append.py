@@ -30,7 +30,7 @@ from datastreamer.storage.write.atomic_op import AtomicOp
 # Twice the hex of the largest entry.
 _MAX_LINE = 4 * MAX_DATA_SIZE
 # What `cat --json` prints of an entry, which a line may have as well.
-_PRINTED = {"number", "type", "length", "data", "text", "kind", "fields"}
+_PRINTED = {"number", "type", "length", "data", "text", "kind", "fields", "time"}
 _SHAPES = (
     'a line is {"bookmark": KEY}, {"type": 3, "data": "0x.."}, {"type": 3, "text": ".."}, '
     '{"commit": true} or {"rollback": true}'

@@ -39,9 +39,9 @@ def bookmark(
     """
     wanted = Key(key)
     shape = output.chosen()
-    with open_source(source, options) as stream, named_not_found(source, key):
+    with open_source(source, options, batch_reads=True) as stream, named_not_found(source, key):
         version = stream.header().version
         if entry_number:
             write_out(b"%d\n" % stream.bookmark(wanted.of(version)))
         else:
-            write_entry(stream.first_event(wanted.of(version)), shape, version)
+            write_entry(stream.first_event(wanted.of(version)), shape, version, stream.time_marks)

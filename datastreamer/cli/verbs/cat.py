@@ -21,6 +21,7 @@ from datastreamer.cli.shared.options import (
     EntryOutput,
     FollowOption,
     FromOption,
+    FromTimeOption,
     Key,
     SourceOptions,
     StreamArgument,
@@ -99,6 +100,7 @@ def cat(
     *,
     start: FromOption = None,
     from_bookmark: FromBookmarkOption = None,
+    from_time: FromTimeOption = None,
     last: LastOption = None,
     to: ToOption = None,
     to_bookmark: ToBookmarkOption = None,
@@ -122,8 +124,12 @@ def cat(
       datastreamer cat stream.bin --last 20 --decode zkevm
       datastreamer cat 127.0.0.1 --from-bookmark block:7 --to-bookmark block:9
     """
-    if sum(each is not None for each in (start, from_bookmark, last)) > 1:
-        raise typer.BadParameter("--from, --from-bookmark and --last exclude each other")
+    if sum(each is not None for each in (start, from_bookmark, from_time, last)) > 1:
+        raise typer.BadParameter(
+            "--from, --from-bookmark, --from-time and --last exclude each other"
+        )
+    if from_time is not None and no_batch_reads:
+        raise typer.BadParameter("--from-time and --no-batch-reads exclude each other")
     if to is not None and to_bookmark is not None:
         raise typer.BadParameter("--to and --to-bookmark exclude each other")
     end_key = None if to_bookmark is None else Key(to_bookmark)
@@ -153,6 +159,8 @@ def cat(
         ) as stream,
         named_not_found(source, from_bookmark or ""),
     ):
+        if from_time is not None:
+            number = stream.entry_at(from_time)
         header = stream.header()
         version = stream_version or header.version
         begin: int | bytes
@@ -176,9 +184,9 @@ def cat(
                 # Ask a server for no more entries than are printed.
                 stop = min(stop, begin + max(count, 1))
         if decode is None:
-            form = form_of(shape, header)
+            form = form_of(shape, header, stream.time_marks)
         else:
-            form = Decoded(shape, header._replace(version=version))
+            form = Decoded(shape, header._replace(version=version), stream.time_marks)
         # Bytes, and JSON without decoding, need no escaping.
         write = write_raw if decode is None and shape != "table" else write_out
         write(form.heading)

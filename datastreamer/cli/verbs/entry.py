@@ -34,5 +34,5 @@ def entry(
       datastreamer entry 127.0.0.1:6900 7 --format hex
     """
     shape = output.chosen()
-    with open_source(source, options) as stream, named_not_found(source):
-        write_entry(stream.entry(number), shape, stream.header().version)
+    with open_source(source, options, batch_reads=True) as stream, named_not_found(source):
+        write_entry(stream.entry(number), shape, stream.header().version, stream.time_marks)

@@ -10,6 +10,7 @@ import typer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import (
+    FromTimeOption,
     SourceOptions,
     StreamArgument,
     StreamVersionOption,
@@ -68,6 +69,7 @@ def export(
     *,
     table: TableOption = "entries",
     start: FromOption = None,
+    from_time: FromTimeOption = None,
     to: ToOption = None,
     types: TypeOption = None,
     prefixes: PrefixOption = None,
@@ -87,6 +89,8 @@ def export(
     """
     if not out:
         raise typer.BadParameter("OUT is empty; name a folder or a new file")
+    if start is not None and from_time is not None:
+        raise typer.BadParameter("--from and --from-time exclude each other")
     if start is not None and to is not None and to < start:
         raise typer.BadParameter(f"--to {to} is less than --from {start}")
     where = selection_of(types, prefixes)
@@ -95,9 +99,11 @@ def export(
     from datastreamer import arrow
 
     with (
-        open_source(source, options) as stream,
+        open_source(source, options, batch_reads=from_time is not None) as stream,
         ProgressBar(f"exporting {source}", 1) as progress,
     ):
+        if from_time is not None:
+            start = stream.entry_at(from_time)
         try:
             done = arrow.export(
                 stream.client if isinstance(stream, ServerSource) else stream.stream,

@@ -38,6 +38,7 @@ from datastreamer.cli.shared.options import (
     FollowOption,
     Format,
     FromOption,
+    FromTimeOption,
     Key,
     ReportOutput,
     SourceOptions,
@@ -57,6 +58,7 @@ from datastreamer.printable import json_text
 from datastreamer.reassembly.events import PayloadComplete
 from datastreamer.reassembly.orderer import Block
 from datastreamer.reassembly.producer import MESSAGE_TYPE
+from datastreamer.selection.times import moment_of
 from datastreamer.transport.listeners import metrics_listeners
 
 if TYPE_CHECKING:
@@ -151,6 +153,7 @@ def reassemble(
     subscribe: SubscribeOption = None,
     start: FromOption = None,
     from_bookmark: FromBookmarkOption = None,
+    from_time: FromTimeOption = None,
     follow: FollowOption = False,
     reorg_threshold: ReorgThresholdOption = 1000,
     type: MessageTypeOption = MESSAGE_TYPE,
@@ -178,8 +181,8 @@ def reassemble(
       datastreamer reassemble a.example.org b.example.org --follow
       datastreamer reassemble a.bin b.bin --subscribe 0x01 --json
     """
-    if start is not None and from_bookmark is not None:
-        raise typer.BadParameter("--from and --from-bookmark exclude each other")
+    if sum(each is not None for each in (start, from_bookmark, from_time)) > 1:
+        raise typer.BadParameter("--from, --from-bookmark and --from-time exclude each other")
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
     if after is not None and order is None:
@@ -189,7 +192,7 @@ def reassemble(
     parent = None if after is None else _hex("--after", after)
     block_of = None if order is None else _imported(order)
     address = metrics.address()
-    begin = _start(start, from_bookmark)
+    begin = _start(start, from_bookmark) if from_time is None else moment_of(from_time)
     upstreams = _upstreams(sources, options)
     if follow:
         exit_zero_on_signal()

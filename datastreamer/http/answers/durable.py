@@ -31,6 +31,7 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.printable import json_text
 from datastreamer.storage.read.spans import Cursor
+from datastreamer.zkevm.entry_json import KnownTimes
 
 _NAME: Final = "default"
 _OFFSET: Final = re.compile("([0-9a-f]{8})_([0-9a-f]{16})_([0-9]{20})")
@@ -108,8 +109,9 @@ class DurableStreams:
         stop, items = first, b""
         if first < total:
             try:
+                form = partial(json_items, times=KnownTimes(reading.stream.time_marks))
                 piece = await reading.piece(
-                    json_items, Cursor(0, first), total, _CHUNK_BYTES, inline=total - first < 100
+                    form, Cursor(0, first), total, _CHUNK_BYTES, inline=total - first < 100
                 )
             except UnknownEntry:
                 raise HttpProblem(409, "the stream was truncated here; ask again") from None

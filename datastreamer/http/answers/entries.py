@@ -32,7 +32,8 @@ class CachePolicy:
         if epoch is None:
             # A program that keeps no records writes the file: its changes are not counted.
             return NOT_CACHED
-        tag = f'"{reading.stream.stream_id[:8].hex()}-{epoch}-{what}"'
+        # Weak: the time of an entry may become known later.
+        tag = f'W/"{reading.stream.stream_id[:8].hex()}-{epoch}-{what}"'
         return [("ETag", tag), ("Cache-Control", self._value)]
 
 
@@ -68,7 +69,7 @@ class EntryQueries:
         headers = self._cache.headers(reading, f"{wanted}{decoded or ''}")
 
         def answer() -> HttpAnswer:
-            found = entry_json(entry)
+            found = entry_json(entry, reading.stream.time_of(wanted))
             if decoded is not None:
                 found |= meaning_json(entry, reading.stream.header.version)
             return json_answer(found, headers)

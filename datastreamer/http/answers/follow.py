@@ -34,12 +34,14 @@ from datastreamer.http.port.messages import (
 )
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.selection.clauses import Selection
+from datastreamer.selection.times import TimeMarks
 from datastreamer.server.streaming import feed
 from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Chunk, Cursor
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.server_stream import Buffer, Transport
+from datastreamer.zkevm.entry_json import KnownTimes
 
 EVENT_STREAM: Final = "text/event-stream"
 EVENT_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
@@ -49,6 +51,8 @@ _HEARTBEAT: Final = b":\n\n"
 _RETRY: Final = b"retry: 1000\n\n"
 # Updates that wait to be sent to one client; one with more has to connect again.
 _MOST_UPDATES: Final = 1000
+# Of entries that were just committed nothing is asked: their times are not known everywhere yet.
+_NEW: Final = KnownTimes(lambda number, _: TimeMarks(next=number))
 _ID: Final = re.compile("([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 
@@ -95,10 +99,10 @@ class EventForm:
         """What a follower is sent at once."""
         return b""
 
-    def items(self, batch: EntryBatch) -> bytes:
+    def items(self, batch: EntryBatch, times: KnownTimes) -> bytes:
         """The selected entries as items of a JSON array; empty if there are no such entries."""
         chosen = batch if self.where is None else batch.select(self.where)
-        return json_items(chosen) if len(chosen) else b""
+        return json_items(chosen, times) if len(chosen) else b""
 
     def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
         """An event with entries, after which the client is at `at`: its id is the number of the
@@ -107,7 +111,7 @@ class EventForm:
 
     def encode(self, stream: DataStream, entries: Chunk, end: Head) -> feed.Encoded | None:
         after = entries.next.number
-        items = self.items(entries.batch)
+        items = self.items(entries.batch, _NEW)
         if not items:
             return None  # each follower passes these entries by itself
         event = self.entries(items, received(stream, after), after >= end.entries)
@@ -137,6 +141,7 @@ class Follower:
         self._cut: int | None = None
         self._updated: dict[range, None] = {}
         self._lost = False
+        self._times = KnownTimes(reading.stream.time_marks)
         self._news = trio.Event()
 
     # Called by the server and by the pass.
@@ -229,6 +234,7 @@ class Follower:
         await reading.broadcast.turns.settled()
         cut, self._cut = self._cut, None
         updated, self._updated = self._updated, {}
+        self._times = KnownTimes(reading.stream.time_marks)
         if cut is not None:
             self.cursor = Cursor(0, cut)
         at = reading.received(self.cursor.number)
@@ -263,7 +269,8 @@ class Follower:
         reading = self._reading
         try:
             form = self._form
-            piece = await reading.piece(form.items, place, stop, form.most_bytes, inline=True)
+            items = partial(form.items, times=self._times)
+            piece = await reading.piece(items, place, stop, form.most_bytes, inline=True)
         except UnknownEntry:
             return None
         except HttpProblem as problem:

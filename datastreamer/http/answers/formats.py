@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol
 
 from datastreamer._codec import EntryBatch
-from datastreamer._lines import json_lines
 from datastreamer.errors import ExtraMissing
 from datastreamer.http.port.messages import JSON, HttpProblem, HttpRequest
+from datastreamer.selection.times import AskTimes
+from datastreamer.zkevm.entry_json import KnownTimes, timed_lines
 
 NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
@@ -40,13 +41,13 @@ def name_of(kind: str) -> str:
     return next(name for name, each in NAMES.items() if each == kind)
 
 
-def json_items(batch: EntryBatch) -> bytes:
+def json_items(batch: EntryBatch, times: KnownTimes) -> bytes:
     """The entries as items of a JSON array, in one line."""
-    return json_lines(batch)[:-1].replace(b"\n", b", ")
+    return timed_lines(batch, times)[:-1].replace(b"\n", b", ")
 
 
-def _array_lines(batch: EntryBatch) -> bytes:
-    return json_lines(batch)[:-1].replace(b"\n", b",\n")
+def _array_lines(batch: EntryBatch, times: KnownTimes) -> bytes:
+    return timed_lines(batch, times)[:-1].replace(b"\n", b",\n")
 
 
 def chosen_kind(request: HttpRequest, name: str | None) -> str:
@@ -71,12 +72,15 @@ def chosen_kind(request: HttpRequest, name: str | None) -> str:
     return best
 
 
-def form_of(kind: str) -> EntryForm:
-    """The form with this media type. May import a large package. Raises `HttpProblem`."""
+def form_of(kind: str, time_marks: AskTimes) -> EntryForm:
+    """The form with this media type; JSON has times. May import a large package. Raises
+    `HttpProblem`."""
     if kind == NDJSON:
-        return EntryForm(kind, b"", json_lines, b"", b"")
+        return EntryForm(kind, b"", partial(timed_lines, times=KnownTimes(time_marks)), b"", b"")
     if kind == JSON:
-        return EntryForm(kind, b"[", _array_lines, b",\n", b"]\n")
+        return EntryForm(
+            kind, b"[", partial(_array_lines, times=KnownTimes(time_marks)), b",\n", b"]\n"
+        )
     try:
         from datastreamer.arrow import ipc
     except ExtraMissing:

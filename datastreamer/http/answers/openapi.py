@@ -20,7 +20,7 @@ _ANY: Final = {"type": "object"}
 _ERRORS: Final = {
     400: "A parameter is not valid; the detail names it",
     401: "No token that is accepted",
-    404: "No such entry, bookmark or path",
+    404: "No such entry, bookmark or path, or it is not known which entry the time leads to",
     405: "A method that writes",
     406: "No such format",
     408: "The request did not arrive in time",
@@ -102,6 +102,7 @@ _SCHEMAS: Final = {
         kind=_or_null(_TEXT),
         fields=_or_null(_ANY),
         error=_TEXT,
+        time={"type": "string", "format": "date-time"},
     ),
     "Bookmark": _object({"key": _HEX, "entry": _NUMBER, "first_event": _or_null(_NUMBER)}),
     "Event": _EVENT,
@@ -184,7 +185,7 @@ def _reads(
     return {"get": operation, "head": head}
 
 
-_FROM: Final = _parameter("from", "First entry: its number, block:N, batch:N, or a key as 0x...")
+_FROM: Final = _parameter("from", "First entry: N, block:N, batch:N, a key as 0x..., or time:...")
 _SELECTION: Final = (
     _parameter("type", "Only entries of these types", _list(_NUMBER), explode=True),
     _parameter(

@@ -91,7 +91,8 @@ class EntryRanges:
             )
         answer = None
         if kind != OCTETS and request.method != "HEAD":
-            answer = FormedRange(reading, wanted, await trio.to_thread.run_sync(form_of, kind))
+            form = await trio.to_thread.run_sync(form_of, kind, reading.stream.time_marks)
+            answer = FormedRange(reading, wanted, form)
             await answer.begin()
         # Now: the tag is of the epoch of what was read.
         headers = list(NOT_CACHED)

@@ -17,13 +17,16 @@ import trio
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import (
+    BadArgument,
     BadBookmark,
     DamagedFile,
     StreamClosed,
+    TimeUnknown,
     UnknownEntry,
 )
 from datastreamer.http.answers.monitoring import Gather
 from datastreamer.http.port.messages import HttpProblem, number
+from datastreamer.selection.times import moment_ms
 from datastreamer.server import damage
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server
@@ -274,9 +277,22 @@ class Reading:
             return number("from", text)
         if text.startswith(("block:", "batch:", "0x")):
             return await self.bookmark(text)
+        if text.startswith("time:"):
+            return await self._at_time(text[5:])
         raise HttpProblem(
-            400, f"from is the number of an entry, block:N, batch:N or 0x..., not {text!r:.80}"
+            400, f"from is an entry's number, block:N, batch:N, 0x... or time:..., not {text!r:.80}"
         )
+
+    async def _at_time(self, text: str) -> int:
+        """The first entry at or after a time that a client writes. Raises `HttpProblem`."""
+        cold = self.broadcast.cold
+        try:
+            ms = moment_ms(text.replace(" ", "+"))  # a plus sign in a query is a blank
+            return await self.steadily(partial(cold.run, self.stream.entry_at, ms))
+        except BadArgument as error:
+            raise HttpProblem(400, f"from: {error}") from None
+        except TimeUnknown as error:
+            raise HttpProblem(404, str(error).removeprefix(f"{self.stream.path}: ")) from None
 
     async def first_event(self, number: int) -> int | None:
         """The first entry from `number` on that is not a bookmark."""

@@ -84,7 +84,7 @@ def _conditional(request: HttpRequest, answer: HttpAnswer) -> HttpAnswer:
     if tag is None or known is None:
         return answer
     tags = [each.strip().removeprefix("W/") for each in known.split(",")]
-    if tag not in tags and known.strip() != "*":
+    if tag.removeprefix("W/") not in tags and known.strip() != "*":
         return answer
     kept = [(name, value) for name, value in answer.headers if name.lower() in _OF_UNCHANGED]
     return HttpAnswer(304, "", b"", kept)

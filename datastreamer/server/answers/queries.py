@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.errors import DamagedFile, NotFound, UnknownEntry
+from datastreamer.errors import DamagedFile, NotFound, TimeUnknown, UnknownEntry
 from datastreamer.format import (
+    MAX_TIME_MARKS,
     PACKET_ANSWER,
     RESULT_BAD_FROM_BOOKMARK,
     RESULT_BAD_FROM_ENTRY,
     RESULT_BAD_TO_BOOKMARK,
+    RESULT_TIME_UNKNOWN,
 )
 from datastreamer.metrics.counters import kind_of
 from datastreamer.protocol import messages
@@ -34,12 +36,16 @@ from datastreamer.protocol.commands import (
     FilteredStartBookmark,
     FollowStart,
     HeaderQuery,
+    MarksQuery,
     RangeQuery,
     Start,
     StartBookmark,
+    TimeQuery,
 )
+from datastreamer.protocol.following import encode_times
 from datastreamer.protocol.publish.messages import encode_refusal
 from datastreamer.protocol.server import Refuse, query_of
+from datastreamer.selection.times import LATEST_MS, TimeMarks
 from datastreamer.server import damage
 from datastreamer.server.answers._at_hand import answers_at_hand
 from datastreamer.server.answers.batch_reads import BatchAnswers
@@ -55,8 +61,9 @@ from datastreamer.storage.read.spans import Cursor
 if TYPE_CHECKING:
     from datastreamer.protocol._queries import Asked
 
+Times: TypeAlias = TimeQuery | MarksQuery
 Question: TypeAlias = (
-    EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery | FilteredRead
+    EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery | FilteredRead | Times
 )
 
 AnyStart: TypeAlias = (
@@ -291,7 +298,25 @@ class QueryAnswers:
             return self.filters.begins_with(frame) + data
         if isinstance(question, EntryQuery):
             return await self._entry(question.number)
+        if isinstance(question, Times):
+            return await self._times(question)
         return await self._first_event(question.key)
+
+    async def _times(self, query: Times) -> bytes:
+        stream = self._stream
+
+        def read(query: Times) -> TimeMarks:
+            if isinstance(query, TimeQuery):
+                return TimeMarks(next=stream.entry_at(min(query.ms, LATEST_MS)))
+            return stream.time_marks(query.from_entry, MAX_TIME_MARKS)
+
+        try:
+            found = await self._broadcast.cold.run(read, query)
+        except TimeUnknown as error:
+            why = str(error).removeprefix(f"{stream.path}: ")
+            return encode_refusal(RESULT_TIME_UNKNOWN, why)
+        await self._broadcast.turns.settled()
+        return messages.OK + encode_times(found)
 
     async def _entry(self, number: int) -> bytes:
         stream = self._stream

@@ -35,12 +35,15 @@ def numbers(outcome: object) -> list[int]:
 def test_everything(invoke: Invoke, made: Path, source: str) -> None:
     cat = invoke("cat", source)
     assert (cat.code, cat.err) == (0, "")
-    assert cat.objects == [
+    found = [
+        {name: value for name, value in each.items() if name != "time"} for each in cat.objects
+    ]
+    assert found == [
         {"number": e.number, "type": e.type, "length": len(e.data), "data": f"0x{e.data.hex()}"}
         for e in scan(made)
     ]
-    first = '{"number": 0, "type": 176, "length": 9, "data": "0x010000000000000000"}'
-    assert cat.lines[0] == first
+    first = '{"number": 0, "type": 176, "length": 9, "data": "0x010000000000000000"'
+    assert cat.lines[0].startswith(first)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,9 @@ def test_a_folder_and_again(invoke: Invoke, source: str, tmp_path: Path) -> None
 def test_json_lines_are_those_of_cat(invoke: Invoke, source: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert invoke("export", source, out, "--from", 3, "--to", 17).code == 0
-    assert out.read_bytes() == invoke("cat", source, "--from", 3, "--to", 17, "--json").out
+    lines = invoke("cat", source, "--from", 3, "--to", 17, "--json").out
+    # An export is of the entries, not of what this machine knows of them.
+    assert out.read_bytes() == re.sub(rb', "time": "[^"]*"', b"", lines)
 
 
 def test_a_selection(invoke: Invoke, source: str, tmp_path: Path) -> None:
