@@ -144,9 +144,9 @@ class SumsCompleter:
         if found is None:
             return False
         page, known = found
-        # A reader has to compare what comes from the disk.
-        owned.pages.before_read([page])
         with contextlib.suppress(OSError):
+            # A reader has to compare what comes from the disk.
+            owned.pages.before_read([page])
             content = owned.file.read(PAGE_SIZE, page_start(page))
             counted = count_page(known, content)
             with owned.lock:

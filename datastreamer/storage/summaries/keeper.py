@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -75,8 +76,9 @@ class SummaryKeeper:
         # The last page: its number, its first entry, and its marks.
         self._page = self._first = 0
         self._open = Marks([])
-        # Records that are not written yet.
+        # Records that are not written yet, and that of the last page as it was written.
         self._waiting: dict[int, PageSummary] = {}
+        self._written: PageSummary | None = None
         # The next page whose record is looked at: it may not be counted. And the first page that
         # this process finished.
         self._look_at = 0
@@ -137,7 +139,7 @@ class SummaryKeeper:
             self._fresh_from = min(self._fresh_from, page.page)
             self._page, self._first, self._open = page.page + 1, page.next_number, Marks([])
             self._note(page.next_number, now)
-        if not self.marking:
+        if not (self.marking and self.usable):
             return _NEVER
         self.on_news(_FLUSH_SECONDS)
         return clock + RESOLUTION
@@ -159,9 +161,9 @@ class SummaryKeeper:
             if self._file is not None and not self._disk.exists(self._path):
                 _log.warning("%s was removed; it is made again, without older times", self._path)
                 self._file.close()
-                self._file, self._look_at = None, 0
-            if self._open.marks:
-                self._waiting[self._page] = self._last_record()
+                self._file, self._written, self._look_at = None, None, 0
+            if self._open.marks and (record := self._last_record()) != self._written:
+                self._waiting[self._page] = self._written = record
             for page, record in self._waiting.items():
                 self._put(page, record)
             self._waiting.clear()
@@ -259,9 +261,9 @@ class SummaryKeeper:
 
     def _reopen(self, page: int, marks: Marks) -> None:
         first = self._first_of(page)
-        self._page, self._first = page, 0 if first is None else first
+        self._page, self._first = page, self._end.written.entries if first is None else first
         self._open = Marks([]) if first is None else marks
-        self._end.mark_at = 0
+        self._written, self._end.mark_at = None, 0
 
     def _first_of(self, page: int) -> int | None:
         """The first entry of a page; None if it cannot be read."""
@@ -320,7 +322,7 @@ class SummaryKeeper:
         """A block in which a refusal of the system ends the use of the sidecar."""
         try:
             yield
-        except (OSError, UntrustedFile) as error:
+        except (OSError, UntrustedFile, struct.error) as error:  # the last: of damaged numbers
             self.close()
             why = error.what if isinstance(error, UntrustedFile) else str(error)
             _log.warning(

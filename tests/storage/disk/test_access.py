@@ -62,7 +62,9 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def stream(shared: Path) -> Path:
-    return make(shared / "s.bin", OPERATION, OPERATION, index="memory")
+    path = make(shared / "s.bin", OPERATION, OPERATION, index="memory")
+    path.with_name("s.bin.pages").unlink()  # it has the permissions that the stream has now
+    return path
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ def test_a_snapshot_that_was_killed(tmp_path: Path) -> None:
     (left,) = names(out.parent)
     assert left.endswith(".new")
     snapshot(stream, out)
-    assert names(out.parent) == ["out.bin"]
+    assert names(out.parent) == ["out.bin", "out.bin.pages"]
     assert scan_file(out) == scan_file(stream)
 
 

@@ -201,7 +201,7 @@ def test_what_a_killed_snapshot_left_is_removed(path: Path, out: Path) -> None:
     left.write_bytes(b"half")
     sidecar(out).write_bytes(sidecar(path).read_bytes())
     snapshot(path, out)
-    assert sorted(out.parent.iterdir()) == [out, sidecar(out)]
+    assert sorted(out.parent.iterdir()) == [out, out.with_name("out.bin.pages"), sidecar(out)]
     assert page_sums(out) == page_sums(path)
 
 
@@ -226,7 +226,8 @@ def test_a_crash_leaves_no_checksums_without_their_copy(path: Path, out: Path) -
             super().publish(temporary, path)
 
     snapshot(path, out, disk=Watched())
-    assert published == [(str(out), False), (str(sidecar(out)), False)]
+    times = str(out.with_name("out.bin.pages"))
+    assert published == [(str(out), False), (str(sidecar(out)), False), (times, True)]
 
 
 def test_a_copy_without_checksums_is_a_copy(
@@ -234,13 +235,14 @@ def test_a_copy_without_checksums_is_a_copy(
 ) -> None:
     class Full(OsDisk):
         def publish(self, temporary: str, path: str) -> None:
-            if path.endswith(".sums"):
+            if path != str(out):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             super().publish(temporary, path)
 
     with caplog.at_level(logging.WARNING):
         snapshot(path, out, disk=Full())
     assert any("out.bin.sums cannot be made" in message for message in caplog.messages)
+    assert any("and times, cannot be copied" in message for message in caplog.messages)
     assert list(out.parent.iterdir()) == [out]
     assert verify(out).ok
 
