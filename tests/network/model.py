@@ -133,7 +133,7 @@ class Model:
 
     def capabilities(self) -> bytes:
         reported = (self.stream_id, self.epoch, self.most_entries, self.most_bytes)
-        return struct.pack(">BIIQ16sQII", 0xFD, 49, 1, 443, *reported)
+        return struct.pack(">BIIQ16sQII", 0xFD, 49, 1, 955, *reported)
 
     def batch(self, number: int, count: int, size: int) -> bytes:
         """As many as the limits allow, one at least: what a server may answer, all of it."""
