@@ -17,7 +17,7 @@ from datastreamer import DataStream, zkevm
 from datastreamer.cli.demo import DemoSequencer
 from datastreamer.errors import FileMissing, StreamFileError
 from datastreamer.spark.pipeline import queries
-from datastreamer.spark.pipeline.ingest import Ingest
+from datastreamer.spark.pipeline.ingest import Ingest, Progress
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.spark.pipeline.transactions import marks_per_task
 
@@ -312,3 +312,26 @@ def test_axes_have_numbers_that_people_read(
     assert labels is None or shown == labels
     assert not any("^" in label for label in shown)
     assert chart.get_ylim()[0] == 0
+
+
+def test_the_block_before_is_found_in_another_part_of_a_window(spark: Any) -> None:
+    """No task sorts all blocks: there is a part for each million of entries."""
+    blocks = spark.range(12).selectExpr(
+        "id * 300000 as entry_number",
+        "if(id < 6, id, id - 2) as number",
+        "id * id as timestamp",
+        "date '2024-01-01' as day",
+        "timestamp_seconds(id) as time",
+    )
+    blocks.createOrReplaceTempView("blocks")
+    rows = spark.sql(queries._BLOCK_SECONDS).orderBy("entry_number").collect()
+    # Numbers 0 to 5, then 4 to 9: the first 4 of these does not follow the 5.
+    expected = [None, 1, 3, 5, 7, 9, None, 13, 15, 17, 19, 21]
+    assert [row.seconds for row in rows] == expected
+
+
+def test_progress_moves_within_a_range() -> None:
+    begun = Progress(1_000, 2_000, 4_000, "blocks", 0)
+    shares = [begun.share(0.0), begun.share(0.5), begun._replace(tables=1).share(0.0)]
+    assert shares == [0.25, 0.275, 0.3]
+    assert begun._replace(tables=4).share(1.0) == 0.5

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from datastreamer import DataStream, StreamServer
+from datastreamer import BlockingClient, DataStream, StreamServer, zkevm
+from datastreamer.errors import UnknownEntry
 from datastreamer.spark.pipeline import ingest as pipeline
 from datastreamer.spark.pipeline import manifest
 from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.source import Seen, Source
 from datastreamer.spark.pipeline.tables import ParquetTables
-from tests.spark.pipeline.worlds import World, expected, manifest_of, rows_of
+from tests.spark.pipeline.worlds import QUERIES, Rows, World, expected, manifest_of, rows_of
 
 KEEP = 8
+
+Read = Callable[[Path, dict[str, Any]], Rows]
 
 
 class Killed(BaseException):
@@ -28,9 +32,10 @@ class Disturber:
     """Kills the ingest, or changes the stream, before or after a step of it. Before and after each
     step the tables are as they have to be for a reader."""
 
-    def __init__(self, world: World, out: Path, patched: pytest.MonkeyPatch) -> None:
+    def __init__(self, world: World, out: Path, patched: pytest.MonkeyPatch, read: Read) -> None:
         self.world = world
         self.out = out
+        self.rows_of = read
         self.kills = self.changes = 0.0
         self.killed = self.changed = 0
         for owner, name in (
@@ -64,7 +69,7 @@ class Disturber:
             return
         found = manifest_of(self.out)
         done = found["ranges"][-1]["stop"] if found["ranges"] else 0
-        assert self.world.is_a_prefix(rows_of(self.out, found), done)
+        assert self.world.is_a_prefix(self.rows_of(self.out, found), done)
 
 
 def live(
@@ -74,18 +79,19 @@ def live(
     out: Path,
     patched: pytest.MonkeyPatch,
     turns: int,
-) -> None:
-    choose, disturber = world.choose, Disturber(world, out, patched)
+    read: Read = rows_of,
+) -> Disturber:
+    choose, disturber = world.choose, Disturber(world, out, patched, read)
     ingest = Ingest(spark, source, out)
     for _ in range(turns):
         patched.setattr(manifest, "GRACE", choose.choice([-1.0, 600.0]))
         disturber.kills, disturber.changes = choose.choice([0, 0.04]), choose.choice([0, 0.04])
         try:
-            ingest.backfill(chunk=choose.randint(5, 60))
+            ingest.backfill(chunk=choose.randint(15, 60))
             if choose.random() < 0.3:
                 ingest.compact(entries=choose.randint(10, 200))
             if not disturber.changes:
-                assert rows_of(out, manifest_of(out)) == expected(world.events())
+                assert read(out, manifest_of(out)) == expected(world.events())
         except Killed:
             ingest.close()
             ingest = Ingest(spark, source, out)
@@ -95,32 +101,108 @@ def live(
             world.append(choose.randint(1, 6))
     disturber.kills = disturber.changes = 0
     ingest.backfill()
-    assert rows_of(out, manifest_of(out)) == expected(world.events())
+    assert read(out, manifest_of(out)) == expected(world.events())
     ingest.close()
+    return disturber
 
 
 def no_history(look: Callable[[Source], Seen]) -> Callable[[Source], Seen]:
     return lambda source: look(source)._replace(history=None)
 
 
-@pytest.mark.parametrize("kind", ["file", "server", "foreign"])
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 68))]
-)
-def test_worlds(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
-) -> None:
-    path, out = tmp_path / "stream.bin", tmp_path / "out"
-    monkeypatch.setattr(manifest, "_LEAST_PIECE", 4)
-    monkeypatch.setattr(pipeline, "_SMALL", 4)
+def in_world(
+    spark: Any,
+    kind: str,
+    seed: int,
+    folder: Path,
+    patched: pytest.MonkeyPatch,
+    turns: int,
+    read: Read = rows_of,
+) -> Disturber:
+    path, out = folder / "stream.bin", folder / "out"
+    patched.setattr(manifest, "_LEAST_PIECE", 4)
+    patched.setattr(pipeline, "_SMALL", 4)
     if kind == "server":
         with StreamServer(
             path, host="127.0.0.1", port=0, version=3, system_id=7, sync="os", in_process=True
         ) as server:
-            source = {"server": f"127.0.0.1:{server.port}"}
-            live(spark, World(server.stream, seed, KEEP), source, out, monkeypatch, 5)
-        return
+            world, source = World(server.stream, seed, KEEP), f"127.0.0.1:{server.port}"
+            return live(spark, world, {"server": source}, out, patched, turns, read)
     if kind == "foreign":
-        monkeypatch.setattr(Source, "look", no_history(Source.look))
+        patched.setattr(Source, "look", no_history(Source.look))
     with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
-        live(spark, World(stream, seed, KEEP), {"path": str(path)}, out, monkeypatch, 5)
+        world = World(stream, seed, KEEP)
+        return live(spark, world, {"path": str(path)}, out, patched, turns, read)
+
+
+@pytest.mark.parametrize("kind", ["file", "server", "foreign"])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))]
+)
+def test_worlds(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
+    in_world(spark, kind, seed, tmp_path, monkeypatch, 4)
+
+
+# The same without Spark, which takes seconds for each range: rows are decoded here, and the files
+# are of text.
+
+
+def write_tables(self: Ingest, start: int, stop: int, name: str) -> None:
+    client = self._options.get("server")
+    if client is None:
+        with DataStream.open(self._options["path"], read_only=True) as stream:
+            entries = list(stream.entries(0, stop))
+    else:
+        with BlockingClient(client) as connection:
+            entries = []
+            while len(entries) < stop:
+                batch = connection.batch_read(len(entries))
+                entries += batch
+                if not batch:
+                    raise UnknownEntry(stop - 1, len(entries))
+    rows = expected([zkevm.decode(entry, version=3) for entry in entries[:stop]])
+    for table, found in rows.items():
+        self._tables.save([row for row in found if row[0] >= start], table, name)  # type: ignore[arg-type]
+
+
+def save(self: ParquetTables, rows: Any, table: str, name: str) -> None:
+    self._folder.put(f"{table}/range={name}/rows", json.dumps(rows).encode())
+
+
+def copy(tables: ParquetTables, names: list[str], stop: int, name: str) -> None:
+    found = [{"name": each} for each in names]
+    for table, rows in read_text(Path(tables._folder.url), {"ranges": found}).items():
+        tables.save([row for row in rows if row[0] < stop], table, name)  # type: ignore[arg-type]
+
+
+def read_text(out: Path, found: dict[str, Any]) -> Rows:
+    names = [each["name"] for each in found["ranges"]]
+    return {
+        table: [
+            tuple(row)
+            for name in names
+            for row in json.loads((out / table / f"range={name}" / "rows").read_text())
+        ]
+        for table in QUERIES
+    }
+
+
+@pytest.mark.parametrize("kind", ["file", "server", "foreign"])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(10, 70, 10))]
+)
+def test_many_worlds(tmp_path: Path, kind: str, first: int) -> None:
+    killed = changed = 0
+    for seed in range(first, first + 10):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Ingest, "_write_tables", write_tables)
+            patched.setattr(ParquetTables, "save", save)
+            patched.setattr(pipeline, "copy", copy)
+            folder = tmp_path / str(seed)
+            folder.mkdir()
+            seen = in_world(None, kind, seed, folder, patched, 12, read_text)
+            killed, changed = killed + seen.killed, changed + seen.changed
+    assert killed > 10
+    assert changed > 10
