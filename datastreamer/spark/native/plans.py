@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import itertools
 import json
 import math
 import pickle
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
 from datastreamer.arrow.fixed_layouts import fixed_columns
-from datastreamer.arrow.tables import ENTRIES, TABLES
-from datastreamer.errors import UsageError
+from datastreamer.arrow.tables import TABLES
+from datastreamer.errors import DatastreamerError, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
 from datastreamer.selection.clauses import Where
-from datastreamer.spark.native.pushdown import ALL, NumberRange, wanted
+from datastreamer.spark.native import aggregates
+from datastreamer.spark.native.pushdown import ALL, wanted
 from datastreamer.spark.options import PARTITION_BYTES, Options, read_options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.files import (
@@ -35,9 +36,10 @@ from datastreamer.spark.read.files import (
     open_location,
     open_reader,
 )
+from datastreamer.spark.read.page_summaries import Filter, PageFilter, needed, proven
 from datastreamer.spark.read.page_sums import open_records
-from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts, cut_pages
-from datastreamer.spark.read.planning import pages_of
+from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts
+from datastreamer.spark.read.planning import pages_of, plan_files
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.storage.disk.file_ops import Readable
@@ -82,11 +84,20 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
     schema = StructType.fromJson(json.loads(request["schema"]))
     wanted_columns(options, StructType.fromJson(json.loads(request["table"])))
     reader = BatchReader(options, schema if schema.fields else _least(options))
-    parts = _parts(request, options, reader)
+    parts = _parts(request, options)
     plan = packed(parts) if request["plan"] is None else request["plan"]
     # In the other modes, what is lost in a damaged page also depends on the pages before it.
-    entries = wanted(options.table, request["filters"]) if options.mode == "FAILFAST" else ALL
-    return {"plan": plan, **for_tasks(options, reader), **described(options, parts, entries)}
+    filters = request["filters"] if options.mode == "FAILFAST" else []
+    found = [_narrowed(options, part, filters) for part in parts]
+    needed = _spread(
+        [part for left, _ in found for part in left], options.partition_bytes, request["tasks"]
+    )
+    return {
+        "plan": plan,
+        **_held(reader, needed, [rows for _, rows in found]),
+        **for_tasks(options, reader),
+        **described(options, needed),
+    }
 
 
 def for_tasks(options: Options, reader: BatchReader) -> dict[str, Any]:
@@ -100,19 +111,16 @@ def for_tasks(options: Options, reader: BatchReader) -> dict[str, Any]:
     return {"reader": packed(reader), "where": where or None}
 
 
-def described(
-    options: Options, parts: list[FilePart], entries: NumberRange = ALL, begin: int | None = None
-) -> dict[str, Any]:
-    """The files and the parts of a plan, without the entries that a scan does not need.
+def described(options: Options, parts: list[FilePart], begin: int | None = None) -> dict[str, Any]:
+    """The files and the parts of a plan.
 
     Damage before entry `begin` (None: before the plan's first one) is not reported.
     """
     files: list[dict[str, Any]] = []
     described = []
     for snapshot, of_file in _by_snapshot(parts):
-        needed = of_file if entries == ALL else _narrowed(options, snapshot, of_file, entries)
         with _opened(snapshot) as file:
-            sums = _sums(options, snapshot, file, needed)
+            sums = _sums(options, snapshot, file, of_file)
             described += [
                 {
                     "file": len(files),
@@ -124,7 +132,7 @@ def described(
                     "sums": base64.b64encode(of_part).decode(),
                     "part": packed(part),
                 }
-                for part, of_part in zip(needed, sums, strict=True)
+                for part, of_part in zip(of_file, sums, strict=True)
             ]
             files.append(_file(options, snapshot, file))
     return {
@@ -135,24 +143,21 @@ def described(
     }
 
 
-def count(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of rows, which the headers of the files have; None if the entries decide it.
+def aggregate(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `functions` over all rows; None if tasks have to find them.
 
     Of the `plan` of a scan of the table, if there is one: raises `StreamFileError` for a file that
     was truncated or changed since.
     """
     options = options_of(request)
-    if options.table != ENTRIES or options.mode != "FAILFAST" or options.where:
-        return {"count": None}
     wanted_columns(options, StructType.fromJson(json.loads(request["table"])))
-    parts = _parts(request, options, BatchReader(options, _least(options)))
-    found = 0
-    for snapshot, (part, *_) in _by_snapshot(parts):
-        if request["plan"] is not None:
-            with _opened(snapshot) as file:
-                ensure_same(file, snapshot)
-        found += part.stop - part.start
-    return {"count": found, "plan": request["plan"] or packed(parts)}
+    parts = _parts(request, options)
+    values = aggregates.values_of(options, parts, request["functions"])
+    if values is not None and request["plan"] is not None:
+        for part in parts:
+            with _opened(part.snapshot) as file:
+                ensure_same(file, part.snapshot)
+    return {"values": values, "plan": request["plan"] or packed(parts)}
 
 
 def read(request: Mapping[str, Any]) -> Iterator[Any]:
@@ -166,35 +171,68 @@ def flat(parts: Sequence[Any]) -> list[FilePart]:
     return [part for it in parts for part in (it.parts if isinstance(it, PackedParts) else (it,))]
 
 
-def _parts(request: Mapping[str, Any], options: Options, reader: BatchReader) -> list[FilePart]:
-    """Those of the request's plan; without one, of what is there now."""
+def _parts(request: Mapping[str, Any], options: Options) -> list[FilePart]:
+    """Those of the request's plan; without one, of what is there now: one for each file."""
     if request["plan"] is not None:
         found: list[FilePart] = unpacked(request["plan"])
         return found
-    return _spread(flat(reader.partitions()), options.partition_bytes, request["tasks"])
+    return list(plan_files(options))
+
+
+def _narrowed(
+    options: Options, part: FilePart, filters: list[Filter]
+) -> tuple[list[FilePart], float | None]:
+    """What is left of a part without the pages that hold no row, and about how many rows there
+    are; None if that is not known."""
+    snapshot, entries = part.snapshot, wanted(options.table, filters)
+    start, stop = max(part.start, entries.first), min(part.stop, entries.last + 1)
+    if start >= stop:
+        return [], 0
+    pages = part.pages
+    if entries != ALL:
+        with open_reader(snapshot, verify=options.verify) as reader:
+            within = pages_of(reader, snapshot, start, stop)
+        pages = range(max(pages.start, within.start), min(pages.stop, within.stop))
+    rows = PageFilter.of(options, snapshot.header.version, filters)
+    left = replace(part, start=start, stop=stop)
+    if rows.everything:
+        return left.of_runs([pages] if pages else []), stop - start
+    known = proven(options, snapshot, pages)
+    counts = [count for each in known.values() if (count := rows.rows(each)) is not None]
+    mean = sum(counts) / len(counts) if counts else None
+    return left.of_runs(needed(pages, rows, known)), None if mean is None else mean * len(pages)
+
+
+def _held(
+    reader: BatchReader, parts: list[FilePart], rows: list[float | None]
+) -> dict[str, int | None]:
+    """About how many rows the parts hold (None: not known), and how many bytes in the columns that
+    are read, as a page in the middle has them."""
+    size = sum(part.cost - OPEN_COST for part in parts)
+    known = [each for each in rows if each is not None]
+    if len(known) < len(rows):
+        return {"rows": None, "bytes": size}
+    total = round(sum(known))
+    if total and parts:
+        part = parts[len(parts) // 2]
+        middle = part.pages[len(part.pages) // 2]
+        with contextlib.suppress(DatastreamerError):
+            found = list(reader.read(replace(part, first_page=middle, stop_page=middle + 1)))
+            if count := sum(batch.num_rows for batch in found):
+                size = total * sum(batch.nbytes for batch in found) // count
+    return {"rows": total, "bytes": size if total else 0}
 
 
 def _spread(parts: list[FilePart], most: int, tasks: int) -> list[FilePart]:
-    """The parts, or smaller ones, so that each of `tasks` at a time has the same work.
+    """The parts cut to at most about `most` bytes, or to smaller ones, so that each of `tasks` at a
+    time has the same work.
 
     Parts of `most` bytes may leave all but one of them without work at the end.
     """
     total = sum(part.cost for part in parts)
     turns = max(1, math.ceil(total / most / tasks))
-    size = max(_LEAST_BYTES, total // (turns * tasks))
-    if size >= most:
-        return parts
-    return [
-        smaller
-        for snapshot, of_file in _by_snapshot(parts)
-        for smaller in cut_pages(
-            snapshot,
-            range(of_file[0].first_page, of_file[-1].stop_page),
-            of_file[0].start,
-            of_file[0].stop,
-            size,
-        )
-    ]
+    size = min(most, max(_LEAST_BYTES, total // (turns * tasks)))
+    return [smaller for part in parts for smaller in part.cut(size)]
 
 
 def _least(options: Options) -> StructType:
@@ -225,25 +263,6 @@ def _opened(snapshot: FileSnapshot) -> Iterator[Readable]:
         yield file
     finally:
         file.close()
-
-
-def _narrowed(
-    options: Options, snapshot: FileSnapshot, parts: list[FilePart], entries: NumberRange
-) -> list[FilePart]:
-    """The parts without entries that a scan does not need."""
-    with open_reader(snapshot, verify=options.verify) as reader:
-        # Parts of a file have the same entries.
-        pages = functools.cache(functools.partial(pages_of, reader, snapshot))
-        narrowed = []
-        for part in parts:
-            start, stop = max(part.start, entries.first), min(part.stop, entries.last + 1)
-            if start < stop:
-                needed = pages(start, stop)
-                first = max(part.first_page, needed.start)
-                end = min(part.stop_page, needed.stop)
-                if first < end:
-                    narrowed.append(FilePart(snapshot, first, end, start, stop))
-        return narrowed
 
 
 def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql.datasource import InputPartition
@@ -39,6 +39,19 @@ class FilePart(InputPartition):
         end = min(page_start(self.stop_page), self.snapshot.head.length)
         return end - page_start(self.first_page) + OPEN_COST
 
+    @property
+    def pages(self) -> range:
+        return range(self.first_page, self.stop_page)
+
+    def of_runs(self, runs: Iterable[range]) -> list[FilePart]:
+        """The part without the pages outside of these runs."""
+        return [replace(self, first_page=run.start, stop_page=run.stop) for run in runs]
+
+    def cut(self, part_bytes: int) -> list[FilePart]:
+        """Parts of its pages, of about `part_bytes` each."""
+        pieces = len(self.pages) * PAGE_SIZE / part_bytes
+        return self.of_runs(range(*it) for it in _cut(self.first_page, self.stop_page, pieces))
+
 
 @dataclass(frozen=True)
 class PackedParts(InputPartition):
@@ -56,14 +69,6 @@ class ServerPart(InputPartition):
     stop: int
     turn: int
     """Index of the server to ask first: parts are spread over the servers."""
-
-
-def cut_pages(
-    snapshot: FileSnapshot, pages: range, start: int, stop: int, part_bytes: int
-) -> Iterator[FilePart]:
-    """Parts of these pages, of about `part_bytes` each."""
-    for first, end in _cut(pages.start, pages.stop, len(pages) * PAGE_SIZE / part_bytes):
-        yield FilePart(snapshot, first, end, start, stop)
 
 
 def pack(parts: Iterable[FilePart], most: int) -> Iterator[FilePart | PackedParts]:

@@ -16,13 +16,8 @@ from datastreamer.format import page_of
 from datastreamer.spark.options import Offset, Options
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
 from datastreamer.spark.read.files import FileSnapshot, open_reader, take_snapshot
-from datastreamer.spark.read.partitions import (
-    FilePart,
-    cut_entries,
-    cut_pages,
-    pack,
-    parts_of_entries,
-)
+from datastreamer.spark.read.page_summaries import PageFilter, needed, proven
+from datastreamer.spark.read.partitions import FilePart, cut_entries, pack, parts_of_entries
 from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.servers import (
     Servers,
@@ -37,21 +32,39 @@ FindBookmark = Callable[[Kind, int], int]
 
 
 def plan(options: Options) -> Iterator[InputPartition]:
-    """The parts of a query of what is committed now. Raises what reading the sources raises."""
+    """The parts of a query of what is committed now, without pages that hold no row. Raises what
+    reading the sources raises."""
     if options.servers:
         yield from _plan_servers(options)
         return
-    snapshots = (take_snapshot(location, options.stream_type) for location in find(options.paths))
-    parts = (part for snapshot in snapshots for part in _plan_file(options, snapshot))
+    parts = (
+        part
+        for whole in plan_files(options)
+        for run in without_unneeded(options, whole)
+        for part in run.cut(options.partition_bytes)
+    )
     yield from pack(parts, options.partition_bytes)
+
+
+def plan_files(options: Options) -> Iterator[FilePart]:
+    """A part for the entries of each file that a query of what is committed now reads."""
+    for location in find(options.paths):
+        yield from _plan_file(options, take_snapshot(location, options.stream_type))
+
+
+def without_unneeded(options: Options, part: FilePart) -> list[FilePart]:
+    """What is left of a part without the pages that hold no row, as far as that is known."""
+    wanted = PageFilter.of(options, part.snapshot.header.version)
+    if wanted.everything:
+        return [part]
+    return part.of_runs(needed(part.pages, wanted, proven(options, part.snapshot, part.pages)))
 
 
 def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
     total = snapshot.header.total_entries
     if options.start == 0 and options.stop is None:
         # Nothing to look for, so the file is not opened again: there may be thousands.
-        pages = range(snapshot.pages)
-        yield from cut_pages(snapshot, pages, 0, total, options.partition_bytes)
+        yield FilePart(snapshot, 0, snapshot.pages, 0, total)
         return
     version = snapshot.header.version if options.version is None else options.version
     with open_reader(snapshot, verify=options.verify) as reader:
@@ -66,7 +79,7 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
         start, stop = _offsets(options, total, find)
         if start < stop:
             pages = pages_of(reader, snapshot, start, stop)
-            yield from cut_pages(snapshot, pages, start, stop, options.partition_bytes)
+            yield FilePart(snapshot, pages.start, pages.stop, start, stop)
 
 
 def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartition]:

@@ -34,7 +34,7 @@ from datastreamer.spark.read.files import (
     take_snapshot,
 )
 from datastreamer.spark.read.history_client import HistoryClient
-from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
+from datastreamer.spark.read.partitions import FilePart, cut_entries, parts_of_entries
 from datastreamer.spark.read.paths import FileLocation, find, is_single
 from datastreamer.spark.read.planning import pages_of
 from datastreamer.spark.read.servers import (
@@ -188,7 +188,7 @@ class GrowingFile:
     def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
         snapshot, reader = self._seen()
         pages = pages_of(reader, snapshot, start, stop)
-        return list(cut_pages(snapshot, pages, start, stop, part_bytes))
+        return FilePart(snapshot, pages.start, pages.stop, start, stop).cut(part_bytes)
 
     def changed(self, what: str, entry: int) -> DatastreamerError:
         return StreamFileError(self.name, what)

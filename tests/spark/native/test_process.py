@@ -15,6 +15,7 @@ from datastreamer.spark.native import plans
 from datastreamer.spark.native.process import PROTOCOL, serve
 from datastreamer.spark.options import read_options
 from datastreamer.spark.read.schemas import table_schema
+from datastreamer.zkevm import L2Block, encode
 from tests.spark.conftest import Make
 from tests.spark.settings import ROOT
 
@@ -27,7 +28,7 @@ def answer(protocol: str, **request: Any) -> tuple[bytes, bytes]:
     return letter, answers.getvalue()[5 : 5 + size]
 
 
-@pytest.mark.parametrize("protocol", ["", "1", "5"])
+@pytest.mark.parametrize("protocol", ["", "1", "4"])
 def test_a_jar_of_another_version_is_refused(protocol: str) -> None:
     letter, content = answer(protocol, do="schema", options={"path": "/nowhere"})
     assert letter == b"E"
@@ -46,16 +47,38 @@ def test_counts_of_many_files(make: Make, tmp_path: Path) -> None:
         make([(9, b"x")] * at, name=f"{at:02}.bin")
     options = {"path": str(tmp_path)}
     schema = table_schema(read_options(options), system_id=True).json()
-    request = {"options": options, "table": schema, "plan": None, "tasks": 2}
-    first = plans.count(request)
-    assert first["count"] == sum(range(30))
+    functions = [["count", None]]
+    request = {"options": options, "table": schema, "plan": None, "functions": functions}
+    first = plans.aggregate(request)
+    assert first["values"] == [sum(range(30))]
     (tmp_path / "07.bin").unlink()
-    assert plans.count(request)["count"] == sum(range(30)) - 7
+    assert plans.aggregate(request)["values"] == [sum(range(30)) - 7]
     with pytest.raises(Exception, match=r"07\.bin"):
-        plans.count({**request, "plan": first["plan"]})
+        plans.aggregate({**request, "plan": first["plan"]})
 
 
-@pytest.mark.parametrize("options", [{"table": "blocks"}, {"mode": "PERMISSIVE"}, {"types": "9"}])
-def test_what_headers_do_not_count(make: Make, options: dict[str, str]) -> None:
-    given = {"path": str(make([(9, b"x")])), **options}
-    assert plans.count({"options": given, "table": "{}", "plan": None}) == {"count": None}
+def _values(options: dict[str, str], *functions: tuple[str, str | None]) -> Any:
+    schema = table_schema(read_options(options), system_id=True).json()
+    request = {"options": options, "table": schema, "plan": None, "functions": functions}
+    return plans.aggregate(request)["values"]
+
+
+def test_what_is_for_tasks(make: Make) -> None:
+    """What the header, the summaries of pages and a few pages do not say."""
+    few = [(9, b"x"), encode(L2Block(7), version=2)]
+    path = str(make(few))
+    count = ("count", None)
+    assert _values({"path": path, "mode": "PERMISSIVE"}, count) is None
+    assert _values({"path": path, "types": "2", "prefixes": "9:0x78"}, count) is None
+    assert _values({"path": path, "table": "blocks"}, ("max", "entry_number")) is None
+    assert _values({"path": path}, ("max", "number")) is None
+    assert _values({"path": path}, count) == [2]
+    assert _values({"path": path, "types": "9"}, count) == [1]
+    assert _values({"path": path, "table": "batches"}, count, ("min", "number")) == [0, None]
+    assert _values({"path": path, "table": "blocks"}, ("max", "number"), count) == [7, 1]
+    many = str(make([*few, (9, bytes(700_000))] * 20, name="many.bin"))
+    summed_up_elsewhere = Path(f"{many}.pages")
+    summed_up_elsewhere.unlink(missing_ok=True)
+    assert _values({"path": many, "table": "blocks"}, count) is None
+    bad = str(make([(2, b"\x08")], name="bad.bin"))
+    assert _values({"path": bad, "table": "blocks"}, count) is None

@@ -115,7 +115,8 @@ TABLES = (
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_in_parts_is_what_the_arrow_reader_gives(chain: Path, table: str) -> None:
     query = Query(path=chain, table=table, partitionBytes="9m")
-    assert len(query.parts) == 11
+    # Of pages without such an entry only the last one is read: no summary says that of it.
+    assert len(query.parts) == (1 if table == "ger_updates" else 11)
     assert query.rows() == as_arrow(chain, table)
 
 

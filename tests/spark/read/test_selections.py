@@ -70,7 +70,8 @@ def test_files(make: Make, options: dict[str, str], where: list[Clause]) -> None
     path = make((it.type, it.data) for it in entries)
     for part_bytes in ("1m", "1g"):
         query = Query(path=path, partitionBytes=part_bytes, **options)
-        assert (len(query.parts) > 5) == (part_bytes == "1m")
+        # No page but the last may hold a row if there is no such entry.
+        assert (len(query.parts) > 5) == (part_bytes == "1m" and options["types"] != "77")
         assert rows_of(query) == selected(entries, where)
     some = Query(path=path, startingOffset=33, endingOffset=600, **options)
     assert rows_of(some) == selected(entries[33:600], where)

@@ -1,6 +1,5 @@
 package datastreamer.spark;
 
-import java.util.Arrays;
 import java.util.OptionalLong;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
@@ -10,7 +9,6 @@ import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
-import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 
 /** A planned scan of files. */
@@ -71,17 +69,7 @@ final class DatastreamScan implements Scan, Batch, SupportsReportStatistics {
       // Of a stream it is not known, and a batch would be planned to say so.
       return new Size(OptionalLong.empty(), OptionalLong.empty());
     }
-    Plan plan = plan();
-    boolean isEntries =
-        plan.where == null && plan.parts.stream().allMatch(part -> part.file.events == null);
-    OptionalLong rows = isEntries ? OptionalLong.of(plan.entries()) : OptionalLong.empty();
-    // Only columns of bytes can have most of the bytes of a file.
-    boolean isNarrow =
-        isEntries
-            && Arrays.stream(columns.fields())
-                .noneMatch(field -> field.dataType().equals(DataTypes.BinaryType));
-    long size = isNarrow ? 8L * columns.length() * plan.entries() : plan.size();
-    return new Size(OptionalLong.of(size), rows);
+    return new Size(plan().bytes, plan().rows);
   }
 
   @Override

@@ -1,9 +1,13 @@
 package datastreamer.spark;
 
-import java.util.OptionalLong;
+import java.util.Arrays;
+import java.util.List;
+import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.aggregate.AggregateFunc;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
+import org.apache.spark.sql.connector.expressions.aggregate.Max;
+import org.apache.spark.sql.connector.expressions.aggregate.Min;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
@@ -24,7 +28,7 @@ final class DatastreamScanBuilder
   private StructType columns;
   private NumberFilters filters = new NumberFilters(new Filter[0]);
   private long limit = Long.MAX_VALUE;
-  private OptionalLong count = OptionalLong.empty();
+  private AggregateScan aggregates;
 
   DatastreamScanBuilder(DatastreamTable table) {
     this.table = table;
@@ -56,25 +60,41 @@ final class DatastreamScanBuilder
 
   @Override
   public boolean supportCompletePushDown(Aggregation aggregation) {
-    AggregateFunc[] functions = aggregation.aggregateExpressions();
-    return functions.length == 1
-        && functions[0] instanceof CountStar
-        && aggregation.groupByExpressions().length == 0
-        && filters.filters.isEmpty();
+    return aggregation.groupByExpressions().length == 0
+        && filters.filters.isEmpty()
+        && Arrays.stream(aggregation.aggregateExpressions()).allMatch(it -> function(it) != null);
+  }
+
+  /** The name of a function, and of its column (null: none); null if it is not one of ours. */
+  private static List<String> function(AggregateFunc function) {
+    if (function instanceof CountStar) {
+      return Arrays.asList("count", null);
+    }
+    boolean isMin = function instanceof Min;
+    if ((isMin || function instanceof Max)
+        && function.children()[0] instanceof NamedReference column
+        && column.fieldNames().length == 1) {
+      return List.of(isMin ? "min" : "max", column.fieldNames()[0]);
+    }
+    return null;
   }
 
   @Override
   public boolean pushAggregation(Aggregation aggregation) {
     if (supportCompletePushDown(aggregation)) {
-      count = table.count();
+      AggregateFunc[] functions = aggregation.aggregateExpressions();
+      Object[] values =
+          table.aggregate(Arrays.stream(functions).map(it -> function(it)).toList());
+      if (values != null) {
+        String[] names = Arrays.stream(functions).map(Object::toString).toArray(String[]::new);
+        aggregates = new AggregateScan(names, values);
+      }
     }
-    return count.isPresent();
+    return aggregates != null;
   }
 
   @Override
   public Scan build() {
-    return count.isPresent()
-        ? new CountScan(count.getAsLong())
-        : new DatastreamScan(table, columns, filters, limit);
+    return aggregates != null ? aggregates : new DatastreamScan(table, columns, filters, limit);
   }
 }

@@ -9,8 +9,8 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.OptionalLong;
 import java.util.Set;
+import java.util.stream.IntStream;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -81,17 +81,23 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
     return options.getOrDefault("startingOffset", "").strip().equalsIgnoreCase("latest");
   }
 
-  /** The number of rows, if the files' headers have it, as they are when it is asked for. */
-  synchronized OptionalLong count() {
-    Map<String, Object> request = request("count", options);
+  /**
+   * The values of functions over all rows as they are when it is asked for; null if tasks have to
+   * find them.
+   */
+  synchronized Object[] aggregate(List<List<String>> functions) {
+    Map<String, Object> request = request("aggregate", options);
     request.put("table", schema.json());
+    request.put("functions", functions);
     putPlan(request);
     JsonNode found = ask(request);
-    if (found.get("count").isNull()) {
-      return OptionalLong.empty();
-    }
     parts = found.get("plan").textValue();
-    return OptionalLong.of(found.get("count").longValue());
+    JsonNode values = found.get("values");
+    return values.isNull()
+        ? null
+        : IntStream.range(0, values.size())
+            .mapToObj(it -> values.get(it).isNull() ? null : (Object) values.get(it).longValue())
+            .toArray();
   }
 
   private void putPlan(Map<String, Object> request) {

@@ -52,8 +52,7 @@ final class EntryRows implements Rows {
       case "type" -> new Column(DataTypes.LongType) {
         @Override
         public long getLong(int row) {
-          return BigEndian.u32(page.bytes, page.offsets[entry(row)] + Format.TYPE_AT)
-              & 0xFFFFFFFFL;
+          return page.types[entry(row)] & 0xFFFFFFFFL;
         }
       };
       case "data" -> new Column(DataTypes.BinaryType) {

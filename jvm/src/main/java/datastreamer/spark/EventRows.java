@@ -44,14 +44,14 @@ final class EventRows implements Rows {
       return rows;
     }
     byte[] bytes = page.bytes;
-    long type = table.type;
+    int type = (int) (long) table.type;
+    int[] types = page.types;
     for (int i = from; i < to; i++) {
-      int head = page.offsets[i];
-      if ((BigEndian.u32(bytes, head + Format.TYPE_AT) & 0xFFFFFFFFL) == type) {
+      if (types[i] == type) {
         if (rows == entries.length) {
           grow(Math.max(1024, 2 * rows));
         }
-        int start = head + Format.HEAD_SIZE;
+        int start = page.offsets[i] + Format.HEAD_SIZE;
         int end = page.offsets[i + 1];
         MessageShape shape = fixed == null ? shapes.find(bytes, start, end) : null;
         if (shape == null) {
@@ -199,10 +199,15 @@ final class EventRows implements Rows {
 
     @Override
     public Decimal getDecimal(int row, int precision, int scale) {
+      boolean isWei = kind == EventTable.WEI;
+      byte[] wei = isWei ? getBinary(row) : NOTHING;
+      long small = isWei ? 0 : number(row);
+      if (small >= 0 && wei.length == 0) {
+        // Most are: chains without a base fee, or with a limit for a block.
+        return Decimal.createUnsafe(small, precision, scale);
+      }
       BigInteger value =
-          kind == EventTable.WEI
-              ? new BigInteger(1, getBinary(row))
-              : new BigInteger(Long.toUnsignedString(number(row)));
+          isWei ? new BigInteger(1, wei) : new BigInteger(Long.toUnsignedString(small));
       return Decimal.apply(new scala.math.BigDecimal(new BigDecimal(value)), precision, scale);
     }
 

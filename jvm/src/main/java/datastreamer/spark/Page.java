@@ -18,6 +18,9 @@ final class Page {
   /** The offsets of the entries' heads, and then that of the end of the last entry. */
   int[] offsets = new int[1024];
 
+  /** The types of the entries. */
+  int[] types = new int[1024];
+
   int count;
   long first;
 
@@ -64,7 +67,9 @@ final class Page {
       }
       if (count + 1 == offsets.length) {
         offsets = Arrays.copyOf(offsets, 2 * offsets.length);
+        types = Arrays.copyOf(types, offsets.length);
       }
+      types[count] = BigEndian.u32(bytes, at + Format.TYPE_AT);
       offsets[count++] = at;
       at += length;
     }

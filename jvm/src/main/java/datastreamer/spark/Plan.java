@@ -3,6 +3,7 @@ package datastreamer.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.OptionalLong;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.read.InputPartition;
 
@@ -17,6 +18,11 @@ final class Plan {
   /** Which entries are rows of the table of entries; null: all. */
   final Selection where;
 
+  /** About how many rows there are, and how many bytes in the columns that are read. */
+  final OptionalLong rows;
+
+  final OptionalLong bytes;
+
   final List<Part> parts = new ArrayList<>();
 
   private final long partBytes;
@@ -26,6 +32,8 @@ final class Plan {
     all = found.get("plan").textValue();
     reader = found.get("reader").textValue();
     where = Selection.of(found);
+    rows = number(found.get("rows"));
+    bytes = number(found.get("bytes"));
     partBytes = found.get("partBytes").longValue();
     openCost = found.get("openCost").longValue();
     List<FileState> files = new ArrayList<>();
@@ -37,28 +45,15 @@ final class Plan {
     }
   }
 
+  private static OptionalLong number(JsonNode found) {
+    // The parts of a streaming query come without.
+    boolean isKnown = found != null && !found.isNull();
+    return isKnown ? OptionalLong.of(found.longValue()) : OptionalLong.empty();
+  }
+
   /** What tasks read. */
   InputPartition[] groups() {
     int tasks = SparkContext.getOrCreate().defaultParallelism();
     return PartGroup.of(parts, partBytes, openCost, tasks);
-  }
-
-  /** The bytes that are read. */
-  long size() {
-    return parts.stream().mapToLong(Part::size).sum();
-  }
-
-  /** The number of entries that are read. */
-  long entries() {
-    // The parts of a file that belong together have the same first and last entry.
-    long entries = 0;
-    Part before = null;
-    for (Part part : parts) {
-      if (before == null || before.file != part.file) {
-        entries += part.end - part.start;
-      }
-      before = part;
-    }
-    return entries;
   }
 }

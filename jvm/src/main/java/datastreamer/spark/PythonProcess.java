@@ -25,7 +25,7 @@ import scala.jdk.javaapi.CollectionConverters;
  */
 final class PythonProcess implements Closeable {
   /** What `process.py` of another version of the package may not understand, and says so. */
-  private static final String PROTOCOL = "4";
+  private static final String PROTOCOL = "5";
 
   /** How many processes wait for the next request: each holds some 100 MB. */
   private static final int MOST_IDLE = 2;
