@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import xxhash
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from datastreamer import DataStream
@@ -44,6 +45,19 @@ def test_hashes_are_those_of_xxhash(native: Any) -> None:
         wide = hashes.hash128(data, 3, size)
         found = (wide.high() % 2**64, wide.low() % 2**64)
         assert found == divmod(xxhash.xxh3_128_intdigest(part), 2**64)
+
+
+def test_vectors_hash_as_well(native: Any) -> None:
+    """The sums over whole blocks of 1,024 bytes."""
+    chance = random.Random(4)
+    for blocks in (1, 2, 31, 200):
+        try:
+            gain = native._jvm.datastreamer.spark.FasterBlocks.gain(chance.randbytes(1024 * blocks))
+        except Py4JJavaError as error:
+            if "vectors of 512 bits" in str(error):
+                pytest.skip("this machine has no vectors of 512 bits")
+            raise
+        assert gain > 0
 
 
 def test_it_is_chosen_if_it_is_there(native: Any, path: Path) -> None:

@@ -23,8 +23,10 @@ final class EventRows implements Rows {
 
   private Page page;
 
-  /** By row: the index of its entry in the page. */
+  /** By row: the index of its entry in the page, and where the data of that begin. */
   private int[] entries = new int[0];
+
+  private int[] starts = new int[0];
 
   /** By row: the shape that says where its values are; null if the columns keep them. */
   private MessageShape[] shapeOf = new MessageShape[0];
@@ -58,6 +60,7 @@ final class EventRows implements Rows {
           decode(bytes, start, end, rows);
         }
         entries[rows] = i;
+        starts[rows] = start;
         // To compare costs less than to tell the garbage collector of it.
         if (shapeOf[rows] != shape) {
           shapeOf[rows] = shape;
@@ -84,6 +87,7 @@ final class EventRows implements Rows {
 
   private void grow(int rows) {
     entries = Arrays.copyOf(entries, rows);
+    starts = Arrays.copyOf(starts, rows);
     shapeOf = Arrays.copyOf(shapeOf, rows);
     for (Values each : values) {
       each.grow(rows);
@@ -131,6 +135,11 @@ final class EventRows implements Rows {
     private long[] number = new long[0];
     private int[] at = new int[0];
     private boolean[] there = new boolean[0];
+
+    /** The last decimal; it is of `lastSmall` if that is not negative. */
+    private Decimal lastDecimal;
+
+    private long lastSmall = -1;
 
     Values(int field, boolean nullable) {
       super(
@@ -180,11 +189,7 @@ final class EventRows implements Rows {
 
     private long number(int row) {
       MessageShape shape = shapeOf[row];
-      return shape == null ? number[row] : shape.number(page.bytes, start(row), field);
-    }
-
-    private int start(int row) {
-      return page.offsets[entries[row]] + Format.HEAD_SIZE;
+      return shape == null ? number[row] : shape.number(page.bytes, starts[row], field);
     }
 
     @Override
@@ -199,16 +204,21 @@ final class EventRows implements Rows {
 
     @Override
     public Decimal getDecimal(int row, int precision, int scale) {
-      boolean isWei = kind == EventTable.WEI;
-      byte[] wei = isWei ? getBinary(row) : NOTHING;
-      long small = isWei ? 0 : number(row);
-      if (small >= 0 && wei.length == 0) {
-        // Most are: chains without a base fee, or with a limit for a block.
-        return Decimal.createUnsafe(small, precision, scale);
+      byte[] wei = kind == EventTable.WEI ? getBinary(row) : null;
+      long small = wei == null ? number(row) : wei.length == 0 ? 0 : -1;
+      // Most chains have one limit for all blocks, and many no fee.
+      if (small < 0 || small != lastSmall || lastDecimal.precision() != precision) {
+        BigInteger value =
+            small >= 0
+                ? BigInteger.valueOf(small)
+                : wei == null
+                    ? new BigInteger(Long.toUnsignedString(small))
+                    : new BigInteger(1, wei);
+        lastSmall = small;
+        lastDecimal =
+            Decimal.apply(new scala.math.BigDecimal(new BigDecimal(value)), precision, scale);
       }
-      BigInteger value =
-          isWei ? new BigInteger(1, wei) : new BigInteger(Long.toUnsignedString(small));
-      return Decimal.apply(new scala.math.BigDecimal(new BigDecimal(value)), precision, scale);
+      return lastDecimal;
     }
 
     @Override
@@ -223,7 +233,7 @@ final class EventRows implements Rows {
       if (size == 0) {
         return NOTHING;
       }
-      int from = shape == null ? at[row] : start(row) + shape.at(field);
+      int from = shape == null ? at[row] : starts[row] + shape.at(field);
       return Arrays.copyOfRange(page.bytes, from, from + size);
     }
 

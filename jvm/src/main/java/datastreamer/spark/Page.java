@@ -58,7 +58,11 @@ final class Page {
     int last = read == size ? size - 1 : read - Format.HEAD_SIZE;
     int at = parsed;
     while (at <= last && bytes[at] == Format.ENTRY) {
-      int length = lengthAt(at);
+      if (size - at < Format.HEAD_SIZE) {
+        throw new Doubt("a head is cut off");
+      }
+      long lengthAndType = BigEndian.u64(bytes, at + Format.LENGTH_AT);
+      int length = checked((int) (lengthAndType >>> 32), at);
       long number = BigEndian.u64(bytes, at + Format.NUMBER_AT);
       if (count == 0) {
         first = number;
@@ -69,7 +73,7 @@ final class Page {
         offsets = Arrays.copyOf(offsets, 2 * offsets.length);
         types = Arrays.copyOf(types, offsets.length);
       }
-      types[count] = BigEndian.u32(bytes, at + Format.TYPE_AT);
+      types[count] = (int) lengthAndType;
       offsets[count++] = at;
       at += length;
     }
@@ -95,18 +99,14 @@ final class Page {
 
   /** The number of the first entry if its head is possible. */
   long firstNumber() throws Doubt {
-    if (size == 0 || bytes[0] != Format.ENTRY) {
+    if (size < Format.HEAD_SIZE || bytes[0] != Format.ENTRY) {
       throw new Doubt("no entry at the start of a page");
     }
-    lengthAt(0);
+    checked(BigEndian.u32(bytes, Format.LENGTH_AT), 0);
     return BigEndian.u64(bytes, Format.NUMBER_AT);
   }
 
-  private int lengthAt(int at) throws Doubt {
-    if (size - at < Format.HEAD_SIZE) {
-      throw new Doubt("a head is cut off");
-    }
-    int length = BigEndian.u32(bytes, at + Format.LENGTH_AT);
+  private int checked(int length, int at) throws Doubt {
     if (length < Format.HEAD_SIZE || length > size - at) {
       throw new Doubt("a length");
     }

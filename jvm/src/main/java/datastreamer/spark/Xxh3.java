@@ -33,7 +33,7 @@ public final class Xxh3 {
                   + "c5ac8334d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e2b"
                   + "16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e");
 
-  private static final long PRIME32_1 = 0x9E3779B1L;
+  static final long PRIME32_1 = 0x9E3779B1L;
   private static final long PRIME32_2 = 0x85EBCA77L;
   private static final long PRIME32_3 = 0xC2B2AE3DL;
   private static final long PRIME64_1 = 0x9E3779B185EBCA87L;
@@ -45,12 +45,12 @@ public final class Xxh3 {
   private static final long PRIME_MX2 = 0x9FB21C651E98DF25L;
 
   private static final int STRIPE = 64;
-  private static final int STRIPES = (SECRET.length - STRIPE) / 8;
+  static final int STRIPES = (SECRET.length - STRIPE) / 8;
   private static final int BLOCK = STRIPE * STRIPES;
   private static final long LOW_32 = 0xFFFFFFFFL;
 
   // The secret as each stripe of a block uses it: eight numbers from every eighth byte on.
-  private static final long[] KEYS = new long[STRIPES + 8];
+  static final long[] KEYS = new long[STRIPES + 8];
 
   static {
     for (int i = 0; i < KEYS.length; i++) {
@@ -74,6 +74,7 @@ public final class Xxh3 {
       return middle128(in, at, size);
     }
     long[] acc = sums.last(in, at, size);
+    FasterBlocks.note(size);
     int last = SECRET.length - STRIPE - 11;
     return new Hash128(
         merge(acc, last, ~(size * PRIME64_2)), merge(acc, 11, size * PRIME64_1));
@@ -170,6 +171,11 @@ public final class Xxh3 {
     return fold(i64(in, at) ^ secret(key), i64(in, at + 8) ^ secret(key + 8));
   }
 
+  /** Adds whole blocks to the eight sums. */
+  interface Blocks {
+    void add(long[] acc, byte[] in, int from, int blocks);
+  }
+
   /** The eight sums over more than 240 bytes, which may be hashed as they are read. */
   static final class Sums {
     private final long[] acc = {
@@ -179,12 +185,10 @@ public final class Xxh3 {
 
     /** Add those of `size` bytes of which `read` are there; the last bytes wait for `last`. */
     void advance(byte[] in, int at, int size, int read) {
-      int full = Math.min(read, size - 1) / BLOCK;
-      for (; blocks < full; blocks++) {
-        stripes(acc, in, at + blocks * BLOCK, STRIPES);
-        for (int j = 0; j < 8; j++) {
-          acc[j] = (acc[j] ^ acc[j] >>> 47 ^ KEYS[STRIPES + j]) * PRIME32_1;
-        }
+      int more = Math.min(read, size - 1) / BLOCK - blocks;
+      if (more > 0) {
+        FasterBlocks.found().add(acc, in, at + blocks * BLOCK, more);
+        blocks += more;
       }
     }
 
@@ -202,6 +206,15 @@ public final class Xxh3 {
         acc[j] += (keyed & LOW_32) * (keyed >>> 32);
       }
       return acc;
+    }
+  }
+
+  static void addBlocks(long[] acc, byte[] in, int from, int blocks) {
+    for (int block = 0; block < blocks; block++) {
+      stripes(acc, in, from + block * BLOCK, STRIPES);
+      for (int j = 0; j < 8; j++) {
+        acc[j] = (acc[j] ^ acc[j] >>> 47 ^ KEYS[STRIPES + j]) * PRIME32_1;
+      }
     }
   }
 
