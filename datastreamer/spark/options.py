@@ -9,14 +9,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from datastreamer.arrow.record_batches import OnError
 from datastreamer.arrow.tables import ENTRIES, NAMES
-from datastreamer.errors import UsageError
+from datastreamer.errors import BadArgument, UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, U64_MAX
 from datastreamer.protocol.retry import MOST_SECONDS
 from datastreamer.selection.clauses import Selection, with_prefixes
+from datastreamer.selection.times import moment_ms
 from datastreamer.transport.address import Address, parse_address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
@@ -54,8 +55,14 @@ _CATALOG_TABLE: Final = (
 )
 
 
-Offset: TypeAlias = int | BookmarkName
-"""The number of an entry, or the block or batch that begins there."""
+class StartTime(NamedTuple):
+    """The first entry that was committed at or after a time, in Unix ms."""
+
+    ms: int
+
+
+Offset: TypeAlias = int | BookmarkName | StartTime
+"""The number of an entry, or the block, the batch or the time that begins there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,7 @@ class Options:
 
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
-    *("types", "prefixes", "batchReads"),
+    *("startingTimestamp", "types", "prefixes", "batchReads"),
     *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "changes"),
@@ -167,7 +174,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         servers=servers,
         table=table,
         mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
-        start=0 if from_latest else read.offset("startingOffset", "earliest", 0),
+        start=read.start(),
         stop=read.offset("endingOffset", "latest", None),
         where=read.selection(table),
         partition_bytes=read.size("partitionBytes", partition_bytes),
@@ -239,6 +246,18 @@ class _Texts:
         if _is_number(text, U64_MAX):
             return int(text)
         raise self._bad(name, f"{word}, an entry number, block:N or batch:N")
+
+    def start(self) -> Offset:
+        time, offset = (self._texts.get(f"starting{it}") for it in ("Timestamp", "Offset"))
+        if time is None:
+            latest = offset is not None and offset.lower() == "latest"
+            return 0 if latest else self.offset("startingOffset", "earliest", 0)
+        if offset is not None:
+            raise UsageError("give startingOffset or startingTimestamp, not both")
+        try:
+            return StartTime(moment_ms(time))
+        except BadArgument as error:
+            raise UsageError(f"option startingTimestamp: {error}") from None
 
     def selection(self, table: str) -> Selection | None:
         types, prefixes = (

@@ -22,7 +22,6 @@ from datastreamer.spark.native.plans import described, flat, for_tasks, options_
 from datastreamer.spark.options import BATCH_PART_BYTES
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.reader import TailReader
-from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 Request = Mapping[str, Any]
 
@@ -67,7 +66,7 @@ class Following:
         start, end = json.loads(request["start"]), json.loads(request["end"])
         parts = flat(self._tail.partitions(start, end))
         first = self._options.start
-        begin = 0 if isinstance(first, BookmarkName) else first
+        begin = first if isinstance(first, int) else 0
         found = described(self._options, parts, begin=begin)
         return {"plan": "", "reader": "", "where": None, **found}
 

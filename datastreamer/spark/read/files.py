@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError
+from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError, UsageError
 from datastreamer.format import PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
 from datastreamer.spark.read.page_sums import PageComparison, SumsState, open_records
@@ -29,6 +29,7 @@ from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.open_file import open_file
 from datastreamer.storage.read.page_scan import Chain, Damage, read_page
 from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.summaries.times import StreamTimes
 
 # Attempts to read a header page that a writer is changing.
 _TORN_READS: Final = 20
@@ -104,6 +105,18 @@ def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
     recorded, settled = page.record is not None, not page.changing
     known = page.record.sum_at(head) if page.record is not None and settled else None
     return FileSnapshot(location, header, judged.stream_id, judged.epoch, recorded, known)
+
+
+def entry_at(location: FileLocation, stream_type: int, ms: int) -> int:
+    """The first entry that was committed at or after a time, as `DataStream.entry_at`. Raises
+    `TimeUnknown`, and `UsageError` for a remote file."""
+    if location.uri is not None:
+        raise UsageError(
+            f"{location.path}: option startingTimestamp: times are looked up in local files and "
+            "at servers: give startingOffset"
+        )
+    with contextlib.closing(StreamFile.open(location.path, stream_type=stream_type)) as file:
+        return StreamTimes(file).entry_at(ms)
 
 
 def snapshot_of(location: FileLocation, file: StreamFile) -> FileSnapshot:

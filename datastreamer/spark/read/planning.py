@@ -13,9 +13,9 @@ from pyspark.sql.datasource import InputPartition
 
 from datastreamer.errors import BadRange, DamagedEntry, UnknownEntry
 from datastreamer.format import page_of
-from datastreamer.spark.options import Offset, Options
+from datastreamer.spark.options import Offset, Options, StartTime
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
-from datastreamer.spark.read.files import FileSnapshot, open_reader, take_snapshot
+from datastreamer.spark.read.files import FileSnapshot, entry_at, open_reader, take_snapshot
 from datastreamer.spark.read.page_summaries import PageFilter, needed, proven
 from datastreamer.spark.read.partitions import FilePart, cut_entries, pack, parts_of_entries
 from datastreamer.spark.read.paths import find
@@ -28,7 +28,7 @@ from datastreamer.spark.read.servers import (
 from datastreamer.storage.read.reader import Reader
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
-FindBookmark = Callable[[Kind, int], int]
+FindPlace = Callable[[BookmarkName | StartTime], int]
 
 
 def plan(options: Options) -> Iterator[InputPartition]:
@@ -73,8 +73,10 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
         def search(kind: Kind) -> BookmarkSearch:
             return BookmarkSearch(reader, snapshot.location.path, version, kind)
 
-        def find(kind: Kind, number: int) -> int:
-            return search(kind).entry_of(number)
+        def find(place: BookmarkName | StartTime) -> int:
+            if isinstance(place, StartTime):
+                return min(total, entry_at(snapshot.location, options.stream_type, place.ms))
+            return search(place.kind).entry_of(place.number)
 
         start, stop = _offsets(options, total, find)
         if start < stop:
@@ -127,8 +129,10 @@ def _plan_servers(options: Options) -> Iterator[InputPartition]:
         header = client.header()
         version = header.version if options.version is None else options.version
 
-        def find(kind: Kind, number: int) -> int:
-            return entry_of_bookmark(client, version, kind, number)
+        def find(place: BookmarkName | StartTime) -> int:
+            if isinstance(place, StartTime):
+                return min(header.total_entries, client.entry_at(place.ms))
+            return entry_of_bookmark(client, version, *place)
 
         start, stop = _offsets(options, header.total_entries, find)
         if start < stop:
@@ -138,7 +142,7 @@ def _plan_servers(options: Options) -> Iterator[InputPartition]:
             yield from parts_of_entries(snapshot, pieces)
 
 
-def _offsets(options: Options, total: int, find: FindBookmark) -> tuple[int, int]:
+def _offsets(options: Options, total: int, find: FindPlace) -> tuple[int, int]:
     """The first entry of the query and the entry after its last one.
 
     Raises `UnknownEntry` and `UnknownBookmark` for an offset beyond the stream's end, `BadRange`
@@ -146,7 +150,7 @@ def _offsets(options: Options, total: int, find: FindBookmark) -> tuple[int, int
     """
 
     def number_of(offset: Offset) -> int:
-        number = find(*offset) if isinstance(offset, BookmarkName) else offset
+        number = offset if isinstance(offset, int) else find(offset)
         if number > total:
             raise UnknownEntry(number, total)
         return number

@@ -38,7 +38,6 @@ from datastreamer.spark.options import Options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.offsets import StreamOffset
 from datastreamer.spark.stream.sources import FollowedStream, followed_stream
-from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 T = TypeVar("T")
 
@@ -71,7 +70,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.from_latest:
             return self._offset(header, header.total_entries)
         start = self._options.start
-        entry = self._stream.entry_of(start) if isinstance(start, BookmarkName) else start
+        entry = start if isinstance(start, int) else self._stream.entry_of(start)
         if entry > header.total_entries:
             raise UnknownEntry(entry, header.total_entries)
         return self._offset(header, entry)
@@ -160,7 +159,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a part, as record batches."""
         # Damaged entries before the start offset are reported as rows from that entry on.
         start = self._options.start
-        return self._rows.read(partition, 0 if isinstance(start, BookmarkName) else start)
+        return self._rows.read(partition, start if isinstance(start, int) else 0)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: the stream keeps all entries, and Spark keeps the offset."""

@@ -24,10 +24,11 @@ from datastreamer.format import HEADER_PAGE_SIZE, Header, page_of, page_start
 from datastreamer.position import KEPT
 from datastreamer.protocol.commands import KnownHistory
 from datastreamer.protocol.history import Trail
-from datastreamer.spark.options import Options
+from datastreamer.spark.options import Options, StartTime
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
 from datastreamer.spark.read.files import (
     FileSnapshot,
+    entry_at,
     open_location,
     open_reader,
     snapshot_of,
@@ -68,8 +69,9 @@ class FollowedStream(Protocol):
         Raises `ConnectFailed` and `ConnectionLost` if no server answers.
         """
 
-    def entry_of(self, name: BookmarkName) -> int:
-        """The entry of a block's or batch's bookmark. Raises `UnknownBookmark`."""
+    def entry_of(self, name: BookmarkName | StartTime) -> int:
+        """The entry of a block's or batch's bookmark, or of a time. Raises `UnknownBookmark` and
+        `TimeUnknown`."""
 
     def digest_before(self, entry: int) -> str:
         """A digest of the last entries before this one; empty if they cannot be read."""
@@ -146,8 +148,11 @@ class GrowingFile:
         """Whether the path now has another file, or none."""
         return file.opened_by is None or bool(file.opened_by.difference())
 
-    def entry_of(self, name: BookmarkName) -> int:
+    def entry_of(self, name: BookmarkName | StartTime) -> int:
         snapshot, _ = self._seen()
+        if isinstance(name, StartTime):
+            found = entry_at(self._location, self._stream_type, name.ms)
+            return min(found, snapshot.head.entries)
         version = snapshot.header.version if self._version is None else self._version
         with open_reader(snapshot, verify=self._verify) as reader:
             return BookmarkSearch(reader, self.name, version, name.kind).entry_of(name.number)
@@ -254,8 +259,10 @@ class ServedStream:
         self._header = client.header()
         return self._header
 
-    def entry_of(self, name: BookmarkName) -> int:
+    def entry_of(self, name: BookmarkName | StartTime) -> int:
         client, header = self._seen()
+        if isinstance(name, StartTime):
+            return min(client.entry_at(name.ms), header.total_entries)
         version = header.version if self._version is None else self._version
         return entry_of_bookmark(client, version, *name)
 
