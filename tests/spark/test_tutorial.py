@@ -39,7 +39,7 @@ def test_from_nothing_to_a_chart(java: None, tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
