@@ -83,6 +83,8 @@ class SummaryKeeper:
         # this process finished.
         self._look_at = 0
         self._fresh_from = _NEVER
+        # Whether the completion will look.
+        self._asked = False
 
     # Begin and end.
 
@@ -128,21 +130,24 @@ class SummaryKeeper:
         if not pages or first < pages[0].next_number:
             self._note(first, now)
         for page in pages:
-            found = PageSummary(
+            self._waiting[page.page] = PageSummary(
                 *(page.digest, self._first, page.end, page.next_number - self._first),
                 *(self._open.resolution, tuple(self._open.marks)),
             )
-            if self.usable:
-                if not self._waiting:
-                    self.on_news(_PAGE_SECONDS)
-                self._waiting[page.page] = found
             self._fresh_from = min(self._fresh_from, page.page)
             self._page, self._first, self._open = page.page + 1, page.next_number, Marks([])
             self._note(page.next_number, now)
+        if pages:
+            # At once: a kill loses no times but those of the last page.
+            self.flush()
+            if not self._asked:
+                self._asked = True
+                self.on_news(_PAGE_SECONDS)
         if not (self.marking and self.usable):
             return _NEVER
         self.on_news(_FLUSH_SECONDS)
-        return clock + RESOLUTION
+        marks, resolution = self._open
+        return min(clock + RESOLUTION, marks[-1][1] + resolution)
 
     def _note(self, entry: int, now: int) -> None:
         marks, resolution = self._open
@@ -156,6 +161,7 @@ class SummaryKeeper:
     def flush(self) -> None:
         """Bring the sidecar up to date."""
         if not self.usable:
+            self._waiting.clear()
             return
         with self._failing_softly("written"):
             if self._file is not None and not self._disk.exists(self._path):
@@ -286,6 +292,7 @@ class SummaryKeeper:
     def next_to_count(self, *, fresh: bool = False) -> tuple[int, PageSum] | None:
         """A page that is to be counted, and its checksum; None if there is none. `fresh`: of those
         that this process finished."""
+        self._asked = False
         self.flush()
         pages = self._end.sums.page
         if fresh:
