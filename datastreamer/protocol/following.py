@@ -213,10 +213,9 @@ def decode_times(data: bytes | bytearray | memoryview, query: MarksQuery | TimeQ
     if TIMES_STRUCT.size + count * TIME_MARK_STRUCT.size != length:
         raise ValueError(f"{count} times in {length} bytes for {query}")
     marks = list(TIME_MARK_STRUCT.iter_unpack(memoryview(data)[TIMES_STRUCT.size :]))
-    entries, times = [entry for entry, _ in marks], [ms for _, ms in marks]
-    rises = all(one < other for one, other in pairwise([*entries, following]))
-    if not rises or times != sorted(times) or max([resolution, *times]) > LATEST_MS:
-        raise ValueError(f"times of entries up to {following} that do not rise for {query}")
+    rises = all(one < other for one, other in pairwise([*(it[0] for it in marks), following]))
+    if not rises or max([resolution, *(it[1] for it in marks)]) > LATEST_MS:
+        raise ValueError(f"times of entries up to {following} that do not follow for {query}")
     return TimeMarks(marks, resolution, following)
 
 

@@ -19,12 +19,13 @@ class Clock:
         self.stream = stream
         stream.parts.relay.leave_times()
 
-    def commit(self, count: int, seconds: float | None = None) -> None:
+    def commit(self, count: int, seconds: float | None = None, *, size: int = 0) -> None:
         """Append entries `seconds` after seven; None: it is not known when."""
         first = self.stream.total_entries
         with self.stream.atomic_op() as op:
             for number in range(first, first + count):
-                op.add_entry(1 + number % 3, b"entry %d, %r" % (number, seconds))
+                data = b"entry %d, %r" % (number, seconds)
+                op.add_entry(1 + number % 3, data.ljust(size, b"."))
         if seconds is not None:
             marks = [(first, ms(seconds))]
             self.stream.parts.relay.put_time_marks(marks, 1000, first + count)

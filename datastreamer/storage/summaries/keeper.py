@@ -232,6 +232,7 @@ class SummaryKeeper:
     def leave_times(self) -> None:
         """Do not note when entries are committed: `put_marks` says it."""
         self.marking, self._end.mark_at = False, _NEVER
+        self._leave_open()
 
     def put_marks(
         self, marks: Sequence[Mark], resolution: int, known_to: int, page_of: Callable[[int], int]
@@ -241,7 +242,10 @@ class SummaryKeeper:
         known_to = min(known_to, self._end.written.entries)
         if not marks or marks[0][0] >= known_to:
             return
-        for page in range(page_of(marks[0][0]), page_of(known_to - 1) + 1):
+        start = page_of(marks[0][0])
+        before_page = self.marks_of(start - 1).marks if start else []
+        latest = max((ms for _, ms in before_page if ms != UNKNOWN_TIME), default=0)
+        for page in range(start, page_of(known_to - 1) + 1):
             first, known = self._first_of(page), self._sums.get(page)
             if first is None or not (known or page == self._page):
                 continue
@@ -256,8 +260,13 @@ class SummaryKeeper:
             kept = [mark for mark in old.marks if mark[0] < least[0]]
             if kept and kept[-1][1] == UNKNOWN_TIME:
                 kept[-1] = kept[-1][0], least[1]
+            rising = []
+            for entry, ms in [*kept, *mine]:
+                # What is known of a page's first entry may have been too late.
+                latest = max(latest, ms)
+                rising.append((entry, latest))
             end = [(known_to, UNKNOWN_TIME)] if page == self._page or known_to < beyond else []
-            found = Marks(*thinned([*kept, *mine, *end], max(old.resolution, resolution)))
+            found = Marks(*thinned([*rising, *end], max(old.resolution, resolution)))
             if page == self._page:
                 self._open = found
             elif known is not None:
@@ -270,6 +279,15 @@ class SummaryKeeper:
         self._page, self._first = page, self._end.written.entries if first is None else first
         self._open = Marks([]) if first is None else marks
         self._written, self._end.mark_at = None, 0
+        if not self.marking:
+            self._leave_open()
+
+    def _leave_open(self) -> None:
+        """The times of entries that come are not known by the marks that there are."""
+        marks, resolution = self._open
+        if marks and marks[-1][1] != UNKNOWN_TIME:
+            end = self._end.written.entries, UNKNOWN_TIME
+            self._open = Marks(*thinned([*marks, end], resolution))
 
     def _first_of(self, page: int) -> int | None:
         """The first entry of a page; None if it cannot be read."""
