@@ -21,13 +21,14 @@ from bench.measure import Done
 from bench.spark_session import local_session
 from datastreamer import DataStream, arrow
 from datastreamer.spark import frame, read_messages
-from datastreamer.zkevm import L2Block, Transaction, encode
+from datastreamer.zkevm import BatchEnd, BatchStart, L2Block, L2BlockEnd, Transaction, encode
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 
 __all__ = ["payloads"]
 
 _SIZE = 155  # of an entry, as in the streams of production nodes
 _OPERATION = 10_000
+_BLOCK_SIZE = 877  # of the mixed stream, by block
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,47 @@ def chain(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pa
                     op.add_entry(*encode(L2Block(number, number // 100, time, hash=own), version=3))
                     op.add_entry(*encode(Transaction(number, 0, True, noise[:500]), version=3))
     arrow.export(folder / "stream.bin", folder / "parquet", "blocks")
+    yield folder / "stream.bin"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Path]:
+    """Ten days of a chain: blocks of two transactions each, in batches, with their bookmarks. The
+    Parquet files of the tables are beside it."""
+    tiny = request.config.getoption("benchmark_disable")
+    megabytes = 2 if tiny else int(os.environ.get("SPARK_BENCH_MB", "1000"))
+    count = megabytes * 1_000_000 // _BLOCK_SIZE // 1_000 * 1_000
+    folder = tmp_path_factory.mktemp("mixed")
+    chance, root = random.Random(5), bytes(range(32))
+    noise = chance.randbytes(1 << 20)
+
+    def piece(size: int) -> bytes:
+        at = chance.randrange(len(noise) - size)
+        return noise[at : at + size]
+
+    with DataStream.create(folder / "stream.bin", version=3, sync="os", index="memory") as made:
+        for first in range(0, count, 1_000):
+            with made.atomic_op() as op:
+
+                def put(event: Any) -> None:
+                    op.add_entry(*encode(event, version=3))
+
+                batch = first // 1_000
+                op.add_bookmark(key_of(3, BookmarkName("batch", batch)))
+                put(BatchStart(batch))
+                for number in range(first, first + 1_000):
+                    op.add_bookmark(key_of(3, BookmarkName("block", number)))
+                    time = 1_700_000_000 + number * 864_000 // count
+                    hashes = piece(32), piece(32), root, root[:20], 30_000_000, piece(32)
+                    put(L2Block(number, batch, time, 3, 0, root, 7, *hashes))
+                    for index in range(2):
+                        data = piece(130) + bytes(100)
+                        put(Transaction(number, index, True, data, 255, piece(32)))
+                    put(L2BlockEnd(number))
+                put(BatchEnd(batch, piece(32), piece(32)))
+    for table in ("blocks", "transactions", "batches"):
+        arrow.export(folder / "stream.bin", folder / table, table)
     yield folder / "stream.bin"
     shutil.rmtree(folder)
 
@@ -246,6 +288,81 @@ def test_a_range_of_blocks(versus: Any, spark: Any, chain: Path) -> None:
         {"spark.read.parquet": lambda: run(rival)},
         unit="queries/s",
         at_least=1.0,
+    )
+
+
+def _middle(frame: Any, column: str, part: float, rows: int) -> Any:
+    first = int(rows * 0.3)
+    return frame.where(f"{column} BETWEEN {first} AND {first + int(rows * part) - 1}")
+
+
+@pytest.mark.parametrize(
+    "name, table, work, promised",
+    [
+        (
+            "1,001 blocks by number",
+            "blocks",
+            lambda frame, rows: (
+                _middle(frame, "number", 1_001 / rows, rows).selectExpr("sum(timestamp)").collect()
+            ),
+            1.0,
+        ),
+        (
+            "two columns of blocks",
+            "blocks",
+            lambda frame, _: _noop(frame.select("number", "timestamp")),
+            0.8,
+        ),
+        ("all columns of blocks", "blocks", lambda frame, _: _noop(frame), 1.2),
+        ("count of blocks", "blocks", lambda frame, _: frame.count(), 1.0),
+        (
+            "transactions of one day of ten",
+            "transactions",
+            lambda frame, rows: _noop(_middle(frame, "l2block_number", 0.1, rows)),
+            1.5,
+        ),
+    ],
+)
+def test_a_mixed_stream(
+    versus: Any,
+    spark: Any,
+    mixed: Path,
+    name: str,
+    table: str,
+    work: Callable[[Any, int], object],
+    promised: float,
+) -> None:
+    ours = spark.read.format("datastream").option("table", table).load(str(mixed))
+    rival = spark.read.parquet(str(mixed.parent / table))
+    rows = spark.read.parquet(str(mixed.parent / "blocks")).count()
+    assert work(ours, rows) == work(rival, rows)
+    versus(
+        f"Spark, a mixed stream: {name}",
+        lambda: work(ours, rows),
+        {"spark.read.parquet": lambda: work(rival, rows)},
+        unit="queries/s",
+        at_least=promised,
+    )
+
+
+def test_a_small_side_of_a_join(versus: Any, spark: Any, mixed: Path) -> None:
+    blocks, batches = (
+        spark.read.format("datastream").option("table", table).load(str(mixed))
+        for table in ("blocks", "batches")
+    )
+    batches = batches.withColumnRenamed("number", "batch_number")
+
+    def run(side: Any) -> object:
+        return blocks.join(side, "batch_number").selectExpr("sum(timestamp)").collect()
+
+    hinted = batches.hint("broadcast")
+    assert run(batches) == run(hinted)
+    versus(
+        "Spark, a mixed stream: blocks joined with their batches",
+        lambda: run(batches),
+        {"with a hint to broadcast them": lambda: run(hinted)},
+        unit="queries/s",
+        at_least=0.95,
     )
 
 
