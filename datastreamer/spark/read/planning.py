@@ -37,13 +37,10 @@ def plan(options: Options) -> Iterator[InputPartition]:
     if options.servers:
         yield from _plan_servers(options)
         return
-    parts = (
-        part
-        for whole in plan_files(options)
-        for run in without_unneeded(options, whole)
-        for part in run.cut(options.partition_bytes)
+    yield from pack(
+        (part for whole in plan_files(options) for part in _needed(options, whole)),
+        options.partition_bytes,
     )
-    yield from pack(parts, options.partition_bytes)
 
 
 def plan_files(options: Options) -> Iterator[FilePart]:
@@ -52,12 +49,12 @@ def plan_files(options: Options) -> Iterator[FilePart]:
         yield from _plan_file(options, take_snapshot(location, options.stream_type))
 
 
-def without_unneeded(options: Options, part: FilePart) -> list[FilePart]:
-    """What is left of a part without the pages that hold no row, as far as that is known."""
-    wanted = PageFilter.of(options, part.snapshot.header.version)
-    if wanted.everything:
-        return [part]
-    return part.of_runs(needed(part.pages, wanted, proven(options, part.snapshot, part.pages)))
+def _needed(options: Options, part: FilePart) -> list[FilePart]:
+    """Parts of the pages that may hold a row."""
+    wanted, runs = PageFilter.of(options, part.snapshot.header.version), [part.pages]
+    if not wanted.everything:
+        runs = needed(part.pages, wanted, proven(options, part.snapshot, part.pages))
+    return [each for run in part.of_runs(runs) for each in run.cut(options.partition_bytes)]
 
 
 def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
