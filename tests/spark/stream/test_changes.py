@@ -152,6 +152,35 @@ def test_marks_find_the_common_ancestor_without_epochs(tmp_path: Path) -> None:
         Driver.stop_all()
 
 
+def test_a_history_that_comes_back_without_epochs(tmp_path: Path) -> None:
+    """Marks of entries that were replaced are forgotten, and so is what an offset no longer has."""
+    with StreamServer(
+        tmp_path / "served.bin", host="127.0.0.1", port=0, sync="os", in_process=True
+    ) as server:
+        place = {"server": f"127.0.0.1:{server.port}", "batchReads": "false"}
+        driver = follow(**place)
+        for count in (900, 50, 50):
+            add(server.stream, count)
+            driver.batch()
+        server.stream.truncate(900)
+        start, end = driver.offset, driver.planned()
+        assert start is not None
+        add(server.stream, 100)
+        assert changes(driver.rows(start, end)) == (NUMBERS[900:1000], [])
+        driver.offset = end
+        assert changes(driver.batch()) == ([], NUMBERS[900:1000])
+
+        add(server.stream, 50)
+        assert changes(driver.batch()) == ([], NUMBERS[1000:1050])
+        server.stream.truncate(900)
+        add(server.stream, 200, "another history")
+        assert changes(driver.batch()) == (NUMBERS[900:1050], NUMBERS[900:1100])
+        server.stream.truncate(900)
+        add(server.stream, 100)
+        assert changes(driver.batch()) == (NUMBERS[900:1100], NUMBERS[900:1000])
+        Driver.stop_all()
+
+
 def test_marks_are_few_and_rise_with_their_distance(growing: DataStream) -> None:
     driver = follow(path=growing.path)
     for _ in range(150):
