@@ -145,8 +145,9 @@ class SumsCompleter:
             return False
         page, known = found
         with contextlib.suppress(OSError):
-            # A reader has to compare what comes from the disk.
-            owned.pages.before_read([page])
+            if not owned.pages.resident(page_start(page), PAGE_SIZE):
+                # A reader has to compare what comes from the disk.
+                owned.pages.suspect([page])
             content = owned.file.read(PAGE_SIZE, page_start(page))
             counted = count_page(known, content)
             with owned.lock:
