@@ -56,7 +56,7 @@ def test_changed_bits() -> None:
 
 def test_changed_bits_of_relays() -> None:
     """The same if the origin changes and removes entries of the pages."""
-    found = run(plan_of(63, 120))
+    found = run(plan_of(71, 120))
     assert found.damage
     assert found.replaced
 
