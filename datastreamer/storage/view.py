@@ -397,8 +397,8 @@ class StreamView:
         return self._unchanged(lambda: self._times.entry_at(ms))
 
     def time_marks(self, first: int, count: int) -> TimeMarks:
-        """At most `count` marks of the first entries from `first` on whose times are known: the
-        first one is at or before `first` if the time of that is known. Without marks, none is."""
+        """At most `count` marks of the first entries from `first` on whose times are known. If the
+        time of `first` is known, the first mark is at or before it. No marks: no time is known."""
         self._ensure_open()
         return self._unchanged(lambda: self._times.marks(first, max(1, count)))
 

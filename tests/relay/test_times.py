@@ -1,4 +1,4 @@
-"""A relay keeps the times of its upstream's commits, and knows none of its own."""
+"""A relay keeps the times of its upstream's commits, not those of its own."""
 
 from __future__ import annotations
 

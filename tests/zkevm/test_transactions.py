@@ -333,7 +333,8 @@ def depth_of(item: Any) -> int:
 
 @given(st.binary(max_size=120) | st.integers(0, 3).map(nested), changes)
 def test_rlp_is_that_of_the_package(data: bytes, changed: Any) -> None:
-    """Data that both read is equal; none is read by one alone, but lists nested too deeply."""
+    """Both read the same data, and find the same in it; only lists nested too deeply are an
+    exception."""
     rlp = importlib.import_module("rlp")
     for encoded in (data, rlp_bytes(data), mutated(rlp_list(rlp_bytes(data) + data), changed)):
         try:

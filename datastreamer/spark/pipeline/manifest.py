@@ -172,7 +172,7 @@ class Manifest:
     def common(self, seen: Seen) -> int:
         """The first entry in the tables that the stream does not have, or may not have.
 
-        Raises `StreamFileError` if it has none of them, and is not known to be the same stream.
+        Raises `StreamFileError` for another stream: it has another id, or none, and other entries.
         """
         first = self._source.first_change(self.now.state, seen)
         if first is not None:
@@ -188,8 +188,8 @@ class Manifest:
         if not keep and not own:
             raise StreamFileError(
                 self.folder.url,
-                f"{self._source.name} has none of its {self.now.done} entries: ingest into another "
-                "folder",
+                f"the {self.now.done} entries in its tables are of another stream than "
+                f"{self._source.name}: ingest into another folder",
             )
         return keep
 

@@ -1,9 +1,9 @@
 """`FILE.pages`: of each page a count of its entries by type, the least and greatest numbers in its
 events, and when its entries were committed.
 
-Owns the bytes of that file, which ``docs/FILE.md`` specifies. Nothing depends on it: a record that
-is missing or torn, or whose digest is not the page's, says nothing. Knows nothing of who writes it
-and when; `keeper.py` does.
+Owns the bytes of that file, which ``docs/FILE.md`` specifies. Nothing depends on it: readers ignore
+a record that is missing or torn, or whose digest is not the page's. `keeper.py` decides what is
+written, and when.
 """
 
 from __future__ import annotations
