@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.02
 _PAUSE_SECONDS = 0.08
-_CLOSE_SECONDS = 0.2
+_CLOSE_SECONDS = 1.0
 # Records that are looked at while commits wait for the lock.
 _FEW: Final = 256
 # In the place of the hash of a page that cannot be read as entries.
