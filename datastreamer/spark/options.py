@@ -40,8 +40,8 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,20})\s*([bkmg]?)b?", re.IGNORECASE)
 _BOOKMARK: Final = re.compile(r"(block|batch):(\d+)")
 
-# Prefixes of options that Spark itself passes to every source.
-_OF_SPARK: Final = ("spark.", "serialization.", "__")
+# Prefixes of options that Spark itself passes to every source or sink.
+_OF_SPARK: Final = ("spark.", "serialization.", "__", "checkpointlocation", "queryname")
 # Prefixes of what Spark passes for a table of a catalog.
 _OF_CATALOG: Final = ("option.", "provider")
 
@@ -120,8 +120,14 @@ class Options:
     changes: bool = False
     """Whether rows are changes: what was delivered is deleted when the stream no longer has it."""
 
+    token_file: str | None = None
+    """A file with the token for servers. Executors read it on their own machines."""
+
     staging: str | None = None
     """The folder for the rows of the tasks of ``df.write``. None: the folder of the stream."""
+
+    transaction: tuple[str, int] | None = None
+    """The application and the version of what ``df.write`` appends once. None: it is appended."""
 
     @property
     def on_error(self) -> OnError:
@@ -135,7 +141,7 @@ NAMES_OF_OPTIONS: Final = (
     *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "changes"),
-    *("reader", "stagingPath"),
+    *("reader", "tokenFile", "stagingPath", "txnAppId", "txnVersion"),
 )
 
 
@@ -192,7 +198,9 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         max_bytes=read.size("maxBytesPerTrigger", None),
         fail_on_data_loss=read.flag("failOnDataLoss") is not False,
         changes=changes,
+        token_file=texts.get("tokenfile"),
         staging=texts.get("stagingpath"),
+        transaction=read.transaction(),
     )
 
 
@@ -275,6 +283,13 @@ class _Texts:
             return with_prefixes([int(part) for part in types], prefixes)
         except UsageError as error:
             raise UsageError(f"option prefixes: {error}") from None
+
+    def transaction(self) -> tuple[str, int] | None:
+        version = self.number("txnVersion", None, U64_MAX >> 1)
+        application = self._texts.get("txnAppId")
+        if (version is None) != (application is None):
+            raise UsageError("the options txnAppId and txnVersion belong together: give both")
+        return None if application is None else (application, version)
 
     def count(self, name: str) -> int | None:
         return self.number(name, None, U64_MAX, least=1)  # type: ignore[no-any-return]
