@@ -50,8 +50,9 @@ _NO_LOCATION: Final = (
     "(HOST:PORT)"
 )
 _CATALOG_TABLE: Final = (
-    ". Spark keeps no options for a table of a catalog: use CREATE TEMPORARY VIEW name USING "
-    "datastream OPTIONS (...) instead of CREATE TABLE"
+    ". Without the jar that datastreamer.spark.native_jar() names Spark keeps no options for a "
+    "table of a catalog: use CREATE TEMPORARY VIEW name USING datastream OPTIONS (...) instead of "
+    "CREATE TABLE, or add the jar"
 )
 
 
@@ -137,7 +138,7 @@ class Options:
 
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
-    *("startingTimestamp", "types", "prefixes", "batchReads"),
+    *("startingTimestamp", "endingTimestamp", "types", "prefixes", "batchReads"),
     *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "changes"),
@@ -180,8 +181,8 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         servers=servers,
         table=table,
         mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
-        start=read.start(),
-        stop=read.offset("endingOffset", "latest", None),
+        start=read.bound("starting", "latest" if from_latest else "earliest", 0),
+        stop=read.bound("ending", "latest", None),
         where=read.selection(table),
         partition_bytes=read.size("partitionBytes", partition_bytes),
         system_id=read.flag("systemId"),
@@ -255,17 +256,17 @@ class _Texts:
             return int(text)
         raise self._bad(name, f"{word}, an entry number, block:N or batch:N")
 
-    def start(self) -> Offset:
-        time, offset = (self._texts.get(f"starting{it}") for it in ("Timestamp", "Offset"))
+    def bound(self, which: str, word: str, default: int | None) -> Offset:
+        """Where a query starts or ends, by an offset or a time."""
+        time = self._texts.get(f"{which}Timestamp")
         if time is None:
-            latest = offset is not None and offset.lower() == "latest"
-            return 0 if latest else self.offset("startingOffset", "earliest", 0)
-        if offset is not None:
-            raise UsageError("give startingOffset or startingTimestamp, not both")
+            return self.offset(f"{which}Offset", word, default)
+        if f"{which}Offset" in self._texts:
+            raise UsageError(f"give {which}Offset or {which}Timestamp, not both")
         try:
             return StartTime(moment_ms(time))
         except BadArgument as error:
-            raise UsageError(f"option startingTimestamp: {error}") from None
+            raise UsageError(f"option {which}Timestamp: {error}") from None
 
     def selection(self, table: str) -> Selection | None:
         types, prefixes = (

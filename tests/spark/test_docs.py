@@ -24,8 +24,8 @@ TABLE = re.findall(r"^\| (`.*?) \| .* \| (.*?) ?\|$", OPTIONS, re.MULTILINE)
 
 @pytest.mark.parametrize(
     "example, printed",
-    [(0, ["11318"]), (1, ["100"]), (2, ["100"])],
-    ids=["blocks", "the shorter way", "a range"],
+    [(0, ["11318"]), (1, ["100"]), (2, ["+-----------+--------------+"]), (3, ["100"])],
+    ids=["blocks", "the shorter way", "SQL", "a range"],
 )
 def test_examples(
     example: int,
@@ -132,7 +132,7 @@ def test_reassembly(
     exec(compile(shown, "docs/SPARK_REASSEMBLY.md", "exec"), {})
     said = capsys.readouterr().out.split("\n")
     assert said[:3] == [f"{own!r} 1 alice" for own in blocks]
-    selecting = EXAMPLES[3].replace('"alice.bin"', f'"{tmp_path}/alice.bin"')
+    selecting = EXAMPLES[4].replace('"alice.bin"', f'"{tmp_path}/alice.bin"')
     exec(compile(selecting, "docs/SPARK.md", "exec"), {})
     assert capsys.readouterr().out == "3\n"
     for name in ("alice.bin", "rows/", "rows-checkpoint/"):
