@@ -70,11 +70,10 @@ def options_of(request: Mapping[str, Any], part_bytes: int = PARTITION_BYTES) ->
 
 
 def schema_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """All columns of the table; with `comments` on them, for a catalog, of a server's, too."""
+    """All columns of the table, with `comments` on them for a catalog."""
     found = DatastreamSource(request["options"]).schema()
     if request["comments"]:
-        return {"schema": with_comments(read_options(request["options"]).table, found).json()}
-    options_of(request)
+        found = with_comments(read_options(request["options"]).table, found)
     return {"schema": found.json()}
 
 

@@ -176,6 +176,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._source = followed_stream(self._options)
         return self._source
 
+    def offset_of(self, entry: int) -> dict[str, Any]:
+        """The offset of a query that has read all entries before this one."""
+        return self._wait_for(lambda header: self._offset(header, entry)).as_json()
+
     def _offset(self, header: Header, entry: int) -> StreamOffset:
         return StreamOffset(entry, self._stream.digest_before(entry), Identity.of(header))
 

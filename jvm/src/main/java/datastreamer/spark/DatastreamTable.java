@@ -27,6 +27,14 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A table of a stream. Java reads its files; for everything else the source in Python is used. */
 final class DatastreamTable implements SupportsRead, SupportsWrite {
+  /** Whether Spark has the interfaces of Real-Time Mode: 4.0 has not. */
+  private static final boolean HAS_REAL_TIME =
+      DatastreamTable.class
+              .getClassLoader()
+              .getResource(
+                  "org/apache/spark/sql/connector/read/streaming/SupportsRealTimeMode.class")
+          != null;
+
   private final CaseInsensitiveStringMap options;
   private final StructType schema;
   private final PythonTable python;
@@ -166,7 +174,9 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   FollowedStream follow(StructType columns) {
     Map<String, Object> request = request("follow", options);
     request.put("schema", columns.json());
-    return new FollowedStream(request, columns, toString());
+    return HAS_REAL_TIME
+        ? new RealTimeStream(request, columns, toString())
+        : new FollowedStream(request, columns, toString());
   }
 
   @Override
