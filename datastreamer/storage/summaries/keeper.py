@@ -23,15 +23,12 @@ from datastreamer.storage.pages.hashes import PageHash
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.sidecar import PageSum
 from datastreamer.storage.summaries.records import (
-    RECORDS_OFFSET,
     RESOLUTION,
     SUFFIX,
     UNKNOWN_TIME,
     Mark,
     PageSummary,
     StoredSummaries,
-    is_counted,
-    offset_of,
     pack_header,
     thinned,
 )
@@ -99,18 +96,13 @@ class SummaryKeeper:
                 if stored.stream_id() != self._stream_id:
                     file.resize(0)
                     file.write(pack_header(self._stream_id), 0)
-                elif file.size() > offset_of(page + 1):
-                    file.resize(offset_of(page + 1))
-                for record in reversed(
-                    stored.get_many(max(0, page - 1), page + 1, self._stream_id)
-                ):
-                    known = () if record is None else record.marks
-                    times = [ms for _, ms in known if ms != UNKNOWN_TIME]
-                    if record is not None and times:
+                self._cut(page + 1)
+                for record in stored.get_many(max(0, page - 1), page + 1, self._stream_id):
+                    if record is not None and record.marks:
                         # Commits after the last mark were less than a resolution later.
-                        back = times[-1] > time.time() * 1000
-                        self._end.latest_ms = times[-1] + (record.resolution - 1 if back else 0)
-                        break
+                        latest = record.spans[-1][2]
+                        back = latest > time.time() * 1000
+                        self._end.latest_ms = latest + (record.resolution - 1 if back else 0)
         self._reopen(page, self.marks_of(page))
 
     def close(self) -> None:
@@ -151,12 +143,15 @@ class SummaryKeeper:
 
     def _note(self, entry: int, now: int) -> None:
         marks, resolution = self._open
-        if not self.marking or (marks and now < marks[-1][1] + resolution < UNKNOWN_TIME):
+        timed = [ms for _, ms in marks[-2:] if ms != UNKNOWN_TIME]
+        if not self.marking:
             return
-        if marks and marks[-1][1] == UNKNOWN_TIME:
-            # Entries whose time is not known were committed by now.
-            entry = marks.pop()[0]
-        self._open = Marks(*thinned([*marks, (entry, now)], resolution))
+        if not timed or now >= timed[-1] + resolution:
+            kept = [mark for mark in marks if mark[0] < entry]
+            self._open = Marks(*thinned([*kept, (entry, now)], resolution))
+        elif marks[-1][1] == UNKNOWN_TIME:
+            # Entries whose time is not known were committed between these two.
+            self._open = Marks(marks[:-1], resolution)
 
     def flush(self) -> None:
         """Bring the sidecar up to date."""
@@ -184,8 +179,14 @@ class SummaryKeeper:
     def _put(self, page: int, record: PageSummary) -> None:
         if self._file is None:
             self._file = self._disk.create(self._path, self._stream.access())
-            self._file.write(pack_header(self._stream_id).ljust(RECORDS_OFFSET, b"\0"), 0)
-        self._file.write(record.pack(page, self._stream_id), offset_of(page))
+            self._file.write(pack_header(self._stream_id), 0)
+        self._file.write(record.pack(page, self._stream_id), StoredSummaries.offset_of(page))
+
+    def _cut(self, pages: int) -> None:
+        """Keep the records of that many pages at most."""
+        size = StoredSummaries.offset_of(pages)
+        if self._file is not None and self._file.size() > size:
+            self._file.resize(size)
 
     def _record(self, page: int) -> PageSummary | None:
         found = self._waiting.get(page)
@@ -222,8 +223,7 @@ class SummaryKeeper:
         for each in [each for each in self._waiting if each >= page]:
             del self._waiting[each]
         with self._failing_softly("written"):
-            if self._file is not None and self._file.size() > offset_of(page):
-                self._file.resize(offset_of(page))
+            self._cut(page)
         self._look_at, self._fresh_from = min(self._look_at, page), min(self._fresh_from, page)
         kept = [mark for mark in marks.marks if mark[0] < end.entries]
         self._reopen(page, Marks(kept, marks.resolution))
@@ -258,15 +258,14 @@ class SummaryKeeper:
                 mine.insert(0, (first, min([before[0][1] + resolution - 1, *following])))
             old, least = self.marks_of(page), mine[0]
             kept = [mark for mark in old.marks if mark[0] < least[0]]
-            if kept and kept[-1][1] == UNKNOWN_TIME:
-                kept[-1] = kept[-1][0], least[1]
-            rising = []
-            for entry, ms in [*kept, *mine]:
+            latest = max([latest, *(ms for _, ms in kept if ms != UNKNOWN_TIME)])
+            for entry, ms in mine:
                 # What is known of a page's first entry may have been too late.
                 latest = max(latest, ms)
-                rising.append((entry, latest))
-            end = [(known_to, UNKNOWN_TIME)] if page == self._page or known_to < beyond else []
-            found = Marks(*thinned([*rising, *end], max(old.resolution, resolution)))
+                kept.append((entry, latest))
+            if page == self._page or known_to < beyond:
+                kept.append((known_to, UNKNOWN_TIME))
+            found = Marks(*thinned(kept, max(old.resolution, resolution)))
             if page == self._page:
                 self._open = found
             elif known is not None:
@@ -317,16 +316,15 @@ class SummaryKeeper:
             self._look_at = max(self._look_at, self._fresh_from)
         while self.usable and self._look_at < pages:
             first, stop = self._look_at, min(self._look_at + _FEW, pages)
-            stored = [b""] * (stop - first)
+            stored: list[PageSummary | None] = [None] * (stop - first)
             with self._failing_softly("read"):
                 if self._file is not None:
-                    stored = StoredSummaries(self._file).packed(first, stop)
-            for packed, known in zip(stored, self._sums.get_many(first, stop), strict=True):
+                    stored = StoredSummaries(self._file).get_many(first, stop, self._stream_id)
+            for found, known in zip(stored, self._sums.get_many(first, stop), strict=True):
                 page, self._look_at = self._look_at, self._look_at + 1
-                # (Without a checksum: that is made first.)
-                if known is not None and not is_counted(
-                    packed, page, self._stream_id, known.digest
-                ):
+                if known is None:
+                    continue  # the checksum is made first
+                if found is None or not found.counted or found.digest != known.digest:
                     return page, known
         return None
 
