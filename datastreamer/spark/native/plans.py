@@ -27,20 +27,13 @@ from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
 from datastreamer.selection.clauses import Where
 from datastreamer.spark.native import aggregates
-from datastreamer.spark.native.pushdown import ALL, wanted
 from datastreamer.spark.options import PARTITION_BYTES, Options, read_options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.column_comments import with_comments
-from datastreamer.spark.read.files import (
-    FileSnapshot,
-    ensure_same,
-    open_location,
-    open_reader,
-)
-from datastreamer.spark.read.page_summaries import Filter, PageFilter, needed, proven
+from datastreamer.spark.read.files import FileSnapshot, ensure_same, open_location
 from datastreamer.spark.read.page_sums import open_records
 from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts
-from datastreamer.spark.read.planning import pages_of, plan_files
+from datastreamer.spark.read.planning import narrowed, plan_files
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.storage.disk.file_ops import Readable
@@ -96,7 +89,7 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
     plan = packed(parts) if request["plan"] is None else request["plan"]
     # In the other modes, what is lost in a damaged page also depends on the pages before it.
     filters = request["filters"] if options.mode == "FAILFAST" else []
-    found = [_narrowed(options, part, filters) for part in parts]
+    found = [narrowed(options, part, filters) for part in parts]
     needed = _spread(
         [part for left, _ in found for part in left], options.partition_bytes, request["tasks"]
     )
@@ -187,30 +180,6 @@ def _parts(request: Mapping[str, Any], options: Options) -> list[FilePart]:
     return list(plan_files(options))
 
 
-def _narrowed(
-    options: Options, part: FilePart, filters: list[Filter]
-) -> tuple[list[FilePart], float | None]:
-    """What is left of a part without the pages that hold no row, and about how many rows there
-    are; None if that is not known."""
-    snapshot, entries = part.snapshot, wanted(options.table, filters)
-    start, stop = max(part.start, entries.first), min(part.stop, entries.last + 1)
-    if start >= stop:
-        return [], 0
-    pages = part.pages
-    if entries != ALL:
-        with open_reader(snapshot, verify=options.verify) as reader:
-            within = pages_of(reader, snapshot, start, stop)
-        pages = range(max(pages.start, within.start), min(pages.stop, within.stop))
-    rows = PageFilter.of(options, snapshot.header.version, filters)
-    left = replace(part, start=start, stop=stop)
-    if rows.everything:
-        return left.of_runs([pages] if pages else []), stop - start
-    known = proven(options, snapshot, pages)
-    counts = [count for each in known.values() if (count := rows.rows(each)) is not None]
-    mean = sum(counts) / len(counts) if counts else None
-    return left.of_runs(needed(pages, rows, known)), None if mean is None else mean * len(pages)
-
-
 def _held(
     reader: BatchReader, parts: list[FilePart], rows: list[float | None]
 ) -> dict[str, int | None]:
@@ -274,7 +243,7 @@ def _opened(snapshot: FileSnapshot) -> Iterator[Readable]:
 
 
 def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[str, Any]:
-    header, version = snapshot.header, options.version or snapshot.header.version
+    header = snapshot.header
     compared = options.verify and snapshot.recorded and snapshot.end_sum is not None
     return {
         "path": snapshot.location.path,
@@ -286,7 +255,7 @@ def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[st
         "entries": header.total_entries,
         "systemId": min(header.system_id, _MOST),
         "tail": snapshot.end_sum.tail.hex() if compared and snapshot.end_sum else "",
-        "events": _events(options.table, version),
+        "events": _events(options.table, options.version_of(header)),
     }
 
 

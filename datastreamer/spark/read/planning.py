@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
@@ -16,7 +17,7 @@ from datastreamer.format import page_of
 from datastreamer.spark.options import Offset, Options, StartTime
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
 from datastreamer.spark.read.files import FileSnapshot, entry_at, open_reader, take_snapshot
-from datastreamer.spark.read.page_summaries import PageFilter, needed, proven
+from datastreamer.spark.read.page_summaries import Filter, PageFilter, needed, proven
 from datastreamer.spark.read.partitions import FilePart, cut_entries, pack, parts_of_entries
 from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.servers import (
@@ -37,10 +38,9 @@ def plan(options: Options) -> Iterator[InputPartition]:
     if options.servers:
         yield from _plan_servers(options)
         return
-    yield from pack(
-        (part for whole in plan_files(options) for part in _needed(options, whole)),
-        options.partition_bytes,
-    )
+    most = options.partition_bytes
+    parts = (part for whole in plan_files(options) for part in narrowed(options, whole)[0])
+    yield from pack((piece for part in parts for piece in part.cut(most)), most)
 
 
 def plan_files(options: Options) -> Iterator[FilePart]:
@@ -49,12 +49,27 @@ def plan_files(options: Options) -> Iterator[FilePart]:
         yield from _plan_file(options, take_snapshot(location, options.stream_type))
 
 
-def _needed(options: Options, part: FilePart) -> list[FilePart]:
-    """Parts of the pages that may hold a row."""
-    wanted, runs = PageFilter.of(options, part.snapshot.header.version), [part.pages]
-    if not wanted.everything:
-        runs = needed(part.pages, wanted, proven(options, part.snapshot, part.pages))
-    return [each for run in part.of_runs(runs) for each in run.cut(options.partition_bytes)]
+def narrowed(
+    options: Options, part: FilePart, filters: Iterable[Filter] = ()
+) -> tuple[list[FilePart], float | None]:
+    """What is left of a part without the pages that hold no row, and about how many rows there
+    are; None if that is not known. Filters only narrow what is read: Spark applies all of them."""
+    snapshot, pages = part.snapshot, part.pages
+    rows = PageFilter.of(options, options.version_of(snapshot.header), filters)
+    start, stop = max(part.start, rows.first), min(part.stop, rows.last + 1)
+    if start >= stop:
+        return [], 0
+    if (start, stop) != (part.start, part.stop):
+        with open_reader(snapshot, verify=options.verify) as reader:
+            within = pages_of(reader, snapshot, start, stop)
+        pages = range(max(pages.start, within.start), min(pages.stop, within.stop))
+    left = replace(part, start=start, stop=stop)
+    if rows.everything:
+        return left.of_runs([pages] if pages else []), stop - start
+    known = proven(options, snapshot, pages)
+    counts = [count for each in known.values() if (count := rows.rows(each)) is not None]
+    mean = sum(counts) / len(counts) if counts else None
+    return left.of_runs(needed(pages, rows, known)), None if mean is None else mean * len(pages)
 
 
 def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
@@ -63,7 +78,7 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
         # Nothing to look for, so the file is not opened again: there may be thousands.
         yield FilePart(snapshot, 0, snapshot.pages, 0, total)
         return
-    version = snapshot.header.version if options.version is None else options.version
+    version = options.version_of(snapshot.header)
     with open_reader(snapshot, verify=options.verify) as reader:
 
         @functools.cache
@@ -124,7 +139,7 @@ def _plan_servers(options: Options) -> Iterator[InputPartition]:
     with client:
         history = history_of(client)
         header = client.header()
-        version = header.version if options.version is None else options.version
+        version = options.version_of(header)
 
         def find(place: BookmarkName | StartTime) -> int:
             if isinstance(place, StartTime):

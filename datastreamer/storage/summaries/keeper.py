@@ -80,8 +80,6 @@ class SummaryKeeper:
         # this process finished.
         self._look_at = 0
         self._fresh_from = _NEVER
-        # Whether the completion will look.
-        self._asked = False
 
     # Begin and end.
 
@@ -132,12 +130,10 @@ class SummaryKeeper:
         if pages:
             # At once: a kill loses no times but those of the last page.
             self.flush()
-            if not self._asked:
-                self._asked = True
-                self.on_news(_PAGE_SECONDS)
+        if self.usable:
+            self.on_news(_PAGE_SECONDS if pages else _FLUSH_SECONDS)
         if not (self.marking and self.usable):
             return _NEVER
-        self.on_news(_FLUSH_SECONDS)
         marks, resolution = self._open
         return min(clock + RESOLUTION, marks[-1][1] + resolution)
 
@@ -309,7 +305,6 @@ class SummaryKeeper:
     def next_to_count(self, *, fresh: bool = False) -> tuple[int, PageSum] | None:
         """A page that is to be counted, and its checksum; None if there is none. `fresh`: of those
         that this process finished."""
-        self._asked = False
         self.flush()
         pages = self._end.sums.page
         if fresh:
