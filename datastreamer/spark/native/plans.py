@@ -120,7 +120,7 @@ def described(options: Options, parts: list[FilePart], begin: int | None = None)
     files: list[dict[str, Any]] = []
     described = []
     for snapshot, of_file in _by_snapshot(parts):
-        with _opened(snapshot) as file:
+        with contextlib.closing(open_location(snapshot.location)) as file:
             sums = _sums(options, snapshot, file, of_file)
             described += [
                 {
@@ -156,7 +156,7 @@ def aggregate(request: Mapping[str, Any]) -> dict[str, Any]:
     values = aggregates.values_of(options, parts, request["functions"])
     if values is not None and request["plan"] is not None:
         for part in parts:
-            with _opened(part.snapshot) as file:
+            with contextlib.closing(open_location(part.snapshot.location)) as file:
                 ensure_same(file, part.snapshot)
     return {"values": values, "plan": request["plan"] or packed(parts)}
 
@@ -233,15 +233,6 @@ def _by_snapshot(parts: list[FilePart]) -> list[tuple[FileSnapshot, list[FilePar
     return list(found.items())
 
 
-@contextlib.contextmanager
-def _opened(snapshot: FileSnapshot) -> Iterator[Readable]:
-    file = open_location(snapshot.location)
-    try:
-        yield file
-    finally:
-        file.close()
-
-
 def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[str, Any]:
     header = snapshot.header
     compared = options.verify and snapshot.recorded and snapshot.end_sum is not None
@@ -250,7 +241,7 @@ def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[st
         # Without keys and parameters, which are pyarrow's: Spark's configuration has Hadoop's.
         "isRemote": snapshot.location.uri is not None,
         # Python says that a system id is too large for its column.
-        "fixed": "" if header.system_id > _MOST else _hex(_fixed(snapshot, opened)),
+        "fixed": "" if header.system_id > _MOST else _fixed(snapshot, opened).hex(),
         "length": header.total_length,
         "entries": header.total_entries,
         "systemId": min(header.system_id, _MOST),
@@ -259,19 +250,15 @@ def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[st
     }
 
 
-def _hex(found: bytes | None) -> str:
-    return "" if found is None else found.hex()
-
-
-def _fixed(snapshot: FileSnapshot, opened: Readable) -> bytes | None:
-    """The bytes of the header page that commits leave as they are; None if they are no longer those
+def _fixed(snapshot: FileSnapshot, opened: Readable) -> bytes:
+    """The bytes of the header page that commits leave as they are; none if they are no longer those
     of the snapshot."""
     page = HeaderPage.of(opened)
     record = page.record
     known = None if record is None else (record.stream_id, record.epoch)
     same = known == ((snapshot.stream_id, snapshot.epoch) if snapshot.recorded else None)
     if not same or Identity.of(page.raw) != Identity.of(snapshot.header):
-        return None
+        return b""
     return page[:_TOTALS_OFFSET] + page[_TOTALS_END:_ENDS_OFFSET]
 
 
@@ -281,9 +268,9 @@ def _sums(
     """For each part, the checksums of its whole pages."""
     if not (parts and options.verify and snapshot.recorded):
         return [b""] * len(parts)
-    records = open_records(snapshot.location, opened, snapshot.sums_state)
     last = last_page(snapshot.head.length)
-    try:
+    found = open_records(snapshot.location, opened, snapshot.sums_state)
+    with contextlib.closing(found) as records:
         return [
             b"".join(
                 _NO_SUM if known is None else _SUM.pack(known.digest, known.end)
@@ -291,8 +278,6 @@ def _sums(
             )
             for part in parts
         ]
-    finally:
-        records.close()
 
 
 def _events(table: str, version: int) -> dict[str, Any] | None:
