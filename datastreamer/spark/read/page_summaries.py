@@ -22,21 +22,15 @@ from datastreamer.spark.read.schemas import number_column
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile, Readable
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.pages.hashes import last_page
-from datastreamer.storage.summaries import records
-from datastreamer.storage.summaries.records import PageSummary, StoredSummaries
+from datastreamer.storage.summaries.records import SUFFIX, PageSummary, StoredSummaries
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
-RANGES: Final = {
-    ("batches", "number"): records.BATCH_START_NUMBER,
-    ("blocks", "number"): records.BLOCK_NUMBER,
-    ("blocks", "batch_number"): records.BLOCK_BATCH_NUMBER,
-    ("blocks", "timestamp"): records.BLOCK_TIMESTAMP,
-    ("block_ends", "number"): records.BLOCK_END_NUMBER,
-    ("transactions", "l2block_number"): records.TRANSACTION_BLOCK_NUMBER,
-    ("batch_ends", "number"): records.BATCH_END_NUMBER,
-    ("ger_updates", "batch_number"): records.GER_BATCH_NUMBER,
-    ("ger_updates", "timestamp"): records.GER_TIMESTAMP,
-}
+_RANGES: Final = (
+    *(("batches", "number"), ("blocks", "number"), ("blocks", "batch_number")),
+    *(("blocks", "timestamp"), ("block_ends", "number"), ("transactions", "l2block_number")),
+    *(("batch_ends", "number"), ("ger_updates", "batch_number"), ("ger_updates", "timestamp")),
+)
+RANGES: Final = {column: at for at, column in enumerate(_RANGES)}
 """The columns of which a summary has the least and the greatest value, and where."""
 
 _TYPE: Final = ENTRIES, "type"
@@ -137,9 +131,9 @@ def proven(options: Options, snapshot: FileSnapshot, pages: range) -> dict[int, 
 def _open_beside(snapshot: FileSnapshot, file: Readable) -> Readable:
     location = snapshot.location
     if location.uri is None and isinstance(file, OsFile):
-        path = journal.path_of(location.path) + records.SUFFIX
+        path = journal.path_of(location.path) + SUFFIX
         return OsDisk().open(path, write=False, beside=file.access())
-    return location.beside(records.SUFFIX).open_remote()
+    return location.beside(SUFFIX).open_remote()
 
 
 def needed(pages: range, wanted: PageFilter, known: Mapping[int, PageSummary]) -> list[range]:

@@ -27,17 +27,7 @@ RESOLUTION: Final = 1000
 UNKNOWN_TIME: Final = (1 << 48) - 1
 """In the place of a mark's time: the times of the entries up to the next mark are not known."""
 
-# The ranges of a summary, by their places in it.
-BATCH_START_NUMBER: Final = 0
-BLOCK_NUMBER: Final = 1
-BLOCK_BATCH_NUMBER: Final = 2
-BLOCK_TIMESTAMP: Final = 3
-BLOCK_END_NUMBER: Final = 4
-TRANSACTION_BLOCK_NUMBER: Final = 5
-BATCH_END_NUMBER: Final = 6
-GER_BATCH_NUMBER: Final = 7
-GER_TIMESTAMP: Final = 8
-# The type of the event, and the number of its field, of each.
+# The type of the event, and the number of its field, of each range.
 _FIELDS: Final = ((1, 1), (2, 1), (2, 2), (2, 3), (6, 1), (3, 1), (4, 1), (5, 1), (5, 2))
 
 _LETTERS: Final = b"DSpages_"
@@ -103,8 +93,8 @@ class PageSummary(NamedTuple):
         return self.counted and not self.flags & _UNREADABLE
 
     def range(self, which: int) -> tuple[int, int] | None:
-        """The least and the greatest number of `BLOCK_NUMBER` or another one, if `has_ranges`; None
-        if the page has no such event."""
+        """The least and the greatest number of a field, by its place in `ranges`, if `has_ranges`;
+        None if the page has no such event."""
         least, greatest = self.ranges[2 * which : 2 * which + 2]
         return None if least > greatest else (least, greatest)
 

@@ -11,8 +11,6 @@ import xxhash
 
 from datastreamer.storage.summaries._counting import count
 from datastreamer.storage.summaries.records import (
-    BLOCK_NUMBER,
-    GER_TIMESTAMP,
     UNKNOWN_TIME,
     Mark,
     PageSummary,
@@ -48,15 +46,15 @@ def test_the_bytes_of_a_record() -> None:
 
 def test_what_a_record_says() -> None:
     assert SUMMARY.counts == {2: 4, 0xB0: 3}
-    assert SUMMARY.range(BLOCK_NUMBER) == (102, 103)
-    assert SUMMARY.range(GER_TIMESTAMP) == (116, 117)
+    assert SUMMARY.range(1) == (102, 103)
+    assert SUMMARY.range(8) == (116, 117)
     assert SUMMARY.has_ranges
     assert SUMMARY.next_number == (1 << 40) + 7
     marks_only = SUMMARY._replace(flags=0)
     assert (marks_only.counts, marks_only.counted, marks_only.has_ranges) == (None, False, False)
     assert not SUMMARY._replace(flags=3).has_ranges
     assert SUMMARY._replace(types=None).counts is None
-    assert PageSummary(b"", 0, 0, 0, flags=1).range(BLOCK_NUMBER) is None
+    assert PageSummary(b"", 0, 0, 0, flags=1).range(1) is None
 
 
 def test_more_types_than_a_record_holds() -> None:
