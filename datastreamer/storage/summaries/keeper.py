@@ -90,17 +90,16 @@ class SummaryKeeper:
             if self._disk.exists(self._path):
                 access = self._stream.access()
                 self._file = file = self._disk.open(self._path, write=True, beside=access)
-                stored = StoredSummaries(file)
-                if stored.stream_id() != self._stream_id:
+                if StoredSummaries(file).stream_id() != self._stream_id:
                     file.resize(0)
                     file.write(pack_header(self._stream_id), 0)
                 self._cut(page + 1)
-                for record in stored.get_many(max(0, page - 1), page + 1, self._stream_id):
-                    if record is not None and record.marks:
-                        # Commits after the last mark were less than a resolution later.
-                        latest = record.spans[-1][2]
-                        back = latest > time.time() * 1000
-                        self._end.latest_ms = latest + (record.resolution - 1 if back else 0)
+        for record in self._stored(max(0, page - 1), page + 1):
+            if record is not None and record.marks:
+                # Commits after the last mark were less than a resolution later.
+                latest = record.spans[-1][2]
+                back = latest > time.time() * 1000
+                self._end.latest_ms = latest + (record.resolution - 1 if back else 0)
         self._reopen(page, self.marks_of(page))
 
     def close(self) -> None:
@@ -185,11 +184,13 @@ class SummaryKeeper:
             self._file.resize(size)
 
     def _record(self, page: int) -> PageSummary | None:
-        found = self._waiting.get(page)
-        if found is None and self._file is not None:
-            with self._failing_softly("read"):
-                found = StoredSummaries(self._file).get(page, self._stream_id)
-        return found
+        return self._waiting.get(page) or self._stored(page, page + 1)[0]
+
+    def _stored(self, first: int, stop: int) -> list[PageSummary | None]:
+        with self._failing_softly("read"):
+            if self._file is not None:
+                return StoredSummaries(self._file).get_many(first, stop, self._stream_id)
+        return [None] * (stop - first)
 
     # Changes of what is committed.
 
@@ -311,11 +312,8 @@ class SummaryKeeper:
             self._look_at = max(self._look_at, self._fresh_from)
         while self.usable and self._look_at < pages:
             first, stop = self._look_at, min(self._look_at + _FEW, pages)
-            stored: list[PageSummary | None] = [None] * (stop - first)
-            with self._failing_softly("read"):
-                if self._file is not None:
-                    stored = StoredSummaries(self._file).get_many(first, stop, self._stream_id)
-            for found, known in zip(stored, self._sums.get_many(first, stop), strict=True):
+            both = zip(self._stored(first, stop), self._sums.get_many(first, stop), strict=True)
+            for found, known in both:
                 page, self._look_at = self._look_at, self._look_at + 1
                 if known is None:
                     continue  # the checksum is made first
