@@ -5,15 +5,16 @@ Owns how offsets become pages of files and ranges of entries of servers.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql.datasource import InputPartition
 
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import BadRange, DamagedEntry, UnknownEntry
-from datastreamer.format import page_of
+from datastreamer.format import Header, page_of
 from datastreamer.spark.options import Offset, Options, StartTime
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
 from datastreamer.spark.read.files import FileSnapshot, entry_at, open_reader, take_snapshot
@@ -22,12 +23,12 @@ from datastreamer.spark.read.partitions import FilePart, cut_entries, pack, part
 from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.servers import (
     Servers,
-    entry_of_bookmark,
+    find_at_server,
     history_of,
     take_server_snapshot,
 )
 from datastreamer.storage.read.reader import Reader
-from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
+from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 FindPlace = Callable[[BookmarkName | StartTime], int]
 
@@ -36,7 +37,7 @@ def plan(options: Options) -> Iterator[InputPartition]:
     """The parts of a query of what is committed now, without pages that hold no row. Raises what
     reading the sources raises."""
     if options.servers:
-        yield from _plan_servers(options)
+        yield from _of_servers(options, partial(_committed, options))
         return
     most = options.partition_bytes
     parts = (part for whole in plan_files(options) for part in narrowed(options, whole)[0])
@@ -78,22 +79,22 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
         # Nothing to look for, so the file is not opened again: there may be thousands.
         yield FilePart(snapshot, 0, snapshot.pages, 0, total)
         return
-    version = options.version_of(snapshot.header)
-    with open_reader(snapshot, verify=options.verify) as reader:
-
-        @functools.cache
-        def search(kind: Kind) -> BookmarkSearch:
-            return BookmarkSearch(reader, snapshot.location.path, version, kind)
-
-        def find(place: BookmarkName | StartTime) -> int:
-            if isinstance(place, StartTime):
-                return min(total, entry_at(snapshot.location, options.stream_type, place.ms))
-            return search(place.kind).entry_of(place.number)
-
-        start, stop = _offsets(options, total, find)
-        if start < stop:
+    start, stop = _offsets(options, total, partial(find_in_file, options, snapshot))
+    if start < stop:
+        with open_reader(snapshot, verify=options.verify) as reader:
             pages = pages_of(reader, snapshot, start, stop)
-            yield FilePart(snapshot, pages.start, pages.stop, start, stop)
+        yield FilePart(snapshot, pages.start, pages.stop, start, stop)
+
+
+def find_in_file(options: Options, snapshot: FileSnapshot, place: BookmarkName | StartTime) -> int:
+    """The entry of the bookmark of a block or batch, or of a time. Raises `UnknownBookmark` and
+    `TimeUnknown`."""
+    header, location = snapshot.header, snapshot.location
+    if isinstance(place, StartTime):
+        return min(header.total_entries, entry_at(location, options.stream_type, place.ms))
+    version = options.version_of(header)
+    with open_reader(snapshot, verify=options.verify) as reader:
+        return BookmarkSearch(reader, location.path, version, place.kind).entry_of(place.number)
 
 
 def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartition]:
@@ -102,12 +103,7 @@ def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartiti
         return
     pieces = list(itertools.pairwise(edges))
     if options.servers:
-        servers = Servers.of(options)
-        index, client = servers.connect_any()
-        with client:
-            known, header = {index: history_of(client)}, client.header()
-            snapshot = take_server_snapshot(servers, client, header, edges[-1], known, len(pieces))
-            yield from parts_of_entries(snapshot, pieces)
+        yield from _of_servers(options, lambda *_: pieces)
         return
     (location,) = find(options.paths)
     file = take_snapshot(location, options.stream_type)
@@ -133,25 +129,24 @@ def pages_of(reader: Reader, snapshot: FileSnapshot, start: int, stop: int) -> r
     return range(first, last + 1) if first <= last else everything
 
 
-def _plan_servers(options: Options) -> Iterator[InputPartition]:
+def _of_servers(
+    options: Options, cut: Callable[[BlockingClient, Header], list[tuple[int, int]]]
+) -> Iterator[InputPartition]:
+    """A part for each of the ranges of entries that `cut` gives."""
     servers = Servers.of(options)
     index, client = servers.connect_any()
     with client:
-        history = history_of(client)
-        header = client.header()
-        version = options.version_of(header)
-
-        def find(place: BookmarkName | StartTime) -> int:
-            if isinstance(place, StartTime):
-                return min(header.total_entries, client.entry_at(place.ms))
-            return entry_of_bookmark(client, version, *place)
-
-        start, stop = _offsets(options, header.total_entries, find)
-        if start < stop:
-            pieces = cut_entries(header, start, stop, options.partition_bytes)
-            known = {index: history}
+        known, header = {index: history_of(client)}, client.header()
+        if pieces := cut(client, header):
+            stop = pieces[-1][1]
             snapshot = take_server_snapshot(servers, client, header, stop, known, len(pieces))
             yield from parts_of_entries(snapshot, pieces)
+
+
+def _committed(options: Options, client: BlockingClient, header: Header) -> list[tuple[int, int]]:
+    find = partial(find_at_server, options, client, header)
+    start, stop = _offsets(options, header.total_entries, find)
+    return cut_entries(header, start, stop, options.partition_bytes) if start < stop else []
 
 
 def _offsets(options: Options, total: int, find: FindPlace) -> tuple[int, int]:

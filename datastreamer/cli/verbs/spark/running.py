@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -41,6 +42,8 @@ def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Ite
     Java is missing."""
     from py4j.protocol import Py4JError
 
+    # It logs each connection that it closes.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     from datastreamer.spark import session
     from datastreamer.spark.failures import PySparkException, reason
 
@@ -50,7 +53,7 @@ def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Ite
         raise Failure(f"Spark failed to start with --master {master}: {reason(error)}") from error
     try:
         yield spark
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         raise Failure(reason(error)) from error
     finally:
         spark.stop()
