@@ -5,10 +5,10 @@ Owns how offsets become pages of files and ranges of entries of servers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from pyspark.sql.datasource import InputPartition
 
@@ -28,7 +28,7 @@ from datastreamer.spark.read.servers import (
     take_server_snapshot,
 )
 from datastreamer.storage.read.reader import Reader
-from datastreamer.zkevm.bookmark_keys import BookmarkName
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
 FindPlace = Callable[[BookmarkName | StartTime], int]
 
@@ -37,7 +37,7 @@ def plan(options: Options) -> Iterator[InputPartition]:
     """The parts of a query of what is committed now, without pages that hold no row. Raises what
     reading the sources raises."""
     if options.servers:
-        yield from _of_servers(options, partial(_committed, options))
+        yield from _of_servers(options, functools.partial(_committed, options))
         return
     most = options.partition_bytes
     parts = (part for whole in plan_files(options) for part in narrowed(options, whole)[0])
@@ -79,22 +79,29 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
         # Nothing to look for, so the file is not opened again: there may be thousands.
         yield FilePart(snapshot, 0, snapshot.pages, 0, total)
         return
-    start, stop = _offsets(options, total, partial(find_in_file, options, snapshot))
-    if start < stop:
-        with open_reader(snapshot, verify=options.verify) as reader:
-            pages = pages_of(reader, snapshot, start, stop)
-        yield FilePart(snapshot, pages.start, pages.stop, start, stop)
-
-
-def find_in_file(options: Options, snapshot: FileSnapshot, place: BookmarkName | StartTime) -> int:
-    """The entry of the bookmark of a block or batch, or of a time. Raises `UnknownBookmark` and
-    `TimeUnknown`."""
-    header, location = snapshot.header, snapshot.location
-    if isinstance(place, StartTime):
-        return min(header.total_entries, entry_at(location, options.stream_type, place.ms))
-    version = options.version_of(header)
     with open_reader(snapshot, verify=options.verify) as reader:
-        return BookmarkSearch(reader, location.path, version, place.kind).entry_of(place.number)
+        start, stop = _offsets(options, total, finder(options, snapshot, reader))
+        if start < stop:
+            pages = pages_of(reader, snapshot, start, stop)
+            yield FilePart(snapshot, pages.start, pages.stop, start, stop)
+
+
+def finder(options: Options, snapshot: FileSnapshot, reader: Reader) -> FindPlace:
+    """What finds the entry of the bookmark of a block or batch, or of a time. It raises
+    `UnknownBookmark` and `TimeUnknown`."""
+    header, location = snapshot.header, snapshot.location
+    version = options.version_of(header)
+
+    @functools.cache
+    def search(kind: Kind) -> BookmarkSearch:
+        return BookmarkSearch(reader, location.path, version, kind)
+
+    def find(place: BookmarkName | StartTime) -> int:
+        if isinstance(place, StartTime):
+            return min(header.total_entries, entry_at(location, options.stream_type, place.ms))
+        return search(place.kind).entry_of(place.number)
+
+    return find
 
 
 def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartition]:
@@ -144,7 +151,7 @@ def _of_servers(
 
 
 def _committed(options: Options, client: BlockingClient, header: Header) -> list[tuple[int, int]]:
-    find = partial(find_at_server, options, client, header)
+    find = functools.partial(find_at_server, options, client, header)
     start, stop = _offsets(options, header.total_entries, find)
     return cut_entries(header, start, stop, options.partition_bytes) if start < stop else []
 

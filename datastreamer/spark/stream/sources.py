@@ -42,7 +42,7 @@ from datastreamer.spark.read.files import (
 from datastreamer.spark.read.history_client import HistoryClient
 from datastreamer.spark.read.partitions import FilePart, cut_entries, parts_of_entries
 from datastreamer.spark.read.paths import FileLocation, find, is_single
-from datastreamer.spark.read.planning import find_in_file, pages_of
+from datastreamer.spark.read.planning import finder, pages_of
 from datastreamer.spark.read.servers import (
     Servers,
     find_at_server,
@@ -163,7 +163,8 @@ class GrowingFile:
 
     def entry_of(self, name: BookmarkName | StartTime) -> int:
         snapshot, _ = self._seen()
-        return find_in_file(self._options, snapshot, name)
+        with open_reader(snapshot, verify=self._options.verify) as reader:
+            return finder(self._options, snapshot, reader)(name)
 
     def digest_before(self, entry: int) -> str:
         _, reader = self._seen()

@@ -198,6 +198,7 @@ def test_a_stream_that_changes_often(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(Ingest, "_write_tables", write)
         monkeypatch.setattr(ParquetTables, "save", save)
+        monkeypatch.setattr(pipeline, "copy", copy)
         ingest = Ingest(None, {"path": str(stream.path)}, tmp_path / "out")
         ingest.backfill(chunk=40)
         assert ingest.done == stream.total_entries
