@@ -123,23 +123,25 @@ def test_an_ingest_that_is_killed(java: None, tmp_path: Path) -> None:
     with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
         world = World(stream, 3, 8)
         world.append(40)
-        for _ in range(2):
+        for ending in (signal.SIGINT, signal.SIGKILL):
             seen = len(list(out.glob("_manifest/*.json")))
-            killed = subprocess.Popen(
-                [sys.executable, "-m", "datastreamer", "spark", *map(str, words)],
-                cwd=ROOT,
-                env={**process_environment(), "PYTHONWARNINGS": "ignore"},
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            with (tmp_path / "said").open("w") as said:
+                killed = subprocess.Popen(
+                    [sys.executable, "-m", "datastreamer", "spark", *map(str, words)],
+                    cwd=ROOT,
+                    env={**process_environment(), "PYTHONWARNINGS": "ignore"},
+                    stderr=said,
+                    start_new_session=True,
+                )
             until = time.monotonic() + 120
             while len(list(out.glob("_manifest/*.json"))) < seen + 4:
                 assert time.monotonic() < until
                 assert killed.poll() is None
                 time.sleep(0.02)
             time.sleep(world.choose.uniform(0, 2))
-            os.killpg(killed.pid, signal.SIGKILL)
-            assert killed.wait() == -signal.SIGKILL
+            os.killpg(killed.pid, ending)
+            assert killed.wait() == (130 if ending == signal.SIGINT else -signal.SIGKILL)
+            assert "java_gateway" not in (tmp_path / "said").read_text()
             found = manifest_of(out)
             assert world.is_a_prefix(rows_of(out, found), found["ranges"][-1]["stop"])
             world.change()

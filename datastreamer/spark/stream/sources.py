@@ -46,7 +46,6 @@ from datastreamer.spark.read.planning import finder, pages_of
 from datastreamer.spark.read.servers import (
     Servers,
     find_at_server,
-    history_of,
     position_at,
     take_server_snapshot,
 )
@@ -308,9 +307,7 @@ class ServedStream:
 
     def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
         client, header = self._seen()
-        # A server reports its history at the start of a connection; this one may be old.
-        with self._servers.connect(self._servers.addresses[self._turn]) as fresh:
-            known = {self._turn: history_of(fresh)}
+        known = {self._turn: client.history()}
         pieces = cut_entries(header, start, stop, part_bytes)
         snapshot = take_server_snapshot(self._servers, client, header, stop, known, len(pieces))
         return list(parts_of_entries(snapshot, pieces))
