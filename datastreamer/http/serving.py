@@ -22,6 +22,7 @@ from datastreamer.http.answers.entries import CachePolicy, EntryQueries
 from datastreamer.http.answers.follow import FollowQueries
 from datastreamer.http.answers.monitoring import Gather, Monitoring
 from datastreamer.http.answers.openapi import openapi
+from datastreamer.http.answers.overview import Overview
 from datastreamer.http.answers.ranges import EntryRanges
 from datastreamer.http.answers.reading import HttpSource
 from datastreamer.http.options import HttpOptions
@@ -45,7 +46,8 @@ _MONITORING_CONNECTIONS: Final = 64
 
 def source_of(server: Server, numbers: WriterNumbers | None = None) -> HttpSource:
     """A server and, if it is in this process, its stream's writer as the source of answers."""
-    return HttpSource(lambda: server, partial(collect, server, numbers), lambda: server.unready)
+    gather = partial(collect, server, numbers)
+    return HttpSource(lambda: server, gather, lambda: server.unready, str(server.stream.path))
 
 
 class HttpPort:
@@ -72,7 +74,11 @@ class HttpPort:
         access = HttpAccess(options.cors, examiner)
         cache = CachePolicy(private=access.private)
         self._durable = DurableStreams(source, cache)
-        handlers = stream_handlers(source, cache, self._durable)
+        self._overview = Overview(source)
+        handlers = {
+            **stream_handlers(source, cache, self._durable),
+            "/v1/overview": self._overview.answer,
+        }
         # An alert sees the first of a kind only if there was a sample of none before.
         counts.requests.update({(path, "200"): 0 for path in handlers})
         self._endpoint = HttpEndpoint(
@@ -91,7 +97,10 @@ class HttpPort:
         _log.info("HTTP on %s", urls, extra={"address": urls})
         with contextlib.suppress(ImportError):
             load_exporter()
-        await self._endpoint.run(self._listeners, task_status)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._overview.run)
+            await self._endpoint.run(self._listeners, task_status)
+            nursery.cancel_scope.cancel()
 
     def attach(self, server: Server) -> None:
         """Have `server` report the port's counters, and finish it."""

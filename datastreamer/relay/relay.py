@@ -10,6 +10,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import trio
@@ -26,7 +27,7 @@ from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.retry import BACKOFF, Backoff, check_seconds, check_waits
-from datastreamer.relay.status import READY_LAG, gather, unready
+from datastreamer.relay.status import READY_LAG, gather, unready, upstreams
 from datastreamer.relay.upstreams import Download
 from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import check_client_tokens
@@ -199,7 +200,13 @@ class Relay(Listening):
                 port = None
                 if self._http is not None:
                     port = HttpPort(
-                        HttpSource(lambda: self.server, self._snapshot, self._unready),
+                        HttpSource(
+                            lambda: self.server,
+                            self._snapshot,
+                            self._unready,
+                            self.path,
+                            partial(upstreams, self.download),
+                        ),
                         ports.web,
                         self._http,
                         tls=self.tls,

@@ -5,11 +5,13 @@ Owns the labels of samples and the limit of the lag. Changes nothing.
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
+from datastreamer.http.answers.monitoring import UpstreamStatus
 from datastreamer.metrics.exposition import MetricsSnapshot, Samples
 from datastreamer.metrics.writer_numbers import WriterNumbers
-from datastreamer.relay.upstream_state import UpstreamState
+from datastreamer.relay.upstream_state import STATES
 from datastreamer.relay.upstreams import Download
 from datastreamer.server.metrics import collect, of_process
 from datastreamer.server.server import Server
@@ -17,16 +19,22 @@ from datastreamer.server.server import Server
 READY_LAG: Final = 10_000
 """Default number of entries that a ready relay may lack."""
 
-STATES: Final = ("in-use", "spare", "lost", "set-aside")
 
-
-def state_of(download: Download, state: UpstreamState) -> str:
-    """The state of an upstream: one of `STATES`."""
-    if state.set_aside is not None:
-        return "set-aside"
-    if state is download.current:
-        return "in-use"
-    return "lost" if state.lost else "spare"
+def upstreams(download: Download) -> list[UpstreamStatus]:
+    """The upstreams, for people."""
+    for state in download.states:
+        state.note(download.current)
+    now = time.time()
+    return [
+        {
+            "upstream": state.upstream.name,
+            "state": state.shown,
+            "lag_entries": download.lag_behind(state),
+            "seconds": round(max(0.0, now - state.since), 3),
+            "reason": str(state.set_aside or state.lost),
+        }
+        for state in download.states
+    ]
 
 
 def unready(download: Download, server: Server | None, bound: int) -> str:
@@ -69,7 +77,7 @@ async def gather(
 def _samples(download: Download) -> Samples:
     found: Samples = {
         "datastreamer_relay_upstream_state": [
-            ([state.upstream.name, name], int(state_of(download, state) == name))
+            ([state.upstream.name, name], int(state.beside(download.current) == name))
             for state in download.states
             for name in STATES
         ],

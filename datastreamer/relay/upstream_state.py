@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
+from typing import Final
 
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError, UpstreamShorter
 
 _log = logging.getLogger(__name__)
+
+STATES: Final = ("in-use", "spare", "lost", "set-aside")
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +56,25 @@ class UpstreamState:
 
     distrusted: bool = False
     """Whether the relay followed an upstream that differs and precedes it: not followed again."""
+
+    shown: str = "spare"
+    """Its state, one of `STATES`, when it was last looked at."""
+
+    since: float = field(default_factory=time.time)
+    """The Unix time since which it has that state."""
+
+    def beside(self, current: UpstreamState | None) -> str:
+        """Its state, one of `STATES`, while `current` is in use."""
+        if self.set_aside is not None:
+            return "set-aside"
+        if self is current:
+            return "in-use"
+        return "lost" if self.lost else "spare"
+
+    def note(self, current: UpstreamState | None) -> None:
+        """Note since when it has its state."""
+        if (name := self.beside(current)) != self.shown:
+            self.shown, self.since = name, time.time()
 
     def found_shorter(self, error: UpstreamShorter, now: float) -> float:
         """It holds fewer entries than the relay; since when it has gained none."""

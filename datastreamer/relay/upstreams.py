@@ -141,6 +141,8 @@ class Download:
             await changed.wait()
 
     def _notify(self) -> None:
+        for state in self.states:
+            state.note(self.current)
         self._changed.set()
         self._changed = trio.Event()
 

@@ -12,6 +12,7 @@ import pytest
 
 from datastreamer.cli.demo import DemoSequencer
 from datastreamer.http.options import HttpOptions
+from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.network.fixtures import append
@@ -118,6 +119,33 @@ def test_the_overview(server: StreamServer, opened: Opened) -> None:
     append(server.stream, (7, b"one"))
     expect(card).to_have_text(f"{total + 1:,}")
     expect(console.page.locator(".card").nth(1).locator(".big")).to_have_text(re.compile("ago"))
+    facts = console.page.locator(".title .sub")
+    expect(facts).to_contain_text(f"server · {server.stream.path} · version ")
+    assert console.page.locator(".problem").count() == 0
+
+
+def test_what_is_not_well_is_first(path: Path, opened: Opened) -> None:
+    """A relay without its upstream, of a stream without entries."""
+    with DataStream.create(path, stream_type=1):
+        pass
+    http = HttpOptions(port=0)
+    with BlockingRelay(["127.0.0.1:9"], path, host="127.0.0.1", port=0, http=http) as relay:
+        console = opened(f"http://127.0.0.1:{relay.http_port}")
+        console.page.goto(console.url)
+        first = console.page.locator(".problem h2").first
+        expect(console.page.locator(".problem", has_text="No upstream for ")).to_be_visible()
+        assert first.bounding_box()["y"] < console.page.locator(".card").first.bounding_box()["y"]
+        upstream = console.page.locator("dd", has_text="lost for")
+        expect(upstream).to_contain_text(re.compile("refused"))
+
+
+def test_an_empty_stream_shows_how_to_write(path: Path, opened: Opened) -> None:
+    with served(path) as server:
+        console = opened(url_of(server))
+        console.page.goto(console.url)
+        expect(console.page.get_by_text("The stream is empty")).to_be_visible()
+        append(server.stream, (7, b"one"))
+        expect(console.page.get_by_text("The stream is empty")).to_be_hidden()
 
 
 def test_following_live(server: StreamServer, opened: Opened) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict
 
 import trio
 
@@ -29,6 +29,16 @@ class Gather(Protocol):
     """Collects a snapshot with the `limit` clients that have the largest lag."""
 
     def __call__(self, *, limit: int) -> Awaitable[MetricsSnapshot]: ...
+
+
+class UpstreamStatus(TypedDict):
+    """One upstream of a relay: its state for `seconds`, and the reason if that is not good."""
+
+    upstream: str
+    state: str
+    lag_entries: int | None
+    seconds: float
+    reason: str
 
 
 class Monitoring:
@@ -78,20 +88,21 @@ class Monitoring:
         return HttpAnswer(200, JSON, body.encode(), _NOT_STORED)
 
 
+def one(snapshot: MetricsSnapshot, name: str) -> object:
+    """The value of a metric without labels; None without it."""
+    found = snapshot["samples"].get(f"datastreamer_{name}", ())
+    return found[0][1] if found else None
+
+
 def overview(snapshot: MetricsSnapshot) -> dict[str, object]:
     """The summary that `datastreamer top` shows above the clients."""
     samples = snapshot["samples"]
-
-    def one(name: str) -> object:
-        found = samples.get(f"datastreamer_{name}", ())
-        return found[0][1] if found else None
-
     upstreams = samples.get("datastreamer_relay_upstream_state")
     lags = {labels[0]: lag for labels, lag in samples.get("datastreamer_relay_lag_entries", ())}
     return {
         "time": round(snapshot["time"], 3),
-        "head_entries": one("head_entries"),
-        "head_bytes": one("head_bytes"),
+        "head_entries": one(snapshot, "head_entries"),
+        "head_bytes": one(snapshot, "head_bytes"),
         **(
             {}
             if upstreams is None
@@ -103,9 +114,9 @@ def overview(snapshot: MetricsSnapshot) -> dict[str, object]:
                 ]
             }
         ),
-        "index_lag_entries": one("index_lag_entries"),
-        "sent_entries": one("sent_entries_total"),
-        "sent_bytes": one("sent_bytes_total"),
+        "index_lag_entries": one(snapshot, "index_lag_entries"),
+        "sent_entries": one(snapshot, "sent_entries_total"),
+        "sent_bytes": one(snapshot, "sent_bytes_total"),
         "connected": {
             labels[0]: count for labels, count in samples.get("datastreamer_clients", ())
         },

@@ -117,6 +117,23 @@ _SCHEMAS: Final = {
             "end": _or_null(_ref("Event")),
         }
     ),
+    "Overview": _object(
+        {
+            **dict.fromkeys(("name", "path", "server_version"), _TEXT),
+            "role": {"enum": ["server", "relay"]},
+            "time": {"type": "number"},
+            "uptime_seconds": _NUMBER,
+            "last_commit": {"type": ["number", "null"]},
+            "problems": _list(_object(dict.fromkeys(("severity", "text", "advice"), _TEXT))),
+            "upstreams": {"type": ["array", "null"]},
+            "sample_seconds": _NUMBER,
+            "samples": {
+                **_list(_list({"type": ["number", "null"]})),
+                "description": "Time, entries and bytes a second, clients, the largest lag in "
+                "entries, the 99th percentile of the commits in seconds",
+            },
+        }
+    ),
     "Clients": _object(
         {
             "time": {"type": "number"},
@@ -277,6 +294,9 @@ _PATHS: Final = {
         "The clients of the stream protocol, those with the largest lag",
         {JSON: _ref("Clients")},
         _parameter("limit", "Number of clients", {"type": "integer", "maximum": 10_000}),
+    ),
+    "/v1/overview": _reads(
+        "The server, what is not well, and samples of the last hour", {JSON: _ref("Overview")}
     ),
     "/v1/openapi.json": _reads("This document", {JSON: _ANY}),
     "/metrics": _reads(

@@ -24,7 +24,7 @@ from datastreamer.errors import (
     TimeUnknown,
     UnknownEntry,
 )
-from datastreamer.http.answers.monitoring import Gather
+from datastreamer.http.answers.monitoring import Gather, UpstreamStatus
 from datastreamer.http.port.messages import HttpProblem, number
 from datastreamer.selection.times import moment_ms
 from datastreamer.server import damage
@@ -81,6 +81,10 @@ class HttpSource:
     server: Callable[[], Server | None]
     gather: Gather
     unready: Callable[[], str]
+    path: str = ""
+    """The file, also while there is no server."""
+    upstreams: Callable[[], list[UpstreamStatus]] | None = None
+    """The upstreams of a relay; None for another server."""
     # An event loop of its own for each port, if one process has several.
     _conversions: trio.CapacityLimiter = field(
         default_factory=partial(trio.CapacityLimiter, _CONVERSIONS), init=False, repr=False

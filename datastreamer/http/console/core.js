@@ -194,6 +194,9 @@ export function age(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`
 }
 
+// A time in seconds since 1970 as UTC.
+export const utc = (seconds) => `${new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`
+
 export const BOOKMARK = 176
 
 const KINDS = {
