@@ -5,14 +5,15 @@ Owns which entries belong to it, beginning with its bookmark.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from datastreamer._codec import Entry
 from datastreamer.errors import DecodeFailed
 from datastreamer.zkevm import events, fixed
 from datastreamer.zkevm.bookmark_keys import Kind
-from datastreamer.zkevm.decoding import Event, as_json, decode, event_name
+from datastreamer.zkevm.decoding import Event, as_json, decode, event_name, kind_of
 from datastreamer.zkevm.events import BookmarkType
 
 FoundEvent = tuple[Entry, Event]
@@ -58,6 +59,45 @@ def described(found: FoundEvent, opening: bool) -> DescribedEvent:
     if opening and isinstance(event, _TRANSACTIONS):
         value |= _opened(event)
     return event, value
+
+
+def is_block_start(type: int, version: int) -> bool:
+    """Whether entries of this type begin a block in a stream of this version."""
+    return kind_of(type, version) in [each.__name__ for each in _BLOCKS]
+
+
+def is_transaction(event: Event) -> TypeGuard[events.Transaction | fixed.L2Tx]:
+    return isinstance(event, _TRANSACTIONS)
+
+
+def summary_json(found: list[FoundEvent], opening: bool) -> dict[str, Any] | None:
+    """A line about the block that these events are: with `opening` also the gas limits of its
+    transactions, and the highest fees for that gas in wei. None if no block is among them."""
+    line: dict[str, Any] = {}
+    gas = fees = count = 0
+    for entry, event in found:
+        if isinstance(event, _BLOCKS):
+            line = {
+                "number": event.number,
+                "entry": entry.number,
+                "batch": event.batch_number,
+                "timestamp": event.timestamp,
+                "hash": None,
+            }
+        if isinstance(event, events.L2Block | fixed.EndL2Block) and event.hash:
+            line["hash"] = f"0x{event.hash.hex()}"
+        if is_transaction(event):
+            count += 1
+            if opening:
+                with contextlib.suppress(DecodeFailed):
+                    opened = event.open(sender=False)
+                    price = opened.gas_price or opened.max_fee_per_gas or 0
+                    gas += opened.gas
+                    fees += opened.gas * price * (event.effective_gas_price_percentage + 1) // 256
+    if not line:
+        return None
+    values = {"gas": gas, "fees": str(fees)} if opening else {"gas": None, "fees": None}
+    return {**line, "transactions": count, **values}
 
 
 def batch_json(found: list[DescribedEvent]) -> dict[str, Any]:

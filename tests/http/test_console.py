@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datastreamer.cli.demo import DemoSequencer
+from datastreamer.http import console as console_files
 from datastreamer.http.options import HttpOptions
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm.transactions import keccak
 from tests.network.fixtures import append
 from tests.programs import needs
 
@@ -164,18 +167,23 @@ def test_jumping_permalinks_back_and_forward(server: StreamServer, opened: Opene
     console = opened(url_of(server))
     page, panel = console.page, console.page.locator(".panel h1")
     console.show("entries")
-    jump = page.get_by_label("Jump to")
+    jump = page.get_by_label("Search")
     mark = server.stream.bookmark(bytes.fromhex("0802" + "1005"))
-    for text, number in (("12", 12), ("block:5", mark), ("0x08021005", mark)):
+    for text, number in (("12", 12), ("0x08021005", mark)):
         jump.fill(text)
         jump.press("Enter")
         expect(panel).to_have_text(f"Entry {number}")
         expect(page).to_have_url(f"{console.url}/#entry/{number}")
         expect(page.locator('tr[aria-selected="true"] a')).to_have_text(str(number))
-    jump.fill("block:999")
+    for text, title in (("block:5", "Block 5"), ("batch:4", "Batch 4")):
+        jump.fill(text)
+        jump.press("Enter")
+        expect(page.get_by_role("heading", name=title)).to_be_visible()
+    jump.fill("no such bookmark")
     jump.press("Enter")
-    expect(page.get_by_role("alert").first).to_contain_text("block:999")
-    page.go_back()
+    expect(page.get_by_role("alert")).to_contain_text("there is no bookmark")
+    for _ in range(3):
+        page.go_back()
     expect(panel).to_have_text("Entry 12")
     page.go_forward()
     expect(panel).to_have_text(f"Entry {mark}")
@@ -208,12 +216,22 @@ def test_filters_by_type(server: StreamServer, opened: Opened) -> None:
     types.fill("99")
     types.press("Enter")
     expect(console.rows()).to_have_count(3)
-    types.fill("bookmark")
+    types.fill("transaction, batchend")
     types.press("Enter")
-    expect(console.rows().nth(7).locator("td").nth(1)).to_have_text("bookmark")
+    kinds = console.rows().locator("td:nth-child(2)")
+    expect(kinds.first).to_have_text("3 Transaction")
+    expect(kinds.nth(1)).to_have_text("4 BatchEnd")
+    expect(console.page).to_have_url(re.compile("#entries/0\\?type=transaction"))
+    # The filter is part of a link to a colleague.
+    again = opened(console.url)
+    again.page.goto(console.page.url)
+    expect(again.rows()).to_have_count(50)
+    expect(again.rows().locator("td:nth-child(2)").nth(1)).to_have_text("4 BatchEnd")
+    ndjson = again.page.get_by_role("link", name="NDJSON").get_attribute("href")
+    assert "&type=3&type=4&format=ndjson" in ndjson
     types.fill("x")
     types.press("Enter")
-    expect(console.page.get_by_role("alert")).to_contain_text("a type is a number")
+    expect(console.page.get_by_role("alert")).to_contain_text("a type is a number or a name")
 
 
 def test_blocks_and_batches(server: StreamServer, opened: Opened) -> None:
@@ -229,8 +247,62 @@ def test_blocks_and_batches(server: StreamServer, opened: Opened) -> None:
     expect(page.get_by_role("table", name="Blocks").locator("tbody tr")).to_have_count(1)
     console.show("block/999")
     expect(page.get_by_role("alert")).to_contain_text("block:999")
+
+
+def test_the_list_of_blocks_follows_the_head(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    page = console.page
     console.show("blocks")
-    expect(page.get_by_role("heading", name="Block 29")).to_be_visible()
+    first = console.rows().first.locator("td")
+    expect(first.first).to_have_text("29")
+    expect(first.nth(1)).to_have_text(re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$"))
+    sequencer = DemoSequencer(server.stream)
+    sequencer.write()
+    expect(first.first).to_have_text("30")
+    # The list does not move under the pointer.
+    console.rows().nth(3).hover()
+    sequencer.write()
+    expect(page.locator(".foot")).to_contain_text("Newer blocks wait")
+    expect(first.first).to_have_text("30")
+    page.mouse.move(0, 0)
+    expect(first.first).to_have_text("31")
+    page.get_by_role("link", name="Older blocks").click()
+    expect(first.first).to_have_text("6")
+    expect(page.get_by_role("link", name="Older blocks")).to_be_hidden()
+    page.get_by_role("link", name="Newest blocks").click()
+    expect(first.first).to_have_text("31")
+
+
+def test_a_transaction(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    page = console.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    console.show("block/7")
+    page.get_by_role("table", name="Transactions").locator("tbody a").first.click()
+    expect(page.get_by_role("heading", name="Transaction")).to_be_visible()
+    panel = page.locator(".panel").first
+    shown = panel.locator("dd .mono").first.inner_text()
+    assert re.fullmatch("0x[0-9a-f]{64}", shown)
+    page.get_by_role("button", name=f"Copy {shown}").click()
+    expect(panel.get_by_role("button", name="Copy").first).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == shown
+    expect(panel).to_contain_text("ether for")
+    panel.get_by_role("link", name="7", exact=True).click()
+    expect(page.get_by_role("heading", name="Block 7")).to_be_visible()
+    ndjson = page.get_by_role("link", name="NDJSON").get_attribute("href")
+    assert len(page.request.get(f"{console.url}{ndjson}").text().splitlines()) == 4
+    console.show("tx/0")
+    expect(page.get_by_role("alert")).to_contain_text("entry 0 is no transaction")
+
+
+def test_well_known_calls_have_their_selectors() -> None:
+    hashed = keccak()
+    source = (files(console_files) / "calls.js").read_text()
+    known = re.findall(r'"([0-9a-f]{8})": "(\w+)\((.*)\)"', source)
+    assert len(known) > 10
+    for selector, name, parameters in known:
+        types = ",".join(each.split()[0] for each in parameters.split(", ") if each)
+        assert hashed(f"{name}({types})".encode())[:4].hex() == selector, name
 
 
 def test_truncation_while_watching(server: StreamServer, opened: Opened) -> None:
@@ -287,6 +359,15 @@ def test_the_keyboard_alone(server: StreamServer, opened: Opened) -> None:
     page.keyboard.type("3")
     page.keyboard.press("Enter")
     expect(page.locator(".panel h1")).to_have_text("Entry 3")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("j")
+    expect(page.locator(".panel h1")).to_have_text("Entry 4")
+    page.keyboard.press("k")
+    expect(page.locator(".panel h1")).to_have_text("Entry 3")
+    page.keyboard.press("?")
+    expect(page.get_by_role("heading", name="Keyboard")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="Keyboard")).to_be_hidden()
     # Every control is reached with the Tab key, and shows that it is.
     page.evaluate("document.activeElement.blur()")
     seen = set()
@@ -297,7 +378,7 @@ def test_the_keyboard_alone(server: StreamServer, opened: Opened) -> None:
             "document.activeElement === document.body || "
             "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
         )
-    assert {"Overview", "Clients", "Go", "Later", "Follow head", "Previous", "Close"} <= seen
+    assert {"Overview", "Clients", "Later", "Follow head", "Previous", "Close"} <= seen
 
 
 def test_hostile_text_is_text(path: Path, opened: Opened) -> None:
@@ -309,7 +390,7 @@ def test_hostile_text_is_text(path: Path, opened: Opened) -> None:
         console = opened(url_of(server))
         console.page.on("dialog", lambda dialog: console.faults.append("a dialog"))
         console.show("entry/0")
-        expect(console.page.locator(".panel dd.mono").first).to_have_text("<b>x</b><script>")
+        expect(console.page.locator(".panel dd .mono").first).to_have_text("<b>x</b><script>")
         console.show("entry/1")
         expect(console.page.locator(".panel pre")).to_contain_text("<img src=x onerr")
         assert console.page.locator("main img, main script").count() == 0
@@ -358,7 +439,9 @@ def test_nothing_overlaps_or_sticks_out(
         ("overview", ".card .big"),
         ("entries", "tbody tr"),
         ("entry/9", ".panel pre"),
+        ("blocks", "tbody td"),
         ("block/3", "tbody td"),
+        ("tx/18", ".panel dd"),
         ("batch/3", "tbody td"),
         ("clients", ".foot"),
     ):

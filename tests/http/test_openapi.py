@@ -38,6 +38,13 @@ REQUESTS = {
         ("/v1/entries?from=x", 400),
     ],
     "/v1/bookmarks/{key}": [("/v1/bookmarks/block:1", 200), ("/v1/bookmarks/none", 404)],
+    "/v1/blocks": [("/v1/blocks", 200), ("/v1/blocks?limit=0", 400), ("/v1/blocks?before=1", 200)],
+    "/v1/transactions/{number}": [
+        ("/v1/transactions/18", 200),
+        ("/v1/transactions/0", 404),
+        ("/v1/transactions/99999", 404),
+        ("/v1/transactions/x", 400),
+    ],
     "/v1/blocks/{number}": [("/v1/blocks/1", 200), ("/v1/blocks/99", 404)],
     "/v1/batches/{number}": [("/v1/batches/1", 200), ("/v1/batches/99", 404)],
     "/v1/follow": [("/v1/follow?from=99999", 416), ("/v1/follow?from=block:99", 404)],

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
 from datastreamer._codec import Entry
 from datastreamer.errors import DecodeFailed, ExtraMissing
+from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.http.answers.entries import NOT_CACHED
 from datastreamer.http.answers.reading import HttpSource, Reading
 from datastreamer.http.port.messages import (
@@ -23,6 +25,7 @@ from datastreamer.http.port.messages import (
     HttpAnswer,
     HttpProblem,
     HttpRequest,
+    json_answer,
     number,
     unless_gone,
 )
@@ -31,15 +34,23 @@ from datastreamer.zkevm.block_json import (
     batch_json,
     blocks_json,
     described,
+    is_block_start,
+    is_transaction,
     marked_entries,
+    summary_json,
 )
 from datastreamer.zkevm.bookmark_keys import Kind
+from datastreamer.zkevm.decoding import decode
 from datastreamer.zkevm.transactions import load_tools
 
 # What takes one step that others wait for, such as writing the text, is a few milliseconds then.
 _MOST_ENTRIES: Final = 2_000
 _MOST_BYTES: Final = 1 << 20
 _SLICE_SECONDS: Final = 0.001
+_ENTRIES_A_STEP: Final = 64
+# Blocks in a list.
+_LINES: Final = 25
+_MOST_LINES: Final = 100
 
 T = TypeVar("T")
 
@@ -63,43 +74,50 @@ class BlockQueries:
     async def batch(self, request: HttpRequest) -> HttpAnswer:
         return await self._answer(request, "batch")
 
+    async def recent(self, request: HttpRequest) -> HttpAnswer:
+        """A line about each of the newest blocks, or of those before one."""
+        parameters = request.parameters("before", "limit")
+        before = parameters.number("before")
+        limit = parameters.number("limit", most=_MOST_LINES, least=1) or _LINES
+        reading = self._source.reading()
+        return await self._turn(
+            request, "the list of blocks", partial(self._lines, reading, before, limit)
+        )
+
+    async def transaction(self, request: HttpRequest) -> HttpAnswer:
+        """The transaction that an entry is, with its block."""
+        request.parameters()
+        wanted = number("the number of an entry", request.found["number"])
+        reading = self._source.reading()
+        return await self._turn(request, f"entry {wanted}", partial(self._opened, reading, wanted))
+
     async def _answer(self, request: HttpRequest, kind: Kind) -> HttpAnswer:
         request.parameters()
         wanted = number(f"the number of a {kind}", request.found["number"])
         reading = self._source.reading()
+        return await self._turn(
+            request, f"{kind} {wanted}", partial(self._decoded, reading, kind, wanted)
+        )
 
+    async def _turn(
+        self, request: HttpRequest, what: str, answer_it: Callable[[], Awaitable[HttpAnswer]]
+    ) -> HttpAnswer:
         async def decode() -> HttpAnswer:
             async with self._decoding:
-                return await self._decoded(reading, kind, wanted)
+                return await answer_it()
 
         try:
             answer = await unless_gone(request.until_gone, decode)
         except DecodeFailed as error:
-            raise HttpProblem(
-                422, f"{kind} {wanted} cannot be decoded: {error}; read its entries"
-            ) from None
+            raise HttpProblem(422, f"{what} cannot be decoded: {error}; read its entries") from None
         if answer is None:
             raise HttpProblem(400, "the client ended its side before it was answered; keep it open")
         return answer
 
     async def _decoded(self, reading: Reading, kind: Kind, wanted: int) -> HttpAnswer:
         """Raises `HttpProblem` and `DecodeFailed`."""
-        broadcast = reading.broadcast
-
-        async def read() -> _Found:
-            first = await reading.bookmark(f"{kind}:{wanted}")
-            return await broadcast.cold.run_verified(
-                partial(_read, reading, kind),
-                first,
-                lambda found: broadcast.pages_of(first, found.last),
-            )
-
-        found = await reading.steadily(read)
-        opening = True
-        try:
-            await trio.to_thread.run_sync(load_tools)
-        except ExtraMissing:
-            opening = False
+        found = await _found(reading, kind, wanted)
+        opening = await _can_open()
         events = await _in_slices(described(each, opening) for each in found.events)
         if kind == "batch":
             value = batch_json(events)
@@ -109,6 +127,99 @@ class BlockQueries:
             raise HttpProblem(404, f"no block follows the bookmark block:{wanted}")
         parts = await _in_slices(json.JSONEncoder().iterencode({"number": wanted, **value}))
         return HttpAnswer(200, JSON, f"{''.join(parts)}\n".encode(), NOT_CACHED)
+
+    async def _lines(self, reading: Reading, before: int | None, limit: int) -> HttpAnswer:
+        """Raises `HttpProblem` and `DecodeFailed`."""
+        opening = await _can_open()
+        if before is None:
+            newest = await block_before(reading, reading.total)
+            before = 0 if newest is None else int(newest["number"]) + 1
+        lines: list[dict[str, Any]] = []
+        entries = 0
+        while before and len(lines) < limit and entries < _MOST_ENTRIES:
+            before -= 1
+            try:
+                found = await _found(reading, "block", before)
+            except HttpProblem as problem:
+                if problem.status == HTTPStatus.NOT_FOUND:
+                    # Of an older part of the chain, or truncated since.
+                    before = 0
+                    break
+                if problem.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                    raise
+                lines.append({"number": before, "error": problem.detail})
+                continue
+            except DecodeFailed as error:
+                lines.append({"number": before, "error": str(error)})
+                continue
+            [line] = await _in_slices(summary_json(each.events, opening) for each in [found])
+            entries += len(found.events)
+            if line is not None:
+                lines.append(line)
+        return json_answer({"blocks": lines, "before": before or None}, NOT_CACHED)
+
+    async def _opened(self, reading: Reading, wanted: int) -> HttpAnswer:
+        """Raises `HttpProblem` and `DecodeFailed`."""
+        entry = await reading.entry(wanted)
+        event = decode(entry, version=reading.stream.header.version)
+        if not is_transaction(event):
+            raise HttpProblem(404, f"entry {wanted} is no transaction")
+        _, value = described((entry, event), await _can_open())
+        return json_answer({**value, "block": await block_before(reading, wanted)}, NOT_CACHED)
+
+
+async def block_before(reading: Reading, number: int) -> dict[str, Any] | None:
+    """The number, time and entry of the newest block that begins before entry `number`, None if
+    none of the entries that are read does. Raises `HttpProblem` and `DecodeFailed`."""
+    broadcast, version = reading.broadcast, reading.stream.header.version
+
+    def look(stop: int) -> tuple[Entry | None, int]:
+        size, start = 0, stop
+        while start and stop - start < _MOST_ENTRIES and size < _MOST_BYTES:
+            end, start = start, max(0, start - _ENTRIES_A_STEP)
+            for entry in reversed(list(reading.stream.entries(start, end))):
+                size += len(entry.data)
+                if is_block_start(entry.type, version):
+                    return entry, start
+        return None, start
+
+    async def read() -> tuple[Entry | None, int]:
+        stop = min(number, reading.total)
+        if reading.stream.header.stream_type != STREAM_TYPE_SEQUENCER or not stop:
+            return None, 0
+        return await broadcast.cold.run_verified(
+            look, stop, lambda found: broadcast.pages_of(found[1], stop - 1)
+        )
+
+    entry, _ = await reading.steadily(read)
+    if entry is None:
+        return None
+    [line] = [summary_json([(entry, decode(entry, version=version))], opening=False)]
+    return line and {name: line[name] for name in ("number", "entry", "batch", "timestamp")}
+
+
+async def _can_open() -> bool:
+    """Whether the packages are installed that open transactions."""
+    try:
+        await trio.to_thread.run_sync(load_tools)
+    except ExtraMissing:
+        return False
+    return True
+
+
+async def _found(reading: Reading, kind: Kind, wanted: int) -> _Found:
+    """The events of a block or batch. Raises `HttpProblem` and `DecodeFailed`."""
+    broadcast = reading.broadcast
+
+    async def read() -> _Found:
+        first = await reading.bookmark(f"{kind}:{wanted}")
+        return await broadcast.cold.run_verified(
+            partial(_read, reading, kind),
+            first,
+            lambda found: broadcast.pages_of(first, found.last),
+        )
+
+    return await reading.steadily(read)
 
 
 def _read(reading: Reading, kind: Kind, first: int) -> _Found:

@@ -259,6 +259,19 @@ _PATHS: Final = {
         _in_path("key", _TEXT),
         errors=(404,),
     ),
+    "/v1/blocks": _reads(
+        "A line about each of the newest blocks",
+        {JSON: _object({"blocks": _list(_ANY), "before": _or_null(_NUMBER)})},
+        _parameter("before", "Only blocks before this one", _NUMBER),
+        _parameter("limit", "Number of blocks", {"type": "integer", "minimum": 1, "maximum": 100}),
+        errors=(422,),
+    ),
+    "/v1/transactions/{number}": _reads(
+        "The transaction that an entry is, decoded, and its block",
+        {JSON: _object({"entry": _NUMBER, "kind": _TEXT, "fields": _ANY, "block": _or_null(_ANY)})},
+        _in_path("number"),
+        errors=(404, 422),
+    ),
     "/v1/blocks/{number}": _reads(
         "A block, decoded", {JSON: _ref("Block")}, _in_path("number"), errors=(404, 413, 422)
     ),

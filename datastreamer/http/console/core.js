@@ -165,6 +165,46 @@ export function note(text, kind = "") {
   return el(`p.note${kind && "." + kind}`, { role: kind ? "alert" : "status" }, text)
 }
 
+export function table(label, heads, body, ...more) {
+  const cells = heads.map(([text, kind]) => el(`th.${kind}`, { scope: "col" }, text))
+  return el("div.table", {}, el("table", { "aria-label": label }, el("thead", {}, el("tr", {}, ...cells)), body), ...more)
+}
+
+// A value with a button that copies it, and a link if `view` shows more of it.
+export function copyable(value, view = "") {
+  const button = el("button.copy", { type: "button", "aria-label": `Copy ${value}`, onclick: copy }, "Copy")
+  async function copy() {
+    try {
+      await navigator.clipboard.writeText(value)
+      put(button, "Copied")
+    } catch {
+      // Without TLS the clipboard is closed to pages: the value is selected, for Ctrl-C.
+      getSelection().selectAllChildren(button.previousSibling)
+      put(button, "Press Ctrl-C")
+    }
+    setTimeout(() => put(button, "Copy"), 2000)
+  }
+  return el("span.copyable", {}, view ? el("a.mono", { href: `#${view}/${value}` }, value) : el("span.mono", {}, value), button)
+}
+
+// Links to the same in other forms. With a token they are fetched here, and saved.
+export function formats(paths) {
+  return el("span.links", {}, ...Object.entries(paths).map(([name, path]) => el("a", { href: path, async onclick(event) {
+    if (!token.get()) return
+    event.preventDefault()
+    await save(path, `${path.split("/").pop().replace(/\W+/g, "-")}.${name.toLowerCase()}`)
+  } }, name)))
+}
+
+export async function save(path, name) {
+  const url = URL.createObjectURL(await (await request(path)).blob())
+  el("a", { href: url, download: name }).click()
+  setTimeout(() => URL.revokeObjectURL(url), 1000)
+}
+
+// Whether somebody reads in a list, which must not move then.
+export const paused = (list) => scrollY > 0 || list.matches(":hover")
+
 // Values.
 
 const INTEGER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 })
@@ -203,6 +243,17 @@ const KINDS = {
   1: { 176: "bookmark", 1: "StartL2Block", 2: "L2Tx", 3: "EndL2Block", 4: "UpdateGER" },
   2: { 176: "bookmark", 1: "BatchStart", 2: "L2Block", 3: "Transaction", 4: "BatchEnd",
        5: "UpdateGER", 6: "L2BlockEnd" },
+}
+
+const kinds = (stream) => (stream.stream_type === 1 ? KINDS[stream.version < 2 ? 1 : 2] : { 176: "bookmark" })
+
+export const typeNames = (stream) => Object.values(kinds(stream))
+
+// The type that a person writes as its number or name; null if there is none.
+export function typeOf(word, stream) {
+  if (/^\d+$/.test(word)) return Number(word)
+  const found = Object.entries(kinds(stream)).find(([, name]) => name.toLowerCase() === word.toLowerCase())
+  return found ? Number(found[0]) : null
 }
 
 // The name of a type, which a stream of another application does not have in this sense.

@@ -1,8 +1,8 @@
 // Entries: a page of them, which may follow the head; and one entry, raw and decoded.
 
 import {
-  BOOKMARK, bytesOf, cannotContinue, dump, el, follow, integer, json, keyName, lines, note, parsed, put, Refused,
-  request, size, token, typeName,
+  BOOKMARK, bytesOf, cannotContinue, copyable, dump, el, follow, formats, integer, json, keyName, lines, note, paused,
+  put, Refused, request, save, size, table, typeName, typeNames, typeOf, utc,
 } from "./core.js"
 
 const PAGE = 50
@@ -49,25 +49,17 @@ async function page(first, types, signal) {
   return { rows, next }
 }
 
-// Where a name leads: an entry's number, block:N, batch:N, or a bookmark's key.
-async function located(text, signal) {
-  if (/^\d+$/.test(text)) return Number(text)
-  return (await json(`/v1/bookmarks/${encodeURIComponent(text)}`, { signal })).entry
+function typesOf(text, stream) {
+  return text.split(/[\s,]+/).filter(Boolean).map((word) => {
+    const type = typeOf(word, stream)
+    if (type === null) throw new Refused(0, `a type is a number or a name such as ${typeNames(stream).join(", ")}, not ${word}; separate several by commas`)
+    return type
+  })
 }
 
-function typesOf(text) {
-  const words = text.split(/[\s,]+/).filter(Boolean)
-  const types = words.map((word) => (word === "bookmark" ? BOOKMARK : Number(word)))
-  if (types.some((type) => !Number.isInteger(type) || type < 0)) {
-    throw new Refused(0, "a type is a number, or bookmark; separate several by commas")
-  }
-  return types
-}
-
-export async function entries(main, signal, name, argument) {
+export async function entries(main, signal, name, argument, query) {
   const stream = await json("/v1/stream", { signal })
-  const jump = el("input.grow", { placeholder: "Entry, block:N, 0x…", title: "An entry's number, block:N, batch:N, or a bookmark's key as text or 0x…", "aria-label": "Jump to" })
-  const filter = el("input", { placeholder: "Types, e.g. 2, bookmark", "aria-label": "Filter by type", size: 20 })
+  const filter = el("input", { placeholder: `Types, e.g. ${typeNames(stream).slice(0, 2).join(", ")}`, "aria-label": "Filter by type", size: 20, list: "types" })
   const live = el("button", { type: "button", "aria-pressed": "false" }, "Follow head")
   const first = el("button", { type: "button" }, "First")
   const back = el("button", { type: "button" }, "Earlier")
@@ -77,16 +69,15 @@ export async function entries(main, signal, name, argument) {
   const empty = el("p.empty", { hidden: true })
   const foot = el("p.foot", { role: "status" })
   const panel = el("section.panel", { hidden: true, "aria-label": "Entry" })
+  const links = el("span")
   const columns = [["Number", "c-number.n"], ["Type", "c-type"], ["Bytes", "c-length.n.optional"], ["Data", "data"]]
-  const table = el("table", { "aria-label": "Entries" },
-    el("thead", {}, el("tr", {}, ...columns.map(([title, kind]) => el(`th.${kind}`, { scope: "col" }, title)))), body)
   const split = el("div.split", {},
-    el("div", {}, el("div.table", {}, table, empty), foot), panel)
+    el("div", {}, table("Entries", columns, body, empty), el("div.title", {}, foot, links)), panel)
   main.replaceChildren(
     el("div.title", {}, el("h1", {}, "Entries"), wrong),
     el("div.tools", {},
-      el("form.grow", { onsubmit: submit }, jump, el("button.primary", {}, "Go")),
-      filter, first, back, on, live),
+      el("datalist", { id: "types" }, ...typeNames(stream).map((value) => el("option", { value }))),
+      el("span.grow", {}, filter), first, back, on, live),
     split,
   )
 
@@ -126,7 +117,7 @@ export async function entries(main, signal, name, argument) {
       const row = body.rows[following ? rows.length - 1 - index : index]
       const [link] = row.cells[0].children
       put(link, integer(each.number))
-      link.setAttribute("href", `#entry/${each.number}`)
+      link.setAttribute("href", `#entry/${each.number}${suffix()}`)
       put(row.cells[1], typeName(each.type, stream))
       put(row.cells[2], integer(each.length))
       put(row.cells[3], each.type === BOOKMARK ? keyName(each.data, stream) : each.data)
@@ -136,13 +127,30 @@ export async function entries(main, signal, name, argument) {
     put(empty, following ? "Waiting for the next entry." : types.length ? "No entry of these types here." : "The stream has no entries here.")
     const range = rows.length ? `Entries ${integer(rows[0].number)} to ${integer(rows.at(-1).number)}` : ""
     put(foot, following ? `${range}${range && ", "}newest first, following the head` : range)
+    links.replaceChildren(rows.length ? formats(paths()) : "")
     first.disabled = start === 0 && !following
     back.disabled = !following && start === 0
     on.disabled = following || next === null
   }
 
   function drawSoon() {
-    frame ||= setTimeout(draw, DRAW_MS)
+    frame ||= setTimeout(() => {
+      frame = 0
+      if (body.rows.length < PAGE || !paused(split)) draw()
+      else {
+        put(foot, "Newer entries wait while you read: move the pointer off the list and scroll up.")
+        drawSoon()
+      }
+    }, DRAW_MS)
+  }
+
+  // What the address says of the filter, and the shown entries in other forms.
+  const suffix = () => (types.length ? `?type=${encodeURIComponent(filter.value.trim())}` : "")
+
+  function paths() {
+    const [from, to] = [rows[0].number, rows.at(-1).number]
+    const path = (format) => `/v1/entries?from=${from}&to=${to}${types.map((type) => `&type=${type}`).join("")}&format=${format}`
+    return { ...(to - from < SCAN && { JSON: path("json") }), NDJSON: path("ndjson"), Arrow: path("arrow") }
   }
 
   async function load(from) {
@@ -178,13 +186,13 @@ export async function entries(main, signal, name, argument) {
             const at = rows.findIndex((each) => each.number === row.number)
             if (at >= 0) rows[at] = row
           }
-          drawSoon()
+          draw()
         },
         truncated(left) {
           rows = rows.filter((row) => row.number < left)
           wrong.hidden = false
           put(wrong, `The stream was truncated to ${integer(left)} entries.`)
-          drawSoon()
+          draw()
         },
         failed,
         begun: () => (wrong.hidden = true),
@@ -196,31 +204,20 @@ export async function entries(main, signal, name, argument) {
     }
   }
 
-  async function submit(event) {
-    event.preventDefault()
-    const text = jump.value.trim()
-    if (!text) return
-    wrong.hidden = true
-    try {
-      location.hash = `entry/${await located(text, signal)}`
-    } catch (error) {
-      failed(error)
-    }
-  }
-
   filter.addEventListener("change", () => {
     try {
-      types = typesOf(filter.value)
+      typesOf(filter.value, stream)
     } catch (error) {
       failed(error)
       return
     }
-    if (live.getAttribute("aria-pressed") === "true") followHead()
-    else load(start)
+    const text = filter.value.trim()
+    const shown = location.hash.slice(1).split("?")[0]
+    location.hash = `${shown}${text && `?type=${encodeURIComponent(text)}`}`
   })
   live.addEventListener("click", () => {
     if (live.getAttribute("aria-pressed") === "true") load(rows[0]?.number ?? 0)
-    else location.hash === "#entries" ? followHead() : (location.hash = "entries")
+    else location.hash === `#entries${suffix()}` ? followHead() : (location.hash = `entries${suffix()}`)
   })
   first.addEventListener("click", () => load(0))
   back.addEventListener("click", () => load(Math.max(0, (rows[0]?.number ?? start) - PAGE)))
@@ -251,7 +248,17 @@ export async function entries(main, signal, name, argument) {
     draw()
   }
 
-  function update(view, [argument]) {
+  function update(view, [argument], parameters) {
+    const text = parameters.get("type") ?? ""
+    const before = String(types)
+    try {
+      types = typesOf(text, stream)
+    } catch (error) {
+      failed(error)
+      return
+    }
+    filter.value = text
+    if (String(types) !== before) rows = []
     if (view === "entry") {
       if (/^\d+$/.test(argument ?? "")) show(Number(argument))
       else failed(new Refused(0, "the address names no entry"))
@@ -265,7 +272,7 @@ export async function entries(main, signal, name, argument) {
   }
 
   draw()
-  update(name, argument)
+  update(name, argument, query)
   return update
 }
 
@@ -275,20 +282,22 @@ async function detail(panel, number, stream, signal) {
   const shown = el("pre", { tabindex: "0", "aria-label": "Bytes" }, dump(bytes.subarray(0, DUMPED)) || "no data")
   const more = el("button", { type: "button", hidden: bytes.length <= DUMPED,
     onclick: () => ((shown.textContent = dump(bytes)), (more.hidden = true)) }, `Show all ${size(bytes.length)}`)
-  const save = el("button", { type: "button", onclick: () => download(number) }, "Save bytes")
+  const bytesFile = el("button", { type: "button", onclick: () => save(`/v1/entries?from=${number}&to=${number}&format=raw`, `entry-${number}.bin`) }, "Save bytes")
   const close = el("a.rest", { href: "#entries" }, "Close")
   const title = `Entry ${integer(number)}`
   const facts = el("dl", {},
     el("dt", {}, "type"), el("dd", {}, typeName(entry.type, stream)),
-    el("dt", {}, "bytes"), el("dd", {}, integer(entry.length)))
-  if (entry.type === BOOKMARK) facts.append(el("dt", {}, "key"), el("dd.mono", {}, keyName(entry.data, stream)))
+    el("dt", {}, "bytes"), el("dd", {}, integer(entry.length)),
+    ...(entry.time ? [el("dt", {}, "time"), el("dd", {}, utc(Date.parse(entry.time) / 1000))] : []))
+  if (entry.type === BOOKMARK) facts.append(el("dt", {}, "key"), el("dd", {}, copyable(keyName(entry.data, stream))))
   panel.replaceChildren(
     el("div.title", {}, el("h1", {}, title),
       number > 0 ? el("a", { href: `#entry/${number - 1}` }, "Previous") : el("span.dim", {}, "Previous"),
-      el("a", { href: `#entry/${number + 1}` }, "Next"), close),
+      el("a", { href: `#entry/${number + 1}` }, "Next"),
+      formats({ JSON: `/v1/entries/${number}?decode=zkevm` }), close),
     facts,
     el("div.pair", {},
-      el("div", {}, el("h2", {}, "Bytes"), shown, el("p.foot", {}, more, " ", save)),
+      el("div", {}, el("h2", {}, "Bytes"), shown, el("p.foot", {}, more, " ", bytesFile)),
       el("div", {}, el("h2", {}, entry.kind ?? "Decoded"), decoded(entry))),
   )
 }
@@ -306,11 +315,4 @@ export function fields(values) {
     list.append(el("dt", {}, name), el("dd.mono", {}, text.length > 2000 ? `${text.slice(0, 2000)}…` : text))
   }
   return list
-}
-
-async function download(number) {
-  const answer = await request(`/v1/entries?from=${number}&to=${number}&format=raw`)
-  const url = URL.createObjectURL(await answer.blob())
-  el("a", { href: url, download: `entry-${number}.bin` }).click()
-  setTimeout(() => URL.revokeObjectURL(url), 1000)
 }

@@ -2,21 +2,24 @@
 
 import { blocks } from "./blocks.js"
 import { clients } from "./clients.js"
-import { json, onConnection, note, put, Refused, request, every, token } from "./core.js"
+import { onConnection, note, put, Refused, request, every, token } from "./core.js"
 import { entries } from "./entries.js"
 import { overview } from "./overview.js"
+import { search } from "./search.js"
 
 const main = document.getElementById("main")
-const VIEWS = { overview, entries, entry: entries, blocks, block: blocks, batch: blocks, clients }
-const TABS = { entry: "entries", block: "blocks", batch: "blocks" }
+const VIEWS = { overview, entries, entry: entries, blocks, block: blocks, batch: blocks, tx: blocks, clients }
+const TABS = { entry: "entries", block: "blocks", batch: "blocks", tx: "blocks" }
 
 let shown = ""
 let leave = new AbortController()
 let update = null
 
-// The hash is the address: #view/argument. A view that is shown already only gets the argument.
+// The hash is the address: #view/argument?parameters. A view that is shown already only gets these.
 async function route() {
-  const [name, ...rest] = (location.hash.slice(1) || "overview").split("/")
+  const [path, parameters] = (location.hash.slice(1) || "overview").split("?")
+  const [name, ...rest] = path.split("/")
+  const query = new URLSearchParams(parameters)
   const known = name in VIEWS ? name : "overview"
   const argument = rest.map(decodeURIComponent)
   const tab = TABS[known] ?? known
@@ -26,7 +29,7 @@ async function route() {
   }
   document.title = `${tab} – datastreamer`
   if (shown === tab && update) {
-    update(known, argument)
+    update(known, argument, query)
     return
   }
   leave.abort()
@@ -36,7 +39,7 @@ async function route() {
   update = null
   main.replaceChildren()
   try {
-    const made = await VIEWS[known](main, signal, known, argument)
+    const made = await VIEWS[known](main, signal, known, argument, query)
     if (!signal.aborted) update = made ?? null
   } catch (error) {
     if (signal.aborted) return
@@ -89,15 +92,19 @@ document.getElementById("token-form").addEventListener("submit", () => {
   route()
 })
 
-// Keyboard: g and a letter leads to a view, / to the field to jump.
+// The keyboard, as the sheet says.
 
+const sheet = document.getElementById("keys")
 let prefix = ""
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("input, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return
   const target = { o: "overview", e: "entries", b: "blocks", c: "clients" }[event.key]
+  const turned = { j: "Next", k: "Previous" }[event.key]
   if (prefix === "g" && target) location.hash = target
-  if (event.key === "/") {
-    document.querySelector("main input")?.focus()
+  else if (turned) Array.from(main.querySelectorAll("a")).find((each) => each.textContent.startsWith(turned))?.click()
+  else if (event.key === "?") sheet.showModal()
+  else if (event.key === "/") {
+    document.getElementById("search-text").focus()
     event.preventDefault()
   }
   prefix = event.key
@@ -108,5 +115,6 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus()
 })
 
+search(document.getElementById("search"))
 addEventListener("hashchange", route)
 route()

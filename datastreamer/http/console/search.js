@@ -1,0 +1,30 @@
+// The field at the top: an entry's number, block:N, batch:N, a bookmark.
+
+import { json, put, Refused } from "./core.js"
+
+// The address of what a text names; asks the server where that is needed. Throws `Refused`.
+async function address(text) {
+  const block = /^(block|batch):(\d+)$/.exec(text)
+  if (block) return `${block[1]}/${block[2]}`
+  if (/^\d+$/.test(text)) return `entry/${text}`
+  return `entry/${(await json(`/v1/bookmarks/${encodeURIComponent(text)}`)).entry}`
+}
+
+export function search(form) {
+  const field = form.querySelector("input")
+  const wrong = document.getElementById("search-wrong")
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault()
+    const text = field.value.trim()
+    if (!text) return
+    wrong.hidden = true
+    try {
+      location.hash = await address(text)
+      field.blur()
+    } catch (error) {
+      wrong.hidden = false
+      put(wrong, error instanceof Refused ? error.message : "The server cannot be reached.")
+    }
+  })
+  addEventListener("hashchange", () => (wrong.hidden = true))
+}

@@ -1,0 +1,83 @@
+"""/v1/blocks and /v1/transactions: lines about blocks, a transaction with its block."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastreamer.cli.demo import DemoSequencer
+from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm.block_json import is_transaction
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
+from datastreamer.zkevm.decoding import decode, encode
+from datastreamer.zkevm.events import L2Block, Transaction
+from tests.http.asking import ask
+from tests.http.serving import Web, serving
+from tests.network.fixtures import append
+
+
+async def found(web: Web, path: str) -> Any:
+    code, _, body = await ask(web.port, path)
+    assert code == 200, body
+    return json.loads(body)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+async def test_lines_say_what_the_blocks_have(path: Path, version: int) -> None:
+    with DataStream.create(path, version=version, sync="os", index="memory") as stream:
+        sequencer = DemoSequencer(stream)
+        for _ in range(30):
+            sequencer.write()
+        async with serving(stream) as web:
+            newest = await found(web, "/v1/blocks?limit=3")
+            assert [each["number"] for each in newest["blocks"]] == [29, 28, 27]
+            assert newest["before"] == 27
+            oldest = await found(web, "/v1/blocks?before=3")
+            assert [each["number"] for each in oldest["blocks"]] == [2, 1, 0]
+            assert oldest["before"] is None
+            for line in newest["blocks"]:
+                whole = await found(web, f"/v1/blocks/{line['number']}")
+                [transaction] = whole["transactions"]
+                opened = transaction["opened"]
+                share = transaction["fields"]["effective_gas_price_percentage"] + 1
+                price = opened["gas_price"] or opened["max_fee_per_gas"] or 0
+                assert line["entry"] == whole["block"]["entry"]
+                assert line["timestamp"] == whole["block"]["fields"]["timestamp"]
+                assert line["hash"] == (
+                    whole["block"]["fields"].get("hash") or whole["end"]["fields"]["hash"]
+                )
+                assert (line["transactions"], line["gas"]) == (1, opened["gas"])
+                assert int(line["fees"]) == opened["gas"] * price * share // 256
+                alone = await found(web, f"/v1/transactions/{transaction['entry']}")
+                assert alone["opened"] == opened
+                assert alone["block"]["number"] == line["number"]
+        [entry] = [e for e in stream.entries(0, 7) if is_transaction(decode(e, version=version))]
+        assert entry.number < stream.total_entries
+
+
+async def test_a_block_that_cannot_be_read_does_not_hide_the_others(path: Path) -> None:
+    with DataStream.create(path, version=3, sync="os", index="memory") as stream:
+        for number in range(3):
+            with stream.atomic_op() as op:
+                op.add_bookmark(key_of(3, BookmarkName("block", number)))
+                op.add_entry(*encode(L2Block(number=number, timestamp=5), version=3))
+                if number == 0:
+                    op.add_entry(3, b"no transaction")
+                if number == 1:
+                    large = encode(Transaction(encoded=bytes(1_000_000)), version=3)
+                    op.add_entry(*large)
+                    op.add_entry(*large)
+        async with serving(stream) as web:
+            lines = (await found(web, "/v1/blocks"))["blocks"]
+            assert [each["number"] for each in lines] == [2, 1, 0]
+            assert ["error" in each for each in lines] == [False, True, True]
+
+
+async def test_streams_without_blocks(path: Path) -> None:
+    with DataStream.create(path, stream_type=7, sync="os", index="memory") as stream:
+        append(stream, *[(2, b"x")] * 300)
+        async with serving(stream) as web:
+            assert await found(web, "/v1/blocks") == {"blocks": [], "before": None}
