@@ -47,6 +47,10 @@ class HttpOptions:
     max_followers: int = MAX_CLIENTS
     """Maximum number of connections that wait for commits."""
 
+    explorer: bool = False
+    """Index the hashes and addresses of a zkEVM stream in ``FILE.explorer`` from the start on; else
+    from the first search on."""
+
     def __post_init__(self) -> None:
         for name in ("max_clients", "max_followers"):
             value = getattr(self, name)

@@ -19,6 +19,7 @@ from datastreamer.http import console
 from datastreamer.http.answers.blocks import BlockQueries
 from datastreamer.http.answers.durable import DurableStreams
 from datastreamer.http.answers.entries import CachePolicy, EntryQueries
+from datastreamer.http.answers.explorer import Explorer
 from datastreamer.http.answers.follow import FollowQueries
 from datastreamer.http.answers.monitoring import Gather, Monitoring
 from datastreamer.http.answers.openapi import openapi
@@ -75,9 +76,11 @@ class HttpPort:
         cache = CachePolicy(private=access.private)
         self._durable = DurableStreams(source, cache)
         self._overview = Overview(source)
+        self._explorer = Explorer(source, at_once=options.explorer)
         handlers = {
             **stream_handlers(source, cache, self._durable),
             "/v1/overview": self._overview.answer,
+            "/v1/search/{key}": self._explorer.search,
         }
         # An alert sees the first of a kind only if there was a sample of none before.
         counts.requests.update({(path, "200"): 0 for path in handlers})
@@ -99,6 +102,7 @@ class HttpPort:
             load_exporter()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._overview.run)
+            nursery.start_soon(self._explorer.run)
             await self._endpoint.run(self._listeners, task_status)
             nursery.cancel_scope.cancel()
 

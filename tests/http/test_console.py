@@ -17,6 +17,8 @@ from datastreamer.http.options import HttpOptions
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm.decoding import decode
+from datastreamer.zkevm.events import Transaction
 from datastreamer.zkevm.transactions import keccak
 from tests.network.fixtures import append
 from tests.programs import needs
@@ -442,6 +444,8 @@ def test_nothing_overlaps_or_sticks_out(
         ("blocks", "tbody td"),
         ("block/3", "tbody td"),
         ("tx/18", ".panel dd"),
+        (f"hash/0x{bytes(32).hex()}", ".note"),
+        (f"address/0x{bytes(20).hex()}", ".note"),
         ("batch/3", "tbody td"),
         ("clients", ".foot"),
     ):
@@ -475,3 +479,30 @@ def test_the_policy_forbids_other_scripts(server: StreamServer, opened: Opened) 
         assert "http://" not in content.replace("http://www.w3.org/2000/svg", "")
         assert "style=" not in content
         assert not re.search(r"\son\w+=", content)
+
+
+def test_a_hash_and_an_address_are_found(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    page = console.page
+    [entry] = [each for each in server.stream.entries(0, 7) if each.type == 3]
+    transaction = decode(entry, version=3)
+    assert isinstance(transaction, Transaction)
+    found = transaction.open()
+    assert found.to is not None
+    console.show("overview")
+    field = page.get_by_label("Search")
+    field.fill(f"0x{found.hash.hex()}")
+    field.press("Enter")
+    expect(page.get_by_role("heading", name="Transaction")).to_be_visible()
+    expect(page).to_have_url(f"{console.url}/#hash/0x{found.hash.hex()}")
+    page.get_by_role("link", name=f"0x{found.to.hex()}").click()
+    expect(page.get_by_role("heading", name="Address")).to_be_visible()
+    row = page.get_by_role("table", name="Transactions").locator("tbody tr")
+    expect(row).to_contain_text(f"0x{found.hash.hex()}")
+    # Nothing is claimed of what was not searched.
+    nothing = f"0x{bytes(32).hex()}"
+    console.show(f"hash/{nothing}")
+    total = f"{server.stream.total_entries:,}"
+    expect(
+        page.get_by_role("status").filter(has_text=f"has {nothing}. All {total}")
+    ).to_be_visible()

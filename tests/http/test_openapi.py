@@ -54,6 +54,7 @@ REQUESTS = {
         ("/v1/streams/other", 404),
     ],
     "/v1/clients": [("/v1/clients", 200), ("/v1/clients?limit=x", 400)],
+    "/v1/search/{key}": [("/v1/search/0x" + 64 * "a", 200), ("/v1/search/x", 400)],
     "/v1/overview": [("/v1/overview", 200)],
     "/v1/openapi.json": [("/v1/openapi.json", 200)],
     "/metrics": [("/metrics", 200)],

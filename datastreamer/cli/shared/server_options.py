@@ -118,6 +118,15 @@ class HttpPortOptions:
         ),
     ] = HTTP_CLIENTS
 
+    explorer: Annotated[
+        bool,
+        typer.Option(
+            "--explorer",
+            help="Index the hashes and addresses of a zkEVM stream from the start on, for the "
+            "search over HTTP, in FILE.explorer [from the first search on].",
+        ),
+    ] = False
+
     def options(self) -> HttpOptions | None:
         """None without --http-port. Raises `UsageError` for a token file without tokens."""
         if self.http_port is None:
@@ -125,6 +134,8 @@ class HttpPortOptions:
                 if getattr(self, f"http_{option}") not in (None, HTTP_CLIENTS):
                     name = option.replace("_", "-")
                     raise typer.BadParameter(f"--http-{name} requires --http-port")
+            if self.explorer:
+                raise typer.BadParameter("--explorer requires --http-port")
             return None
         made = HttpOptions(
             port=self.http_port,
@@ -133,6 +144,7 @@ class HttpPortOptions:
             cors=self.http_cors or (),
             max_clients=self.http_max_clients,
             max_followers=self.http_max_followers,
+            explorer=self.explorer,
         )
         made.check()
         return made

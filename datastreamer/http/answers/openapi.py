@@ -134,6 +134,15 @@ _SCHEMAS: Final = {
             },
         }
     ),
+    "Search": _object(
+        {
+            "found": _list(_object({"kind": {"enum": ["block", "transaction"]}, "entry": _NUMBER})),
+            "before": _or_null(_NUMBER),
+            "searched_entries": _NUMBER,
+            "total_entries": _NUMBER,
+            "trouble": _TEXT,
+        }
+    ),
     "Clients": _object(
         {
             "time": {"type": "number"},
@@ -310,6 +319,13 @@ _PATHS: Final = {
     ),
     "/v1/overview": _reads(
         "The server, what is not well, and samples of the last hour", {JSON: _ref("Overview")}
+    ),
+    "/v1/search/{key}": _reads(
+        "The newest blocks and transactions that a hash or an address leads to",
+        {JSON: _ref("Search")},
+        _in_path("key", _TEXT),
+        _parameter("before", "Only entries before this one", _NUMBER),
+        _parameter("limit", "Number of entries", {"type": "integer", "minimum": 1, "maximum": 100}),
     ),
     "/v1/openapi.json": _reads("This document", {JSON: _ANY}),
     "/metrics": _reads(

@@ -1,4 +1,5 @@
-// Blocks of a zkEVM stream as a list that follows the head; a block, a batch, a transaction.
+// Blocks of a zkEVM stream as a list that follows the head; a block, a batch, a transaction; what a
+// hash or an address leads to.
 
 import { call } from "./calls.js"
 import {
@@ -9,6 +10,7 @@ import { fields } from "./entries.js"
 const WEI = 10n ** 18n
 const GWEI = 10n ** 9n
 const MOST_ROWS = 1000
+const ROUGH = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 })
 
 // An amount in a unit, exactly.
 function amount(wei, unit = WEI) {
@@ -58,12 +60,56 @@ const SHOWN = {
   block: async (key, parameters, signal) => block(await json(`/v1/blocks/${number(key)}`, { signal })),
   batch: async (key, parameters, signal) => batch(await json(`/v1/batches/${number(key)}`, { signal })),
   tx: async (key, parameters, signal) => transaction(await json(`/v1/transactions/${number(key)}`, { signal })),
+  hash: (key, parameters, signal) => searched(key, `/v1/search/${key}`, signal, async ({ found: [first] }, shown) => {
+    if (first && !shown.firstChild) {
+      shown.replaceChildren(...(first.kind === "block"
+        ? block(await json(`/v1/blocks/${first.number}`, { signal }))
+        : transaction(await json(`/v1/transactions/${first.entry}`, { signal }))))
+    }
+    return Boolean(first)
+  }),
+  async address(key, parameters, signal) {
+    const before = parameters.get("before")
+    const older = el("a", { hidden: true }, "Older transactions")
+    const path = `/v1/search/${key}${before === null ? "" : `?before=${number(before)}`}`
+    const parts = await searched(key, path, signal, ({ found, before: next }, shown) => {
+      older.hidden = next === null
+      older.href = `#address/${key}?before=${next}`
+      if (found.length !== shown.querySelectorAll("tbody tr").length) {
+        shown.replaceChildren(transactions(found.map((each) => ({ entry: each.entry, opened: each })), ""))
+      }
+      return found.length > 0
+    })
+    return [el("div.title", {}, el("h1", {}, "Address"), copyable(key),
+      el("span.links.rest", {}, before === null ? "" : el("a", { href: `#address/${key}` }, "Newest transactions"), older, formats({ JSON: path }))), ...parts]
+  },
+}
+
+// Search: how far the index is, until everything was searched.
+
+async function searched(key, path, signal, show) {
+  const state = el("p.note", { role: "status" })
+  const shown = el("div")
+  every(1000, signal, async () => {
+    if (state.hidden) return
+    const found = await json(path, { signal })
+    const all = found.searched_entries >= found.total_entries
+    const done = await show(found, shown)
+    state.hidden = done && all
+    state.classList.toggle("bad", Boolean(found.trouble))
+    const range = found.searched_entries ? `Entries 0 to ${integer(found.searched_entries - 1)} were searched` : "No entry was searched yet"
+    const rest = `of ${integer(found.total_entries)} (${Math.floor((100 * found.searched_entries) / (found.total_entries || 1))} %)`
+    put(state, found.trouble || (all
+      ? `No block or transaction of this stream has ${key}. All ${integer(found.total_entries)} entries were searched.`
+      : `${range}, ${rest}; the index of hashes is being made.`))
+  })
+  return [state, shown]
 }
 
 // The list.
 
-const COLUMNS = [["Block", "c-number.n"], ["Time", "c-time.optional"], ["Age", "c-age.n"], ["Batch", "c-age.n.optional"],
-  ["Txs", "c-age.n"], ["Gas limit", "c-count.n.optional"], ["Fees at most, ether", "n"], ["Hash", "optional"]]
+const COLUMNS = [["Block", "c-number.n"], ["Time", "c-time.optional"], ["Age", "c-age.n"], ["Batch", "c-number.n.optional.rare"],
+  ["Txs", "c-txs.n"], ["Gas limit", "c-count.n.optional"], ["Fees at most, ether", "c-fees.n"], ["Hash", "rare.optional"]]
 
 async function recent(before, signal) {
   const body = el("tbody")
@@ -80,8 +126,8 @@ async function recent(before, signal) {
       const cells = each.error
         ? [each.error, "", "–", "", "–", "", "–", ""]
         : [link("block", each.number, integer(each.number)), utc(each.timestamp), "", link("batch", each.batch, integer(each.batch)),
-           integer(each.transactions), integer(each.gas), each.fees === null ? "–" : amount(each.fees), short(each.hash)]
-      return el("tr", { title: each.hash ?? "" }, ...cells.map((cell, at) => el(`td.${COLUMNS[at][1]}`, {}, cell)))
+           integer(each.transactions), integer(each.gas), each.fees === null ? "–" : ROUGH.format(Number(each.fees) / 1e18), short(each.hash)]
+      return el("tr", { title: each.hash ? `${each.hash}, fees of at most ${amount(each.fees ?? 0)} ether` : "" }, ...cells.map((cell, at) => el(`td.${COLUMNS[at][1]}`, {}, cell)))
     }))
     ages()
   }
@@ -159,22 +205,25 @@ function batch(found) {
     table("Blocks", heads, el("tbody", {}, ...rows))]
 }
 
-const HEADS = [["Hash", "c-hash"], ["From", "c-hash"], ["To", "c-hash"], ["Ether", "n"], ["Gas limit", "c-length.n.optional"], ["Input", "optional"]]
+const HEADS = [["Hash", "c-hash"], ["From", "c-hash"], ["To", "c-hash"], ["Ether", "n"], ["Gas limit", "c-length.n.optional"]]
 
 export function transactions(all, none) {
   if (all.length === 0) return el("p.empty", {}, none)
+  // The lines about an address have no input.
+  const last = all[0].opened && all[0].opened.input === undefined ? "Nonce" : "Input"
   const rows = all.map((each) => {
     const open = each.opened
     const cells = open
-      ? [open.hash, open.sender ?? "–", open.to ?? "creates a contract", amount(open.value), integer(open.gas), open.input]
+      ? [open.hash, open.sender ?? "–", open.to ?? "creates a contract", amount(open.value), integer(open.gas), open.input ?? integer(open.nonce)]
       : [`entry ${each.entry}: ${each.error ?? "not decoded"}`, "–", "–", "–", "–", "–"]
     return el("tr", {}, ...cells.map((text, at) => {
       const kind = ["td.mono", "td.mono", "td.mono", "td.n", "td.n.optional", "td.mono.optional"][at]
       const shown = text.length > 300 ? `${text.slice(0, 300)}…` : text
-      return el(kind, { title: shown }, at === 0 ? link("tx", each.entry, shown) : shown)
+      const view = at === 0 ? link("tx", each.entry, shown) : text.length === 42 && at < 3 ? link("address", text, shown) : shown
+      return el(kind, { title: shown }, view)
     }))
   })
-  return table("Transactions", HEADS, el("tbody", {}, ...rows))
+  return table("Transactions", [...HEADS, [last, "optional"]], el("tbody", {}, ...rows))
 }
 
 // Names and values, which may be elements.

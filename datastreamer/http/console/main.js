@@ -8,8 +8,9 @@ import { overview } from "./overview.js"
 import { search } from "./search.js"
 
 const main = document.getElementById("main")
-const VIEWS = { overview, entries, entry: entries, blocks, block: blocks, batch: blocks, tx: blocks, clients }
-const TABS = { entry: "entries", block: "blocks", batch: "blocks", tx: "blocks" }
+const VIEWS = { overview, entries, entry: entries, blocks, block: blocks, batch: blocks, tx: blocks, hash: blocks,
+  address: blocks, clients }
+const TABS = { entry: "entries", block: "blocks", batch: "blocks", tx: "blocks", hash: "blocks", address: "blocks" }
 
 let shown = ""
 let leave = new AbortController()

@@ -1,4 +1,4 @@
-// The field at the top: an entry's number, block:N, batch:N, a bookmark.
+// The field at the top: an entry's number, block:N, batch:N, a bookmark, a hash, an address.
 
 import { json, put, Refused } from "./core.js"
 
@@ -7,6 +7,8 @@ async function address(text) {
   const block = /^(block|batch):(\d+)$/.exec(text)
   if (block) return `${block[1]}/${block[2]}`
   if (/^\d+$/.test(text)) return `entry/${text}`
+  if (/^0x[0-9a-f]{64}$/i.test(text)) return `hash/${text.toLowerCase()}`
+  if (/^0x[0-9a-f]{40}$/i.test(text)) return `address/${text.toLowerCase()}`
   return `entry/${(await json(`/v1/bookmarks/${encodeURIComponent(text)}`)).entry}`
 }
 
