@@ -17,8 +17,9 @@ from datastreamer.http.options import HttpOptions
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
-from datastreamer.zkevm.decoding import decode
-from datastreamer.zkevm.events import Transaction
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
+from datastreamer.zkevm.decoding import decode, encode
+from datastreamer.zkevm.events import L2Block, Transaction
 from datastreamer.zkevm.transactions import keccak
 from tests.network.fixtures import append
 from tests.programs import needs
@@ -384,18 +385,31 @@ def test_the_keyboard_alone(server: StreamServer, opened: Opened) -> None:
 
 
 def test_hostile_text_is_text(path: Path, opened: Opened) -> None:
+    with DataStream.create(path, version=3, sync="os"):
+        pass
     with served(path) as server:
         with server.stream.atomic_op() as op:
             op.add_bookmark(b"<b>x</b><script>")
             op.add_entry(1, b"<img src=x onerror=alert(1)>" * 3)
             op.add_entry(0xFFFFFFFF, "\u202e\u0000\u2028".encode())
+            # A block whose fields say anything.
+            op.add_bookmark(key_of(3, BookmarkName("block", 0)))
+            block = L2Block(number=0, timestamp=2**63, hash=b"<img src=x>", debug="<img src=x>")
+            op.add_entry(*encode(block, version=3))
+            op.add_entry(*encode(Transaction(encoded=b"<svg onload=alert(1)>"), version=3))
         console = opened(url_of(server))
         console.page.on("dialog", lambda dialog: console.faults.append("a dialog"))
         console.show("entry/0")
         expect(console.page.locator(".panel dd .mono").first).to_have_text("<b>x</b><script>")
         console.show("entry/1")
         expect(console.page.locator(".panel pre")).to_contain_text("<img src=x onerr")
-        assert console.page.locator("main img, main script").count() == 0
+        console.show("block/0")
+        expect(console.page.locator(".panel dl").last).to_contain_text("<img src=x>")
+        console.show("tx/5")
+        expect(console.page.get_by_role("alert")).to_contain_text("not a transaction")
+        console.show("blocks")
+        expect(console.rows().first).to_contain_text(f"{2**63} s")
+        assert console.page.locator("main img, main script, main svg").count() == 0
 
 
 def test_entries_of_the_largest_size(path: Path, opened: Opened) -> None:

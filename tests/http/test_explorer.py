@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from datastreamer.cli.demo import DemoSequencer
+from datastreamer.format import page_start
 from datastreamer.http.answers.hash_index import SUFFIX, HashIndex, IndexState, names_of
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.decoding import decode
@@ -142,6 +143,29 @@ async def test_damage_while_it_is_open(path: Path) -> None:
     assert index.state() is None
     index.close()
     assert database.exists()
+
+
+async def test_the_search_ends_at_a_damaged_page(path: Path) -> None:
+    """And says so; what is before it is found."""
+    with DataStream.create(path, version=3, index="memory") as stream:
+        write(stream, 40)
+        # The first of the large entries is still in the first page.
+        known, total = expected(stream), stream.total_entries + 1
+        append(stream, *[(99, bytes(1_000_000))] * 3)
+    with path.open("r+b") as file:
+        file.seek(page_start(1) + 500)
+        file.write(b"damage")
+    with DataStream.open(path, index="memory") as stream:
+        async with serving(stream) as web:
+            while not (found := await search(web, bytes(32)))["trouble"]:
+                await trio.sleep(0.02)
+            assert "do not match their checksum" in found["trouble"]
+            assert found["searched_entries"] == total
+            name, entries = known.popitem()
+            assert [row["entry"] for row in (await search(web, name))["found"]] == entries
+    state = state_of(stream)
+    assert state is not None
+    assert state.next == total
 
 
 async def test_what_cannot_be_searched_says_why(path: Path) -> None:

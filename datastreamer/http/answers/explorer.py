@@ -93,16 +93,20 @@ class Explorer:
             if state is not None:
                 self._next, self._seen = state.next, state.epoch
             return False
-        committed = False
+        committed, damage = False, None
         try:
-            self._next, epoch = await trio.to_thread.run_sync(self._agree, index, stream)
-            self._seen = epoch
+            first, epoch = await trio.to_thread.run_sync(self._agree, index, stream)
+            self._next, self._seen = first, epoch
             until = time.monotonic() + _COMMIT_SECONDS
             encode = partial(pairs_of, stream.header.version)
             while self._next < reading.total and time.monotonic() < until:
                 began, place = time.monotonic(), Cursor(0, self._next)
-                total = reading.total
-                piece = await reading.piece(encode, place, total, _PIECE, inline=False)
+                try:
+                    total = reading.total
+                    piece = await reading.piece(encode, place, total, _PIECE, inline=False)
+                except HttpProblem as problem:
+                    damage = problem
+                    break
                 await trio.to_thread.run_sync(index.add, piece.data)
                 self._next = piece.number
                 await trio.sleep(_REST * (time.monotonic() - began))
@@ -111,14 +115,17 @@ class Explorer:
                 # Without records in the file, the epoch is this process's own.
                 recorded = stream.recorded_epoch
                 state = IndexState(stream.stream_id, -1 if recorded is None else epoch, self._next)
-                await trio.to_thread.run_sync(index.commit, state)
+                if self._next > first or epoch != self._epoch:
+                    await trio.to_thread.run_sync(index.commit, state)
                 self._epoch, committed = epoch, True
-            return self._next < reading.total or not committed
         finally:
             if not committed:
                 self._seen = None
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(index.roll_back)
+        if damage is not None:
+            raise damage
+        return self._next < reading.total or not committed
 
     def _agree(self, index: HashIndex, stream: DataStream) -> tuple[int, int]:
         """Forget what is not in the stream any more; the next entry to add, and the epoch."""

@@ -23,7 +23,7 @@ function amount(wei, unit = WEI) {
 const link = (view, key, text) => el("a", { href: `#${view}/${key}` }, text)
 const short = (hex) => (hex && hex.length > 24 ? `${hex.slice(0, 12)}…${hex.slice(-8)}` : (hex ?? "–"))
 const now = () => Date.now() / 1000
-const when = (seconds) => [utc(seconds), `, ${age(Math.max(0, now() - seconds))} ago`]
+const when = (seconds) => [utc(seconds), seconds > now() ? ", in the future" : `, ${age(now() - seconds)} ago`]
 
 export async function blocks(main, signal, name, argument, query) {
   const shown = el("div", { "aria-live": "polite" })
@@ -99,7 +99,7 @@ async function searched(key, path, signal, show) {
     state.classList.toggle("bad", Boolean(found.trouble))
     const range = found.searched_entries ? `Entries 0 to ${integer(found.searched_entries - 1)} were searched` : "No entry was searched yet"
     const rest = `of ${integer(found.total_entries)} (${Math.floor((100 * found.searched_entries) / (found.total_entries || 1))} %)`
-    put(state, found.trouble || (all
+    put(state, found.trouble ? `${range}, ${rest}. ${found.trouble}` : (all
       ? `No block or transaction of this stream has ${key}. All ${integer(found.total_entries)} entries were searched.`
       : `${range}, ${rest}; the index of hashes is being made.`))
   })

@@ -234,8 +234,11 @@ export function age(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`
 }
 
-// A time in seconds since 1970 as UTC.
-export const utc = (seconds) => `${new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`
+// A time in seconds since 1970 as UTC. A stream may hold any number as a time.
+export function utc(seconds) {
+  const date = new Date(seconds * 1000)
+  return isNaN(date) ? `${seconds} s` : `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`
+}
 
 export const BOOKMARK = 176
 
