@@ -49,7 +49,7 @@ from datastreamer.storage.stream import DataStream
 _log = logging.getLogger(__name__)
 
 # Interval of log lines while a relay catches up, or has no upstream.
-_SAY_SECONDS = 10.0
+_SAY_SECONDS = 2.0
 _REMIND_SECONDS = 60.0
 # An upstream that is lost sooner without new entries counts as unreachable.
 _STEADY_SECONDS = 5.0
@@ -57,6 +57,10 @@ _STEADY_SECONDS = 5.0
 _CLOSED_ON_ASKING = 3
 # An upstream that sends damaged entries is avoided for this many times the wait after a lost one.
 _AVOIDED_FACTOR = 60
+_WAY_ON = (
+    '; --on-rewrite follow (on_rewrite="follow") truncates this relay to the entries that both '
+    "have, and continues from there; or restart it with a new file"
+)
 # Number of ends of commits that are remembered.
 _COMMITS_KEPT = 10_000
 
@@ -384,6 +388,8 @@ class Download:
         if self._follow and not state.distrusted:
             self._distrust(state)
             return True
+        if not self._follow:
+            error.args = (f"{error}{_WAY_ON}",)
         self._set_aside(state, error)
         return False
 
@@ -471,12 +477,15 @@ class Download:
             if not self.caught_up:
                 self.caught_up = True
                 state.damaged_in_a_row = 0
-                state.log_progress("caught up with %s at entry %d", next_number)
+                if next_number:  # an upstream without entries may itself be catching up
+                    state.log_progress("caught up with %s at entry %d", next_number)
             return
         now = trio.current_time()
         if not self.caught_up and now - self._logged_at >= _SAY_SECONDS:
             self._logged_at = now
-            state.log_progress("catching up with %s: entry %d of %d", next_number, state.entries)
+            share = 100 * next_number // (state.entries or 1)
+            text = "catching up with %s: entry %d of %d, %d %%"
+            state.log_progress(text, next_number, state.entries, share)
 
     async def _pause(self, attempt: int, what: str) -> None:
         now = trio.current_time()

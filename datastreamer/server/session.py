@@ -446,6 +446,8 @@ class Session:
         if isinstance(event, Drop):
             self.client_proof.note_drop(event)
             self._counts.errors[DROPPED] += 1
+            if event.answer:
+                self.answers.add(event.answer)
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:
             await self._hang_up()

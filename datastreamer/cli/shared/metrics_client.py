@@ -63,6 +63,8 @@ def ask(address: str, limit: int) -> Overview:
         raise _not_metrics(address) from None
     finally:
         connection.close()
+    if b"port of a stream's protocol" in body:
+        raise Failure(f"{address}: this is the port of the stream; the metrics have their own port")
     if answer.status == http.client.INTERNAL_SERVER_ERROR:
         raise Failure(f"{address}: the server failed to answer; its log has the reason")
     try:

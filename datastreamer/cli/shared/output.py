@@ -5,8 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
 
 from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
@@ -136,6 +142,22 @@ def json_line(what: object) -> bytes:
     return f"{json_text(what)}\n".encode("ascii")
 
 
+@dataclass(frozen=True)
+class JsonResult:
+    """The option of a command whose result is a line for people on stderr, a group."""
+
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as a JSON object on standard output.")
+    ] = False
+
+    def report(self, text: str, facts: Mapping[str, Any]) -> None:
+        """Write the result: the text, or with --json the facts."""
+        if self.json:
+            write_out(json_line(facts))
+        else:
+            logs.say(text)
+
+
 # Reports for people.
 
 
@@ -155,4 +177,5 @@ def wrapped(text: str) -> list[str]:
 
 def count(number: int, what: str) -> str:
     """A number with its noun."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    several = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number:,} {what if number == 1 else several}"
