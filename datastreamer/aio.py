@@ -23,6 +23,6 @@ __all__ = [
     "reassemble",
 ]
 
-connect = opener(Client, AsyncioDriver)
-connect_publisher = opener(Publisher, AsyncioDriver)
-reassemble = opener(Reassembly, AsyncioDriver)
+connect = opener(Client, AsyncioDriver, "connect", __name__)
+connect_publisher = opener(Publisher, AsyncioDriver, "connect_publisher", __name__)
+reassemble = opener(Reassembly, AsyncioDriver, "reassemble", __name__)

@@ -32,7 +32,6 @@ class Consent:
         if not all(stream is not None and stream.isatty() for stream in streams):
             raise Failure(f"{loss}; nothing was changed: run it on a terminal, or with --yes")
         logs.say(loss)
-        sys.stderr.write("Remove them? [y/N] ")
-        sys.stderr.flush()
+        logs.say("Remove them? [y/N]")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise Failure("not confirmed; nothing was changed")

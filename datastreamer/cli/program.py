@@ -28,6 +28,7 @@ SECTIONS = {
     "Serve": {
         "serve": "Serve a stream to clients over TCP or a Unix socket.",
         "relay": "Download a stream, keep it in a file, and serve it.",
+        "health": "Check that a server serves.",
         "top": "Watch a server's head and its clients.",
         "clients": "List the clients of a server.",
     },

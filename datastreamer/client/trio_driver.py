@@ -163,4 +163,4 @@ def trio_driver_to(*endpoints: Endpoint) -> TrioDriver:
     )
 
 
-connect = opener(Client, trio_driver_to)
+connect = opener(Client, trio_driver_to, "connect", "datastreamer")

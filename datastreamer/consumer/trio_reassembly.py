@@ -6,4 +6,4 @@ from datastreamer.client.effects import opener
 from datastreamer.client.trio_driver import trio_driver_to
 from datastreamer.consumer.async_reassembly import Reassembly
 
-reassemble = opener(Reassembly, trio_driver_to)
+reassemble = opener(Reassembly, trio_driver_to, "reassemble", "datastreamer")

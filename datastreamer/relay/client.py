@@ -100,7 +100,7 @@ class RelayClient(Client):
         return RelayBatches(self._driver, iteration)
 
 
-connect_relay = opener(RelayClient, trio_driver_to)
+connect_relay = opener(RelayClient, trio_driver_to, "connect_relay", __name__)
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.metrics.counters import Counts
+from datastreamer.printable import counted
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.apply_changes import ChangeApplier
 from datastreamer.relay.checksums import ReceivedCheck, SumsClient
@@ -192,7 +193,7 @@ class Download:
                         break
                 else:
                     if any(state.set_aside is None for state in candidates):
-                        await self._pause(attempt, f"serving {stream.total_entries} entries")
+                        await self._pause(attempt, f"serving {counted(stream.total_entries)}")
                         attempt += 1
             self.failure = self.states[0].set_aside
             self._notify()

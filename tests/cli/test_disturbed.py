@@ -29,6 +29,7 @@ WORK: dict[str, tuple[list[str], str, int]] = {
     **{
         name: (words, at, 143)
         for name, (words, at) in {
+            "health": (["P"], "socket.connect"),
             "clients": (["M"], "socket.connect"),
             "info": (["S"], "S"),
             "cat": (["S"], "S"),
@@ -53,7 +54,7 @@ WORK: dict[str, tuple[list[str], str, int]] = {
         }.items()
     },
 }
-AT_ONCE = {"completion", "context add", "context remove", "context show"}
+AT_ONCE = {"completion", *(f"context {name}" for name in ("add", "ls", "remove", "show", "use"))}
 # They need a program, or minutes, of their own.
 ELSEWHERE = {"import-leveldb", "spark ingest", "spark report"}
 PRINTS = [

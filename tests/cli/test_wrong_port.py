@@ -14,6 +14,8 @@ from datastreamer.http.options import HttpOptions
 from datastreamer.protocol.commands import HeaderQuery, encode_command
 from datastreamer.service.embedded import StreamServer
 from tests.cli.conftest import Invoke
+from tests.cli.process import running
+from tests.ports import free_port
 
 
 def test_a_wrong_port(invoke: Invoke, copy: Path) -> None:
@@ -46,6 +48,27 @@ def test_a_wrong_port(invoke: Invoke, copy: Path) -> None:
         assert b"--http-port has the stream for HTTP" in refused.value.read()
         # It goes on.
         assert invoke("info", where).code == 0
+
+
+def test_health(invoke: Invoke, copy: Path) -> None:
+    with StreamServer(copy, host="127.0.0.1", port=0, in_process=True, metrics_port=0) as server:
+        ports = [f"127.0.0.1:{port}" for port in (server.port, server.metrics_port)]
+        for port, state in zip(ports, ("serves 200 entries", "serving"), strict=True):
+            (facts,) = invoke("health", port, "--json").objects
+            assert facts["state"] == state
+            (line,) = invoke("health", port, "--format", "table").lines
+            assert line.startswith(f"{port}: {state} (")
+    assert "cannot connect" in invoke("health", ports[0]).failed()
+
+
+def test_health_of_a_relay_that_is_not_ready(invoke: Invoke, tmp_path: Path) -> None:
+    upstream = f"127.0.0.1:{free_port()}"
+    words = ("--server", upstream, "--file", "r.bin", "--port", "0", "--metrics-port", "0")
+    with running("relay", *words, cwd=tmp_path) as relay:
+        port = relay.err.until(r"metrics on http://(\S+)/metrics")[1]
+        assert invoke("health", port).failed() == (
+            f"{port}: no upstream has answered yet, so the stream is not known"
+        )
 
 
 def test_tls_where_the_protocol_is_expected(invoke: Invoke) -> None:

@@ -49,9 +49,15 @@ REQUESTS = {
     "/v1/clients": [("/v1/clients", 200), ("/v1/clients?limit=x", 400)],
     "/v1/openapi.json": [("/v1/openapi.json", 200)],
     "/metrics": [("/metrics", 200)],
-    "/healthz": [("/healthz", 200)],
-    "/readyz": [("/readyz", 200)],
+    "/healthz": [("/healthz", 200), ("/healthz?verbose", 200)],
+    "/readyz": [("/readyz", 200), ("/readyz?verbose", 200)],
 }
+
+
+def test_operations_have_names_for_generated_clients() -> None:
+    operations = [each for path in DOCUMENT["paths"].values() for each in path.values()]
+    assert len({each["operationId"] for each in operations}) == len(operations)
+    assert all(each["operationId"].isidentifier() and each["tags"] for each in operations)
 
 
 def test_the_document_is_valid() -> None:

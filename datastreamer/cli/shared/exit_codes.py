@@ -146,7 +146,8 @@ def _report(error: BaseException) -> int:
         # The command failed, and then closing the stream failed too.
         logs.say_error(_one_line(str(before)))
     if isinstance(error, DatastreamerError | Failure):
-        text = str(error)
+        # Commands have no option for that; those that need no index work without.
+        text = str(error).removesuffix("; or open the stream with index='memory'")
         if isinstance(error, DamagedFile) and "restore from a copy" not in text:
             text += f"; `datastreamer verify {shlex.quote(error.path)}` lists all damage"
     elif isinstance(error, OSError):

@@ -16,7 +16,7 @@ from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
-from datastreamer.printable import json_text, one_line
+from datastreamer.printable import counted, json_text, one_line
 from datastreamer.selection.times import AskTimes
 from datastreamer.zkevm.bookmark_keys import name_of_key
 from datastreamer.zkevm.entry_json import KnownTimes, timed_lines
@@ -177,5 +177,4 @@ def wrapped(text: str) -> list[str]:
 
 def count(number: int, what: str) -> str:
     """A number with its noun."""
-    several = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
-    return f"{number:,} {what if number == 1 else several}"
+    return counted(number, what, ",")

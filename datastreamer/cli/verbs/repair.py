@@ -15,10 +15,10 @@ from datastreamer.cli.shared.options import FileArgument, ReportOutput, SourceOp
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.format import STREAM_TYPE_SEQUENCER
+from datastreamer.printable import counted
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan
 from datastreamer.storage.maintain.repair import repair as mend
 from datastreamer.storage.maintain.repair_plan import Plan
-from datastreamer.storage.maintain.report import counted
 
 FromOption = Annotated[
     list[str] | None,
@@ -217,5 +217,5 @@ def _table(name: str, made: Plan, done: Repaired | None) -> bytes:
     if done is not None:
         problems = done.report.problems
         verdict = count(len(problems), "problem") if problems else "no problems"
-        lines += [f"checked again: {verdict}, {done.report.entries:,} entries"]
+        lines += [f"checked again: {verdict}, {count(done.report.entries, 'entry')}"]
     return text_lines(lines)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.shared.addresses import server_address
+from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument
 from datastreamer.cli.shared.output import JsonResult, count
 from datastreamer.cli.shared.progress import ProgressBar
@@ -42,6 +44,11 @@ def snapshot(
       datastreamer snapshot stream.bin copy.bin
       datastreamer snapshot stream.bin copy.bin && datastreamer verify copy.bin
     """
+    if ":" in file and server_address(file) is not None:
+        raise Failure(
+            f"{file}: is no file; of a server, `datastreamer relay --server {file} --file {out}` "
+            "makes a copy"
+        )
     with ProgressBar(f"copying {file}", 1, left="no copy is left") as progress:
         taken = take(file, out, verify=not no_verify, advance=progress.reach)
     compared = "" if no_verify else f"; {count(taken.verified, 'page')} compared with checksums"

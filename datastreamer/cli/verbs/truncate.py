@@ -15,6 +15,7 @@ from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.errors import DamagedEntry
 from datastreamer.format import TYPE_BOOKMARK
+from datastreamer.printable import counted
 from datastreamer.selection.times import moment_text
 from datastreamer.storage.stream import DataStream
 
@@ -43,7 +44,7 @@ def truncate(
     facts = _removed(file, number)
     before = facts["total_entries"] + facts["removed_entries"]
     if number == before:
-        result.report(f"{file} already holds {before:,} entries; nothing was changed", facts)
+        result.report(f"{file} already holds {count(before, 'entry')}; nothing was changed", facts)
         return
     loss = f"{file}: this permanently removes {_described(facts)}"
     if consent.dry_run:
@@ -53,7 +54,8 @@ def truncate(
     with logs.hold_index_errors(), DataStream.open(file) as stream:
         if stream.total_entries != before:
             raise Failure(
-                f"{file}: it held {before:,} entries and holds {stream.total_entries:,} now; "
+                f"{file}: it held {count(before, 'entry')} and holds "
+                f"{stream.total_entries:,} now; "
                 "nothing was changed: run it again"
             )
         # A signal does not interrupt the truncation.
@@ -72,7 +74,7 @@ def _removed(file: str, number: int) -> dict[str, Any]:
     with DataStream.open(file, read_only=True, index="memory", verify="never") as stream:
         total, length = stream.header.total_entries, stream.header.total_length
         if number > total:
-            raise Failure(f"{file}: cannot truncate to {number} entries: the stream holds {total}")
+            raise Failure(f"{file}: cannot truncate to {counted(number)}: the stream holds {total}")
         facts: dict[str, Any] = {
             "changed": False,
             "total_entries": number,

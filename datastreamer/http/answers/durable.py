@@ -29,7 +29,7 @@ from datastreamer.http.port.messages import (
     HttpRequest,
     unless_gone,
 )
-from datastreamer.printable import json_text
+from datastreamer.printable import counted, json_text
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.entry_json import KnownTimes
 
@@ -171,7 +171,7 @@ def _verify(reading: Reading, at: Received) -> None:
             "offset=-1",
         )
     if at.number > reading.total:
-        raise HttpProblem(400, f"the stream has {reading.total} entries, and none at this offset")
+        raise HttpProblem(400, f"the stream has {counted(reading.total)}, and none at this offset")
 
 
 def next_cursor(seen: str | None) -> str:

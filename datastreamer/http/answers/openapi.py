@@ -297,6 +297,35 @@ _PATHS: Final = {
     ),
 }
 
+# The name of each path in generated clients, and what it is about.
+_NAMED: Final = {
+    "/": ("console", "console"),
+    "/console/{file}": ("console_file", "console"),
+    "/v1/stream": ("stream", "stream"),
+    "/v1/entries/{number}": ("entry", "stream"),
+    "/v1/entries": ("entries", "stream"),
+    "/v1/bookmarks/{key}": ("bookmark", "stream"),
+    "/v1/blocks/{number}": ("block", "zkevm"),
+    "/v1/batches/{number}": ("batch", "zkevm"),
+    "/v1/follow": ("follow", "stream"),
+    "/v1/streams/{name}": ("durable_stream", "stream"),
+    "/v1/clients": ("clients", "monitoring"),
+    "/v1/openapi.json": ("openapi", "monitoring"),
+    "/metrics": ("metrics", "monitoring"),
+    "/healthz": ("healthz", "monitoring"),
+    "/readyz": ("readyz", "monitoring"),
+}
+
+
+def _operations(path: str) -> dict[str, Any]:
+    """The operations of a path, with their ids and tags."""
+    name, tag = _NAMED[path]
+    return {
+        method: {"operationId": f"{method}_{name}", "tags": [tag], **operation}
+        for method, operation in _PATHS[path].items()
+    }
+
+
 DOCUMENT: Final[dict[str, Any]] = {
     "openapi": "3.1.0",
     "info": {
@@ -306,7 +335,7 @@ DOCUMENT: Final[dict[str, Any]] = {
         "answer has the headers X-Content-Type-Options, Referrer-Policy, Vary and "
         "Cross-Origin-Resource-Policy.",
     },
-    "paths": _PATHS,
+    "paths": {path: _operations(path) for path in _PATHS},
     "components": {
         "schemas": _SCHEMAS,
         "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

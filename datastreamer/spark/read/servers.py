@@ -25,6 +25,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity, Position
+from datastreamer.printable import counted
 from datastreamer.protocol.retry import BACKOFF
 from datastreamer.selection.clauses import Selection
 from datastreamer.server.publish.policy import read_tokens
@@ -283,7 +284,7 @@ def _ensure_same(client: BlockingClient, snapshot: ServerSnapshot) -> None:
         if len(snapshot.servers.addresses) == 1:
             _changed(client, header, end, "the stream was truncated")
         raise ConnectionLost(
-            f"{client.peer} holds {header.total_entries} entries, but the query needs "
+            f"{client.peer} holds {counted(header.total_entries)}, but the query needs "
             f"{end.next_entry}"
         )
     if position_at(client, end.next_entry).trail != end.trail:

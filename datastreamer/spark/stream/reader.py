@@ -33,6 +33,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import U64_MAX, Header
 from datastreamer.position import Identity
+from datastreamer.printable import counted
 from datastreamer.protocol.retry import BACKOFF
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.batch import BatchReader
@@ -202,8 +203,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return f"the stream was replaced: it is {found}, and the query read {offset.stream}"
         if offset.entry > header.total_entries:
             return (
-                f"the stream was truncated: it holds {header.total_entries} entries, and the query "
-                f"has read {offset.entry}"
+                f"the stream was truncated: it holds {counted(header.total_entries)}, and the "
+                f"query has read {offset.entry}"
             )
         if offset.digest and self._stream.digest_before(offset.entry) != offset.digest:
             return (

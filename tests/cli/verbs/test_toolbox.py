@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("text", "text: not a stream file: it does not begin with polygonDATSTREAM"),
         ("short", "short: not a stream file: the header page is cut"),
         ("cut", "cut: at byte 6000: the file ends here, but its data ends at byte"),
-        ("torn", "torn: at byte 16: the header says that the stream ends with 1 entries"),
+        ("torn", "torn: at byte 16: the header says that the stream ends with 1 entry"),
     ],
 )
 def test_nothing_to_work_on(
@@ -117,7 +117,7 @@ def test_truncate_asks_and_refuses(invoke: Invoke, copy: Path, tmp_path: Path) -
         words = command("truncate", copy.name, "150")
         with terminal(words, tmp_path, dict(os.environ)) as (read_until, write):
             read_until("permanently removes .* 20 bookmarks, ")
-            read_until(r"Remove them\? \[y/N\] ")
+            read_until(r"Remove them\? \[y/N\]")
             assert copy.read_bytes() == before
             write(f"{answer}\n")
             read_until("nothing was changed" if code else "was truncated from 200 to 150")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import signal
 import socket
 import threading
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.shared.metrics_client import size, with_rates
+from datastreamer.cli.shared.console import new_console
+from datastreamer.cli.shared.metrics_client import size, table, with_rates
 from datastreamer.service.embedded import StreamServer
 from tests.cli.conftest import Invoke
 from tests.cli.process import command, on_terminal, running
+from tests.cli.test_terminal import Terminal
 from tests.network import model
 
 
@@ -78,6 +81,29 @@ def test_top_on_a_terminal(served: Served, tmp_path: Path) -> None:
     assert code == 0, shown
     assert served.client in shown
     assert "entries/s" in shown
+
+
+def test_nothing_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {"entry": 123_456_789_012, "offset": 10**12, "lag_entries": 123_456_789}
+    client = {"client": "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535", "state": "catch-up"}
+    rates = {"entries_per_second": 1_234_567.0, "bytes_per_second": 123.4 * 2**20}
+    state = {
+        "head_entries": 10**11,
+        "head_bytes": 10**13,
+        "sent_bytes_per_second": 1e8,
+        "connected": {"live": 1},
+        "clients": [{**client, **long, **rates, "seconds": 1e6, "lag_bytes": 10**10}],
+        "entries_per_second": 1.0,
+    }
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    console = new_console(terminal, width=80)
+    console.print(table(state))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert "\u2026" not in shown
+    for cell in ("123,456,789,012", "123,456,789", "1,234,567", "123.4 MiB", "catch-up"):
+        assert cell in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_signal_ends_it_with_exit_code_0(served: Served, tmp_path: Path) -> None:
