@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Final
 
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError, UpstreamShorter
 from datastreamer.printable import counted
 
 _log = logging.getLogger(__name__)
+
+WAY_ON: Final = (
+    '; --on-rewrite follow (on_rewrite="follow") truncates this relay to the entries that both '
+    "have, and continues from there; or restart it with a new file"
+)
+"""The end of the reason for which an upstream with another history is set aside."""
 
 
 @dataclass(slots=True, eq=False)

@@ -36,14 +36,14 @@ from datastreamer.metrics.counters import Counts
 from datastreamer.printable import counted
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.apply_changes import ChangeApplier
-from datastreamer.relay.checksums import ReceivedCheck, SumsClient
+from datastreamer.relay.checksums import ASIDE, ReceivedCheck, SumsClient
 from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.damaged_pages import restore_pages
 from datastreamer.relay.joining import Joined, common_entries, ensure_undamaged, join
 from datastreamer.relay.times import keep_times
 from datastreamer.relay.truncation_point import truncate_file
-from datastreamer.relay.upstream_state import UpstreamState
+from datastreamer.relay.upstream_state import WAY_ON, UpstreamState
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.stream import DataStream
 
@@ -58,10 +58,6 @@ _STEADY_SECONDS = 5.0
 _CLOSED_ON_ASKING = 3
 # An upstream that sends damaged entries is avoided for this many times the wait after a lost one.
 _AVOIDED_FACTOR = 60
-_WAY_ON = (
-    '; --on-rewrite follow (on_rewrite="follow") truncates this relay to the entries that both '
-    "have, and continues from there; or restart it with a new file"
-)
 # Number of ends of commits that are remembered.
 _COMMITS_KEPT = 10_000
 
@@ -165,9 +161,10 @@ class Download:
             attempt += 1
 
     def _connect(
-        self, state: UpstreamState, heartbeat: float | None = None
+        self, state: UpstreamState, heartbeat: float | None = None, name: str | None = None
     ) -> AbstractAsyncContextManager[RelayClient]:
-        return client_of(state.upstream, self._stream_type, self._timeout, heartbeat, self.own)
+        upstream, own = state.upstream, self.own
+        return client_of(upstream, self._stream_type, self._timeout, heartbeat, own, name)
 
     async def _header_of(self, state: UpstreamState) -> Header:
         """The header of the upstream's stream now. Raises `PeerError`."""
@@ -265,7 +262,9 @@ class Download:
             self._check_capabilities(state, client)
             self._joined(state, stream, joined.header)
             try:
-                aside = SumsClient(partial(self._connect, state), client.peer, self._timeout)
+                aside = SumsClient(
+                    partial(self._connect, state, name=ASIDE), client.peer, self._timeout
+                )
                 return await self._receive(state, stream, joined, client, aside)
             finally:
                 self.current, self.caught_up = None, False
@@ -390,7 +389,7 @@ class Download:
             self._distrust(state)
             return True
         if not self._follow:
-            error.args = (f"{error}{_WAY_ON}",)
+            error.args = (f"{error}{WAY_ON}",)
         self._set_aside(state, error)
         return False
 

@@ -17,11 +17,15 @@ import pytest
 
 from datastreamer.cli.shared.console import new_console
 from datastreamer.cli.shared.metrics_client import size, table, with_rates
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.errors import UsageError
+from datastreamer.format import COMMAND_CLIENT_NAME
 from datastreamer.service.embedded import StreamServer
 from tests.cli.conftest import Invoke
 from tests.cli.process import command, on_terminal, running
 from tests.cli.test_terminal import Terminal
 from tests.network import model
+from tests.network.stub import Stub, StubServer, sample
 
 
 class Served:
@@ -62,6 +66,44 @@ def test_clients_as_lines_and_as_a_table(invoke: Invoke, served: Served) -> None
     none = invoke("clients", served.address, "--limit", 0, "--format", "table").out.decode()
     assert served.client not in none
     assert "1 more" in none
+
+
+def test_a_client_with_a_name(invoke: Invoke, served: Served) -> None:
+    options = {"client_name": "indexer \u202e"}
+    with BlockingClient("127.0.0.1", served.server.port, **options) as client:
+        assert client.header().total_entries == 200
+        shown = invoke("clients", served.address, "--format", "table").out.decode()
+        [named] = [
+            each for each in invoke("clients", served.address).objects if "(" in each["client"]
+        ]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+ \(indexer \\u202e\)", named["client"])
+    assert named["client"] in shown
+    with pytest.raises(UsageError, match="a client's name must have 1 to 64 bytes, not 65"):
+        BlockingClient("127.0.0.1", served.server.port, client_name=65 * "x")
+
+
+def test_a_client_with_a_name_of_a_server_that_knows_none() -> None:
+    """It connects again without; with its token, if that was accepted."""
+    stub = Stub(sample(5))
+    seen = []
+
+    def handle(connection: socket.socket) -> None:
+        head = connection.recv(65536)
+        seen.append(int.from_bytes(head[:8], "big"))
+        if seen[-1] == COMMAND_CLIENT_NAME:
+            connection.sendall(model.result(9))
+            return
+        connection.sendall(stub.receive(head))
+        while data := connection.recv(65536):
+            connection.sendall(stub.receive(data))
+
+    with (
+        StubServer(handle, handle) as server,
+        BlockingClient("127.0.0.1", server.port, client_name="indexer") as client,
+    ):
+        assert client.entry(3).number == 3
+    assert seen[0] == COMMAND_CLIENT_NAME
+    assert len(seen) == 2
 
 
 def test_top_prints_a_line_per_update_without_a_terminal(invoke: Invoke, served: Served) -> None:
