@@ -124,6 +124,21 @@ def test_truncate_asks_and_refuses(invoke: Invoke, copy: Path, tmp_path: Path) -
         assert (len(scan_file(copy)) == 150) == (code == 0)
 
 
+def test_a_snapshot_of_a_server(invoke: Invoke) -> None:
+    assert invoke("snapshot", "127.0.0.1:6900", "o.bin").failed() == (
+        "127.0.0.1:6900: is no file; of a server, `datastreamer relay --server 127.0.0.1:6900 "
+        "--file o.bin` makes a copy"
+    )
+
+
+def test_commands_say_what_their_options_can_do(invoke: Invoke, copy: Path) -> None:
+    """They have no option for the place of the index."""
+    Path(f"{copy}.index").write_text("no folder")
+    failed = invoke("truncate", copy, 10, "--yes").failed()
+    assert f"{copy}.index" in failed
+    assert "index='memory'" not in failed
+
+
 # reindex
 
 
