@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -78,18 +79,14 @@ def bench(
     shape = output.chosen()
     figures = []
 
-    def show(found: Iterator[_Figure]) -> None:
-        for each in found:
-            figures.append(each)
-            if shape == "jsonl":
-                write_out(
-                    json_line(
-                        {
-                            **each._asdict(),
-                            "figure": round(each.figure, 3 if each.unit == "ms" else 1),
-                        }
-                    )
-                )
+    def show(work: Generator[_Figure, None, None]) -> None:
+        # Closed here: what it measures ends before the folder is removed.
+        with closing(work) as found:
+            for each in found:
+                figures.append(each)
+                if shape == "jsonl":
+                    figure = round(each.figure, 3 if each.unit == "ms" else 1)
+                    write_out(json_line({**each._asdict(), "figure": figure}))
 
     if server is not None:
         show(_of_server(server, seconds, options))
@@ -113,7 +110,9 @@ def _rate(seconds: float, work: str, unit: str, once: Callable[[], int]) -> _Fig
             return _Figure(work, done / spent, unit)
 
 
-def _of_server(server: str, seconds: float, options: SourceOptions) -> Iterator[_Figure]:
+def _of_server(
+    server: str, seconds: float, options: SourceOptions
+) -> Generator[_Figure, None, None]:
     from datastreamer.cli.shared.addresses import address_of
     from datastreamer.cli.shared.source import ServerSource
 
@@ -152,7 +151,7 @@ def _of_server(server: str, seconds: float, options: SourceOptions) -> Iterator[
         yield _Figure("committed", committed / (time.perf_counter() - begin), "entries/s")
 
 
-def _measured(place: Path, seconds: float) -> Iterator[_Figure]:
+def _measured(place: Path, seconds: float) -> Generator[_Figure, None, None]:
     from datastreamer.client.blocking_client import BlockingClient
     from datastreamer.service.embedded import StreamServer
     from datastreamer.storage.stream import DataStream

@@ -23,11 +23,8 @@ def test_figures(invoke: Invoke, tmp_path: Path) -> None:
 def test_of_a_server(invoke: Invoke, server: str) -> None:
     done = invoke("bench", server, *SHORT, "--json")
     assert (done.code, done.err) == (0, "")
-    assert [each["unit"] for each in done.objects] == 4 * ["ms"] + [
-        "entries/s",
-        "MB/s",
-        "entries/s",
-    ]
+    units = [each["unit"] for each in done.objects]
+    assert units == [*4 * ["ms"], "entries/s", "MB/s", "entries/s"]
     *measured, committed = done.objects
     assert all(each["figure"] > 0 for each in measured)
     assert committed == {"work": "committed", "figure": 0, "unit": "entries/s"}
