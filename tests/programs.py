@@ -16,6 +16,7 @@ HOW_TO_GET: Final = {
     "go": "install Go 1.21 or later (https://go.dev/dl)",
     "nginx": "install nginx (apt-get install nginx)",
     "node": "install Node.js 20 or later (apt-get install nodejs)",
+    "openapi-python-client": "install it apart, as it needs another typer (pipx install ...)",
     "promtool": "install Prometheus (apt-get install prometheus)",
     "setsid": "install util-linux (apt-get install util-linux)",
     "systemd-analyze": "install systemd (apt-get install systemd)",

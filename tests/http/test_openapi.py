@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from datastreamer.cli.demo import DemoSequencer
 from datastreamer.http.answers.openapi import DOCUMENT
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import serving
+from tests.programs import needs
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
@@ -158,3 +163,32 @@ async def test_the_document_names_the_paths(stream: DataStream) -> None:
         _, _, body = await ask(web.port, "/nothing")
     served = set(re.findall(r"/[^ ,]*", json.loads(body)["detail"]))
     assert served == set(DOCUMENT["paths"]) == set(REQUESTS)
+
+
+@needs("openapi-python-client")
+async def test_a_generated_client(
+    filled: DataStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "openapi.json").write_text(json.dumps(DOCUMENT))
+    words = ["generate", "--path", "openapi.json", "--output-path", "made", "--meta", "none"]
+    subprocess.run(["openapi-python-client", *words], check=True, capture_output=True, cwd=tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "made"]:
+        monkeypatch.delitem(sys.modules, name)
+    module = {
+        name: importlib.import_module(f"made.api.{place}.get_{name}")
+        for place, name in (("stream", "stream"), ("stream", "entry"), ("zkevm", "block"))
+    }
+    async with serving(filled) as web:
+        client = importlib.import_module("made").Client(f"http://127.0.0.1:{web.port}")
+
+        def use() -> None:
+            with client:
+                assert module["stream"].sync(client=client).total_entries == filled.total_entries
+                entry = module["entry"].sync(2, client=client)
+                assert (entry.number, entry.type_) == (2, filled.entry(2).type)
+                assert module["block"].sync(1, client=client).number == 1
+                problem = module["entry"].sync(99999, client=client)
+                assert problem.status == 404
+
+        await trio.to_thread.run_sync(use)
