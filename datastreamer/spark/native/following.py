@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-)
 from pyspark.sql.types import StructType
 
 from datastreamer.spark.native.plans import described, flat, for_tasks, options_of
 from datastreamer.spark.options import BATCH_PART_BYTES
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
 
 Request = Mapping[str, Any]
 

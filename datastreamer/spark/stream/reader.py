@@ -15,13 +15,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import (
@@ -38,6 +31,13 @@ from datastreamer.spark.options import Options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.offsets import StreamOffset
 from datastreamer.spark.stream.sources import FollowedStream, followed_stream
+from datastreamer.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 T = TypeVar("T")
 
@@ -160,6 +160,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Damaged entries before the start offset are reported as rows from that entry on.
         start = self._options.start
         return self._rows.read(partition, start if isinstance(start, int) else 0)
+
+    def reach(self) -> None:
+        """Wait until the stream answers. Raises as `initialOffset`."""
+        self._wait_for(lambda header: header)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: the stream keeps all entries, and Spark keeps the offset."""

@@ -6,7 +6,7 @@ import json
 import pickle
 from typing import Any, ClassVar
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from datastreamer.spark.versions import ReadAllAvailable
 
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.spark.stream.reader import RefusedReader, TailReader
