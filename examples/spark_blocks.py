@@ -1,9 +1,9 @@
-"""A stream's blocks in Parquet, for spark-submit on any cluster: each block once, also after a crash.
+"""A stream's blocks in Parquet, each once, also after a crash: for spark-submit on any cluster.
 
     spark-submit [options] spark_blocks.py SOURCE OUT [--once]
 
-SOURCE is a file, or HOST:PORT of a server; OUT a folder that all machines see, for the table and its
-checkpoint. With --once the job reads what is there, and ends.
+SOURCE is a file, or HOST:PORT of a server; OUT a folder that all machines see, for the table and
+its checkpoint. With --once the job reads what is there, and ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: what a server of its API would be sent, and that both say the same."""
+"""The manifests for Kubernetes: what a server of its API gets, and that both say the same."""
 
 from __future__ import annotations
 
@@ -72,8 +72,6 @@ class Api(BaseHTTPRequestHandler):
         self.created.append(made)
         Api.paths += self.path + "\n"
         self._answer(201, made)
-
-    do_PATCH = do_PUT = do_POST
 
     def do_GET(self) -> None:
         self._answer(404, {"kind": "Status", "status": "Failure", "code": 404})

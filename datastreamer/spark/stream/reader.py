@@ -6,6 +6,7 @@ Owns the bounds of a batch, and that it belongs to the history that the query ha
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import random
@@ -269,8 +270,15 @@ def lag(progress: Any) -> int | None:
     progress yet or the query follows no stream."""
     for source in (progress or {}).get("sources", ()):
         texts = [source.get(name) for name in ("endOffset", "latestOffset")]
-        read = [json.loads(text) if isinstance(text, str) else text for text in texts]
+        read = [_offset_of(text) if isinstance(text, str) else text for text in texts]
         if all(isinstance(offset, dict) and "entry" in offset for offset in read):
             end, latest = (StreamOffset.from_json(offset).entry for offset in read)
             return max(0, latest - end)
     return None
+
+
+def _offset_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)  # Spark 4.0 gives Python's form of it

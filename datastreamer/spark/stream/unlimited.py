@@ -24,9 +24,9 @@ class UnlimitedReader(DataSourceStreamReader):
     def __init__(self, reader: TailReader) -> None:
         if not isinstance(reader.getDefaultReadLimit(), ReadAllAvailable):
             raise UsageError(
-                f"Spark {VERSION[0]}.{VERSION[1]} cannot limit a batch of a source in Python: leave "
-                "maxEntriesPerTrigger and maxBytesPerTrigger out, follow a file with the reader in "
-                "Java, or use Spark 4.2 or later"
+                f"Spark {VERSION[0]}.{VERSION[1]} cannot limit a batch of a source in Python: "
+                "leave maxEntriesPerTrigger and maxBytesPerTrigger out, follow a file with the "
+                "reader in Java, or use Spark 4.2 or later"
             )
         self._reader = reader
         self._last: dict[str, Any] | None = None
