@@ -39,7 +39,7 @@ help:
 	@echo "make test-fast  the tests for an edit loop: the lower layers"
 	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
 	@echo "make test-spark SPARK=4.0  the tests of Spark, with that version of it"
-	@echo "make test-lakes SPARK=4.0  those of Delta and Iceberg tables, with packages from Maven"
+	@echo "make test-lakes SPARK=4.0  those of Delta and Iceberg tables, which Spark downloads"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
 	@echo "make docs       the documentation as a site, with its links checked, in build/site/"
 	@echo "make wheels     manylinux wheels for each CPython of this machine, tried, in dist/"
@@ -66,12 +66,12 @@ test-oldest: $(VENV)/.created
 test-spark: setup jar
 	@.ci/spark $(SPARK) $(VENV) $(or $(ARGS),$(SIDE_BY_SIDE) tests/spark)
 
-# Delta's and Iceberg's packages for Spark come from Maven.
+# Delta and Iceberg: Spark downloads their packages to build/ivy.
 test-lakes: setup jar
 	@.ci/spark $(SPARK) $(VENV) --version
-	@for package in $$($(VENV)-spark-$(SPARK)/bin/python -m tests.spark.lakes); do \
-		mvn --batch-mode --quiet dependency:get -Dartifact=$$package || exit; done
-	@.ci/spark $(SPARK) $(VENV) -m soak tests/spark/test_delta.py tests/spark/test_iceberg.py $(ARGS)
+	@$(VENV)-spark-$(SPARK)/bin/python -m tests.spark.lakes 2>build/lakes.log || { cat build/lakes.log; exit 1; }
+	@.ci/spark $(SPARK) $(VENV) -m soak tests/spark/test_delta.py $(ARGS)
+	@.ci/spark $(SPARK) $(VENV) -m soak tests/spark/test_iceberg.py $(ARGS)
 
 demo: core
 	@$(PY) examples/showcase.py

@@ -15,10 +15,9 @@ from datastreamer import DataStream
 from datastreamer.errors import UsageError
 from datastreamer.spark import Ingest, open_tables, session
 from tests.spark.lakes import DELTA as PACKAGE
-from tests.spark.lakes import missing
+from tests.spark.lakes import missing, settings
 from tests.spark.merging import merge_and_check
 from tests.spark.pipeline.worlds import World, expected
-from tests.spark.settings import SETTINGS
 
 pytestmark = [
     pytest.mark.soak,
@@ -26,7 +25,6 @@ pytestmark = [
 ]
 
 DELTA = {
-    "spark.jars.packages": PACKAGE,
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Of 50 tasks that read a table's log, 48 have no work here.
@@ -38,7 +36,7 @@ DELTA = {
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = str(tmp_path_factory.mktemp("spark"))
     scratch = {"spark.local.dir": folder, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
-    made = session("local[2]", "delta", {**SETTINGS, **DELTA, **scratch})
+    made = session("local[2]", "delta", {**settings(PACKAGE), **DELTA, **scratch})
     made.sparkContext.setLogLevel("ERROR")
     yield made
     made.stop()

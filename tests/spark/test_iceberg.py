@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from datastreamer.spark import session
-from tests.spark.lakes import ICEBERG, missing
+from tests.spark.lakes import ICEBERG, missing, settings
 from tests.spark.merging import merge_and_check
-from tests.spark.settings import SETTINGS
 
 pytestmark = [
     pytest.mark.soak,
@@ -22,8 +21,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = str(tmp_path_factory.mktemp("spark"))
-    settings = {
-        "spark.jars.packages": ICEBERG,
+    own = {
         "spark.sql.extensions": (
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),
@@ -32,7 +30,7 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
         "spark.sql.catalog.lake.warehouse": f"{folder}/warehouse",
         "spark.local.dir": folder,
     }
-    made = session("local[2]", "iceberg", {**SETTINGS, **settings})
+    made = session("local[2]", "iceberg", {**settings(ICEBERG), **own})
     made.sparkContext.setLogLevel("ERROR")
     yield made
     made.stop()

@@ -73,6 +73,9 @@ class Api(BaseHTTPRequestHandler):
         Api.paths += self.path + "\n"
         self._answer(201, made)
 
+    def do_PATCH(self) -> None:
+        self.do_POST()
+
     def do_GET(self) -> None:
         self._answer(404, {"kind": "Status", "status": "Failure", "code": 404})
 
