@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -56,15 +56,19 @@ def _register_in_4_0(spark: SparkSession) -> None:
     """Register unless Spark has found the source itself: Spark 4.0 refuses it then, and beside the
     reader in Java, which has the same name."""
     try:
-        java, context = spark._jsparkSession, spark.sparkContext
+        java: Any = spark._jsparkSession
     except PySparkException:
         return  # of Spark Connect, whose server looks for sources itself
+    from pyspark import SparkContext
     from pyspark.sql.udf import _wrap_function
 
     sources = java.sessionState().dataSourceManager()
     if not sources.dataSourceExists(DatastreamSource.name()):
-        package = context._jvm.org.apache.spark.sql.execution.datasources.v2.python
-        source = package.UserDefinedPythonDataSource(_wrap_function(context, DatastreamSource))
+        _check_pythons()
+        jvm: Any = SparkContext._jvm
+        package = jvm.org.apache.spark.sql.execution.datasources.v2.python
+        wrapped = _wrap_function(spark.sparkContext, DatastreamSource)
+        source = package.UserDefinedPythonDataSource(wrapped)
         sources.registerDataSource(DatastreamSource.name(), source)
 
 

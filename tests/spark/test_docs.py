@@ -48,7 +48,7 @@ def test_examples_of_following_and_writing(
     """In the order of the page, with the names that are made on the way."""
     examples = re.findall(r"```python\n(.*?)```", FOLLOWING, re.DOTALL)
     # Those of Delta need packages that `[dev]` does not install; that of DuckDB reads tables.
-    following, shown, writing = (it for it in examples if not re.search("delta|duckdb", it))
+    following, shown, writing = (it for it in examples if not re.search("delta|duckdb|iceberg", it))
     following = following.replace("query.awaitTermination()", "")
     with StreamServer(
         tmp_path / "stream.bin", host="127.0.0.1", port=0, version=3, in_process=True

@@ -189,6 +189,7 @@ def reassemble_stream(
     now = sql.lit(0.0) if max_age is None else sql.unix_millis(sql.current_timestamp()) / 1000
     found = found.withColumn("lane", sql.lit(0) if lanes is None else lanes)
     found = found.withColumn("now", now.cast("double"))
+    processor: LaneProcessor
     given = (subscribed, tuple(order), reorg_threshold, max_age, budget)
     if VERSION < (4, 1):
         message = sql.struct(*(name for name in found.columns if name != "lane")).alias("message")
