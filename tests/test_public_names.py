@@ -29,6 +29,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     *(page for folder in ("docs", "contrib", "examples") for page in (ROOT / folder).rglob("*.md")),
 ]
+# Classes that Spark loads.
+JAVA = {f"datastreamer.spark.{path.stem}" for path in (ROOT / "jvm").rglob("Catalog.java")}
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -50,7 +52,7 @@ def deeper(names: Iterator[str]) -> list[str]:
     """Those of the names that are not public."""
     found = []
     for name in names:
-        if name.split(".")[0] != "datastreamer" or name in PACKAGES:
+        if name.split(".")[0] != "datastreamer" or name in {*PACKAGES, *JAVA}:
             continue
         package = max((p for p in PACKAGES if name.startswith(f"{p}.")), key=len)
         if name[len(package) + 1 :].split(".")[0] not in importlib.import_module(package).__all__:

@@ -40,8 +40,8 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,20})\s*([bkmg]?)b?", re.IGNORECASE)
 _BOOKMARK: Final = re.compile(r"(block|batch):(\d+)")
 
-# Prefixes of options that Spark itself passes to every source.
-_OF_SPARK: Final = ("spark.", "serialization.", "__")
+# Prefixes of options that Spark itself passes to every source or sink.
+_OF_SPARK: Final = ("spark.", "serialization.", "__", "checkpointlocation", "queryname")
 # Prefixes of what Spark passes for a table of a catalog.
 _OF_CATALOG: Final = ("option.", "provider")
 
@@ -50,8 +50,9 @@ _NO_LOCATION: Final = (
     "(HOST:PORT)"
 )
 _CATALOG_TABLE: Final = (
-    ". Spark keeps no options for a table of a catalog: use CREATE TEMPORARY VIEW name USING "
-    "datastream OPTIONS (...) instead of CREATE TABLE"
+    ". Without the jar that datastreamer.spark.native_jar() names Spark keeps no options for a "
+    "table of a catalog: use CREATE TEMPORARY VIEW name USING datastream OPTIONS (...) instead of "
+    "CREATE TABLE, or add the jar"
 )
 
 
@@ -120,8 +121,14 @@ class Options:
     changes: bool = False
     """Whether rows are changes: what was delivered is deleted when the stream no longer has it."""
 
+    token_file: str | None = None
+    """A file with the token for servers. Executors read it on their own machines."""
+
     staging: str | None = None
     """The folder for the rows of the tasks of ``df.write``. None: the folder of the stream."""
+
+    transaction: tuple[str, int] | None = None
+    """The application and the version of what ``df.write`` appends once. None: it is appended."""
 
     @property
     def on_error(self) -> OnError:
@@ -131,11 +138,11 @@ class Options:
 
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
-    *("startingTimestamp", "types", "prefixes", "batchReads"),
+    *("startingTimestamp", "endingTimestamp", "types", "prefixes", "batchReads"),
     *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "changes"),
-    *("reader", "stagingPath"),
+    *("reader", "tokenFile", "stagingPath", "txnAppId", "txnVersion"),
 )
 
 
@@ -174,8 +181,8 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         servers=servers,
         table=table,
         mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
-        start=read.start(),
-        stop=read.offset("endingOffset", "latest", None),
+        start=read.bound("starting", "latest" if from_latest else "earliest", 0),
+        stop=read.bound("ending", "latest", None),
         where=read.selection(table),
         partition_bytes=read.size("partitionBytes", partition_bytes),
         system_id=read.flag("systemId"),
@@ -192,7 +199,9 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         max_bytes=read.size("maxBytesPerTrigger", None),
         fail_on_data_loss=read.flag("failOnDataLoss") is not False,
         changes=changes,
+        token_file=texts.get("tokenfile"),
         staging=texts.get("stagingpath"),
+        transaction=read.transaction(),
     )
 
 
@@ -247,17 +256,17 @@ class _Texts:
             return int(text)
         raise self._bad(name, f"{word}, an entry number, block:N or batch:N")
 
-    def start(self) -> Offset:
-        time, offset = (self._texts.get(f"starting{it}") for it in ("Timestamp", "Offset"))
+    def bound(self, which: str, word: str, default: int | None) -> Offset:
+        """Where a query starts or ends, by an offset or a time."""
+        time = self._texts.get(f"{which}Timestamp")
         if time is None:
-            latest = offset is not None and offset.lower() == "latest"
-            return 0 if latest else self.offset("startingOffset", "earliest", 0)
-        if offset is not None:
-            raise UsageError("give startingOffset or startingTimestamp, not both")
+            return self.offset(f"{which}Offset", word, default)
+        if f"{which}Offset" in self._texts:
+            raise UsageError(f"give {which}Offset or {which}Timestamp, not both")
         try:
             return StartTime(moment_ms(time))
         except BadArgument as error:
-            raise UsageError(f"option startingTimestamp: {error}") from None
+            raise UsageError(f"option {which}Timestamp: {error}") from None
 
     def selection(self, table: str) -> Selection | None:
         types, prefixes = (
@@ -275,6 +284,13 @@ class _Texts:
             return with_prefixes([int(part) for part in types], prefixes)
         except UsageError as error:
             raise UsageError(f"option prefixes: {error}") from None
+
+    def transaction(self) -> tuple[str, int] | None:
+        version = self.number("txnVersion", None, U64_MAX >> 1)
+        application = self._texts.get("txnAppId")
+        if (version is None) != (application is None):
+            raise UsageError("the options txnAppId and txnVersion belong together: give both")
+        return None if application is None else (application, version)
 
     def count(self, name: str) -> int | None:
         return self.number(name, None, U64_MAX, least=1)  # type: ignore[no-any-return]

@@ -30,7 +30,7 @@ from datastreamer.spark.stream.changes import ChangeReader, with_changes
 from datastreamer.spark.stream.reader import RefusedReader, TailReader
 from datastreamer.spark.stream.unlimited import UnlimitedReader
 from datastreamer.spark.versions import HAS_LIMITS
-from datastreamer.spark.write.sink import StreamSink
+from datastreamer.spark.write.sink import QuerySink, StreamSink
 
 
 class DatastreamSource(DataSource):
@@ -68,11 +68,8 @@ class DatastreamSource(DataSource):
         return StreamSink(read_options(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Not supported: raises `UsageError`."""
-        raise UsageError(
-            "a streaming query cannot write to a stream directly: write its batches with "
-            ".writeStream.foreachBatch(lambda frame, _: frame.write.format('datastream')...)"
-        )
+        """A writer that appends the batches of a query to a stream, each once."""
+        return QuerySink(read_options(self.options), schema, overwrite=overwrite)
 
 
 def _read_options(given: Mapping[str, str], part_bytes: int) -> Options:

@@ -16,6 +16,11 @@ VERSION: Final = tuple(map(int, pyspark.__version__.split(".")[:2]))
 # Whether Spark passes the start and the limit of a batch to a source in Python.
 HAS_LIMITS: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 
+if TYPE_CHECKING or VERSION >= (4, 1):
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+    from pyspark.sql.datasource import DataSourceStreamWriter as DataSourceStreamArrowWriter
+
 if TYPE_CHECKING or HAS_LIMITS:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
@@ -51,6 +56,7 @@ else:
 __all__ = [
     "HAS_LIMITS",
     "VERSION",
+    "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxBytes",

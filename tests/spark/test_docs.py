@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from datastreamer import DataStream, StreamServer
+from datastreamer import DataStream, Publishing, StreamServer
 from datastreamer.reassembly import Producer
 from datastreamer.spark import STATE_SETTINGS
 from datastreamer.spark.options import NAMES_OF_OPTIONS, read_options
@@ -24,8 +24,8 @@ TABLE = re.findall(r"^\| (`.*?) \| .* \| (.*?) ?\|$", OPTIONS, re.MULTILINE)
 
 @pytest.mark.parametrize(
     "example, printed",
-    [(0, ["11318"]), (1, ["100"]), (2, ["100"])],
-    ids=["blocks", "the shorter way", "a range"],
+    [(0, ["11318"]), (1, ["100"]), (2, ["+-----------+--------------+"]), (3, ["100"])],
+    ids=["blocks", "the shorter way", "SQL", "a range"],
 )
 def test_examples(
     example: int,
@@ -48,7 +48,9 @@ def test_examples_of_following_and_writing(
     """In the order of the page, with the names that are made on the way."""
     examples = re.findall(r"```python\n(.*?)```", FOLLOWING, re.DOTALL)
     # Those of Delta need packages that `[dev]` does not install; that of DuckDB reads tables.
-    following, shown, writing = (it for it in examples if not re.search("delta|duckdb|iceberg", it))
+    following, shown, writing, batches = (
+        it for it in examples if not re.search("delta|duckdb|iceberg", it)
+    )
     following = following.replace("query.awaitTermination()", "")
     with StreamServer(
         tmp_path / "stream.bin", host="127.0.0.1", port=0, version=3, in_process=True
@@ -72,11 +74,24 @@ def test_examples_of_following_and_writing(
     run(writing, names, tmp_path)
     with DataStream.open(tmp_path / "stream.bin", read_only=True) as stream:
         assert stream.total_entries == 2 * before
+    (tmp_path / "token").write_text("t" * 32)
+    (tmp_path / "token").chmod(0o600)
+    publishing = Publishing(token_file=tmp_path / "token")
+    names["rows"] = spark.readStream.format("datastream").load(str(tmp_path / "stream.bin"))
+    with StreamServer(
+        tmp_path / "written.bin", host="127.0.0.1", port=0, in_process=True, publishing=publishing
+    ) as server:
+        run(batches.replace("127.0.0.1:6900", f"127.0.0.1:{server.port}"), names, tmp_path)
+        try:
+            names["query"].processAllAvailable()
+        finally:
+            names["query"].stop()
+        assert server.stream.total_entries == 2 * before + 1  # the fence
 
 
 def run(example: str, names: dict[str, Any], folder: Path) -> None:
     """An example, with its files in a folder: Spark and its workers are in others."""
-    for name in ("stream.bin", "blocks/", "blocks-checkpoint/"):
+    for name in ("stream.bin", "blocks/", "blocks-checkpoint/", "token", "written-checkpoint/"):
         example = example.replace(f'"{name}"', f'"{folder / name}"')
     exec(compile(example, "docs/SPARK_STREAMING.md", "exec"), names)
 
@@ -87,7 +102,7 @@ def test_the_options_are_those_of_the_code() -> None:
     # Those that only unbounded queries and writes have are on their own page.
     others = set(NAMES_OF_OPTIONS) - shown - {"paths", "file"}
     assert shown <= set(NAMES_OF_OPTIONS)
-    assert len(others) == 5
+    assert len(others) == 7
     assert {name for name in others if f"`{name}`" in FOLLOWING} == others
 
 
@@ -117,7 +132,7 @@ def test_reassembly(
     exec(compile(shown, "docs/SPARK_REASSEMBLY.md", "exec"), {})
     said = capsys.readouterr().out.split("\n")
     assert said[:3] == [f"{own!r} 1 alice" for own in blocks]
-    selecting = EXAMPLES[3].replace('"alice.bin"', f'"{tmp_path}/alice.bin"')
+    selecting = EXAMPLES[4].replace('"alice.bin"', f'"{tmp_path}/alice.bin"')
     exec(compile(selecting, "docs/SPARK.md", "exec"), {})
     assert capsys.readouterr().out == "3\n"
     for name in ("alice.bin", "rows/", "rows-checkpoint/"):

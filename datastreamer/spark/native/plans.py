@@ -21,7 +21,7 @@ from typing import Any, Final
 from pyspark.sql.types import StructType
 
 from datastreamer.arrow.fixed_layouts import fixed_columns
-from datastreamer.arrow.tables import TABLES
+from datastreamer.arrow.tables import NAMES, TABLES
 from datastreamer.errors import DatastreamerError, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
@@ -30,6 +30,7 @@ from datastreamer.spark.native import aggregates
 from datastreamer.spark.native.pushdown import ALL, wanted
 from datastreamer.spark.options import PARTITION_BYTES, Options, read_options
 from datastreamer.spark.read.batch import BatchReader
+from datastreamer.spark.read.column_comments import with_comments
 from datastreamer.spark.read.files import (
     FileSnapshot,
     ensure_same,
@@ -69,9 +70,17 @@ def options_of(request: Mapping[str, Any], part_bytes: int = PARTITION_BYTES) ->
 
 
 def schema_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """All columns of the table."""
+    """All columns of the table; with `comments` on them, for a catalog, of a server's, too."""
+    found = DatastreamSource(request["options"]).schema()
+    if request["comments"]:
+        return {"schema": with_comments(read_options(request["options"]).table, found).json()}
     options_of(request)
-    return {"schema": DatastreamSource(request["options"]).schema().json()}
+    return {"schema": found.json()}
+
+
+def tables(_: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of the tables that every stream has."""
+    return {"tables": NAMES}
 
 
 def scan(request: Mapping[str, Any]) -> dict[str, Any]:

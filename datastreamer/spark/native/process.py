@@ -23,7 +23,7 @@ import pyarrow as pa
 from datastreamer.errors import DatastreamerError, UsageError
 from datastreamer.spark.native import following, plans
 
-PROTOCOL: Final = "5"
+PROTOCOL: Final = "6"
 """The version of requests and answers, as the jar of this package speaks it."""
 
 _LENGTH: Final = struct.Struct(">I")
@@ -31,6 +31,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 _PLANS: Final[dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | Iterator[Any]]]] = {
     "schema": plans.schema_of,
+    "tables": plans.tables,
     "scan": plans.scan,
     "aggregate": plans.aggregate,
     "read": plans.read,

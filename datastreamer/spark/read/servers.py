@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from datastreamer._codec import EntryBatch
 from datastreamer.client.blocking_client import BlockingClient
@@ -27,11 +27,15 @@ from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.retry import BACKOFF
 from datastreamer.selection.clauses import Selection
+from datastreamer.server.publish.policy import read_tokens
 from datastreamer.spark.options import TLS, Options
 from datastreamer.spark.read.history_client import HistoryClient
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.transport.address import Address
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +48,40 @@ class Servers:
     timeout: float
     retry_for: float
     batch_reads: bool
+    token_file: str | None
 
     @classmethod
     def of(cls, options: Options) -> Servers:
         """The servers that a query names."""
         return cls(
             *(options.servers, options.stream_type, options.tls, options.timeout),
-            *(options.retry_for, options.batch_reads),
+            *(options.retry_for, options.batch_reads, options.token_file),
         )
+
+    def context(self) -> ssl.SSLContext | None:
+        """For TLS, with the files that the options name; None without them."""
+        if self.tls is None:
+            return None
+        from datastreamer.transport.tls import client_tls
+
+        return client_tls(self.tls.ca, self.tls.certificate, self.tls.key)
+
+    def token(self) -> bytes | None:
+        """The first one in the file. Raises `UsageError` if there is none."""
+        return None if self.token_file is None else read_tokens(self.token_file)[0]
 
     def connect(self, address: Address) -> HistoryClient:
         """Connect to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
-        context = None
-        if self.tls is not None:
-            from datastreamer.transport.tls import client_tls
-
-            context = client_tls(self.tls.ca, self.tls.certificate, self.tls.key)
         return HistoryClient(
             address.host,
             address.port,
             stream_type=self.stream_type,
             timeout=self.timeout,
-            tls=context or address.tls,
+            tls=self.context() or address.tls,
             tls_server_name=None if self.tls is None else self.tls.server_name,
             resume=False,
             batch_reads=self.batch_reads,
+            token=self.token(),
         )
 
     def connect_any(self) -> tuple[int, HistoryClient]:

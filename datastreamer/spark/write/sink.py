@@ -1,8 +1,8 @@
-"""`df.write.format("datastream")`: appends rows to a stream file, all of them or none.
+"""`df.write.format("datastream")` and `df.writeStream`: append rows to a stream.
 
-Tasks write their rows to files in a staging folder; the driver appends those, in the order of the
-partitions, in one atomic operation. Readers see nothing before, and a failed write leaves nothing.
-The next write removes what a killed driver left.
+Tasks pack their rows; the driver appends them, in the order of the partitions. Into a file
+`df.write` takes any number of rows: tasks write theirs to files in a staging folder, and the next
+write removes what a killed driver left. All other rows go through the driver's memory.
 """
 
 from __future__ import annotations
@@ -10,160 +10,176 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import methodcaller
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, IntegralType, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
-from datastreamer.format import MAX_BOOKMARK_SIZE, MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.paths import local_path
+from datastreamer.spark.versions import VERSION, DataSourceStreamArrowWriter
 from datastreamer.spark.write import staging
-from datastreamer.storage.stream import DataStream
-from datastreamer.storage.write.atomic_op import AtomicOp
+from datastreamer.spark.write.rows import PACKED, check_columns, packed
+from datastreamer.spark.write.target import Fences, append, file_output, server_output
 
-_STAGED: Final = pa.schema([("type", pa.int64()), ("data", pa.binary())])
 _SHARED: Final = (
     "if executors run on other machines, set stagingPath to a folder that all of them share"
 )
+# A local property of the tasks of a streaming query.
+_ROWS: Final = 1000
+_QUERY_ID: Final = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
-    """A task's rows of a partition, in a file."""
+class Written(WriterCommitMessage):
+    """A task's rows of a partition: packed as an Arrow file, or where that file is."""
 
     partition: int
-    path: str
     rows: int
+    content: bytes | str
+    query: str | None
+    """The id of the streaming query that they are a part of."""
 
 
-class StreamSink(DataSourceArrowWriter):
-    """Appends the columns `type` and `data` to an existing stream file.
-
-    The driver makes one per write. Raises `UsageError` and `FileMissing`.
-    """
+class _Sink:
+    """What both kinds of writes have in common. Raises `UsageError` and `FileMissing`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise UsageError('a stream can only be appended to: use mode("append"), not overwrite')
-        path = local_path(options.paths[0]) if len(options.paths) == 1 else None
-        if path is None:
-            raise UsageError("a stream is written to one local file: name its path")
-        _check_columns(schema)
-        if not os.path.isfile(path):
-            raise FileMissing(path, "no such file; create the stream first, with its system id")
-        self._path = os.path.abspath(path)
-        folder, name = os.path.split(self._path)
-        # By the driver, not by tasks: a task that outlives a failed write must not create the
-        # folder again.
-        self._staging = staging.create(options.staging or folder, name)
+        check_columns(schema)
+        self._options = options
+        self._path = None if options.servers else _existing(options.paths)
+        self._staging: str | None = None
 
-    def write(self, iterator: Iterator[Any]) -> Staged:
-        """In a task: write the rows of a partition to a file.
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """In a task: pack the rows of a partition.
 
         Raises `UsageError` for a row that is not an entry; the whole write is aborted then.
         """
         task = TaskContext.get()
         assert task is not None
-        return self.stage(task.partitionId(), task.taskAttemptId(), iterator)
+        query = task.getLocalProperty(_QUERY_ID)
+        return self.pack(task.partitionId(), task.taskAttemptId(), query, iterator)
 
-    def stage(self, partition: int, attempt: int, iterator: Iterator[Any]) -> Staged:
-        """`write`, for an attempt at a partition."""
-        path = os.path.join(self._staging, f"{partition:06d}-{attempt}.arrow")
-        rows = 0
-        try:
-            file = pa.OSFile(path, "wb")
-        except FileNotFoundError:
-            raise StreamFileError(
-                path, f"no such folder on this machine, or the write has ended: {_SHARED}"
-            ) from None
-        with file, pa.ipc.new_file(file, _STAGED) as output:
+    def pack(
+        self, partition: int, attempt: int, query: str | None, iterator: Iterator[Any]
+    ) -> Written:
+        """In a task: the rows of an attempt at a partition."""
+        path, rows = None, 0
+        if self._staging is None:
+            file = pa.BufferOutputStream()
+        else:
+            path = os.path.join(self._staging, f"{partition:06d}-{attempt}.arrow")
+            try:
+                file = pa.OSFile(path, "wb")
+            except FileNotFoundError:
+                raise StreamFileError(
+                    path, f"no such folder on this machine, or the write has ended: {_SHARED}"
+                ) from None
+        with pa.ipc.new_file(file, PACKED) as output:
             for batch in iterator:
-                entries = _entries(batch, partition, rows)
-                output.write_batch(entries)
-                rows += entries.num_rows
-        return Staged(partition, path, rows)
+                output.write_batch(packed(batch, partition, rows))
+                rows += batch.num_rows
+        content = path or file.getvalue().to_pybytes()
+        file.close()
+        return Written(partition, rows, content, query)
+
+    def _append(
+        self, messages: Sequence[WriterCommitMessage | None], version: tuple[str, int] | None
+    ) -> None:
+        written = sorted(
+            (it for it in messages if isinstance(it, Written) and it.rows),
+            key=lambda it: it.partition,
+        )
+        if not written:
+            return
+        fences = None if version is None else Fences(*version)
+        target = server_output(self._options) if self._path is None else file_output(self._path)
+        with target as output:
+            append(output, _batches(written), fences)
+
+
+class StreamSink(_Sink, DataSourceArrowWriter):
+    """Appends rows to a stream. The driver makes one per write."""
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        if self._path is not None:
+            folder, name = os.path.split(self._path)
+            # By the driver, not by tasks: a task that outlives a failed write must not create the
+            # folder again.
+            self._staging = staging.create(options.staging or folder, name)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """In the driver, after all tasks: append in one atomic operation, synced on return.
+        """In the driver, after all tasks: append the rows, on disk on return.
 
-        Raises what opening the stream and committing raise; nothing is appended then.
+        Raises what opening the stream and committing raise. Without `operation` the rows are one
+        atomic operation, so that nothing is appended then.
         """
-        staged = sorted(
-            (message for message in messages if isinstance(message, Staged)),
-            key=lambda message: message.partition,
-        )
         try:
-            with DataStream.open(self._path) as stream, stream.atomic_op() as op:
-                for part in staged:
-                    _append(op, part)
+            self._append(messages, self._options.transaction)
         finally:
-            staging.remove(self._staging)
+            self.abort(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """In the driver, after the last attempt of a task has failed: remove the staged rows."""
-        staging.remove(self._staging)
+        if self._staging is not None:
+            staging.remove(self._staging)
 
 
-def _check_columns(schema: StructType) -> None:
-    found = {field.name: field.dataType for field in schema}
-    fits = isinstance(found.get("type"), IntegralType) and isinstance(found.get("data"), BinaryType)
-    if set(found) != {"type", "data"} or not fits:
-        there = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
-        raise UsageError(
-            f"a stream is written from the columns type (an integer) and data (binary), not from "
-            f"{there}: select these two. Entries are numbered anew, in the order of the rows"
-        )
+class QuerySink(_Sink, DataSourceStreamArrowWriter):
+    """Appends the batches of a streaming query to a stream, each once."""
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        self._schema = to_arrow_schema(schema)
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """In a task: pack the rows of a partition. Raises as the other sink."""
+        if VERSION < (4, 1):  # which passes rows
+            rows = map(methodcaller("asDict", recursive=True), iterator)
+            runs = iter(lambda: list(islice(rows, _ROWS)), [])
+            iterator = (pa.RecordBatch.from_pylist(run, self._schema) for run in runs)
+        return super().write(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """In the driver, after all tasks of a batch: append it, on disk on return, unless it is in
+        the stream. Raises what opening the stream and committing raise."""
+        queries = {it.query for it in messages if isinstance(it, Written)}
+        for query in queries:
+            assert query is not None
+            self._append(messages, (query, batchId))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """In the driver, after a batch has failed: nothing was appended."""
 
 
-def _entries(batch: Any, partition: int, row: int) -> Any:
-    """The two columns of a batch, checked. `row` is the number of its first row."""
-    kinds = batch.column("type").cast(pa.int64())
-    data = batch.column("data").cast(pa.binary())
-    sizes = pc.binary_length(data)
-    bookmarks = pc.equal(kinds, TYPE_BOOKMARK)
-    size = f"its data exceeds {MAX_DATA_SIZE:,} bytes, or its key is not 1 to {MAX_BOOKMARK_SIZE}"
-    most = pc.if_else(bookmarks, MAX_BOOKMARK_SIZE, MAX_DATA_SIZE)
-    least = pc.if_else(bookmarks, 1, 0)
-    for wrong, why in (
-        (pc.or_(pc.is_null(kinds), pc.is_null(data)), "type or data is null"),
-        (pc.or_(pc.less(kinds, 0), pc.greater(kinds, U32_MAX)), "its type is not a u32"),
-        (pc.or_(pc.greater(sizes, most), pc.less(sizes, least)), size),
-    ):
-        at = pc.index(wrong, pa.scalar(True)).as_py()
-        if at >= 0:
-            raise UsageError(f"row {row + at} of partition {partition} is not an entry: {why}")
-    return pa.RecordBatch.from_arrays([kinds, data], schema=_STAGED)
+def _existing(paths: Sequence[str]) -> str:
+    path = local_path(paths[0]) if len(paths) == 1 else None
+    if path is None:
+        raise UsageError("a stream is written to one local file: name its path, or a server")
+    if not os.path.isfile(path):
+        raise FileMissing(path, "no such file; create the stream first, with its system id")
+    return os.path.abspath(path)
 
 
-def _append(op: AtomicOp, part: Staged) -> None:
-    try:
-        with pa.memory_map(part.path) as file:
-            batches = pa.ipc.open_file(file)
-            rows = 0
+def _batches(written: Sequence[Written]) -> Iterator[Any]:
+    for part in written:
+        content = part.content
+        try:
+            staged = pa.memory_map(content) if isinstance(content, str) else content
+            batches = pa.ipc.open_file(staged)
             for at in range(batches.num_record_batches):
-                rows += _append_batch(op, batches.get_batch(at))
-    except (OSError, pa.ArrowException) as error:
-        raise StreamFileError(
-            part.path,
-            f"the rows of a task cannot be read: {error}; {_SHARED}",
-        ) from None
-    if rows != part.rows:
-        raise StreamFileError(part.path, f"it holds {rows} rows, but the task wrote {part.rows}")
-
-
-def _append_batch(op: AtomicOp, batch: Any) -> int:
-    kinds, data = batch.column("type").to_pylist(), batch.column("data").to_pylist()
-    if TYPE_BOOKMARK not in kinds:
-        op.add_entries(kinds, data)
-        return len(kinds)
-    for kind, item in zip(kinds, data, strict=True):
-        if kind == TYPE_BOOKMARK:
-            op.add_bookmark(item)
-        else:
-            op.add_entry(kind, item)
-    return len(kinds)
+                yield batches.get_batch(at)
+        except (OSError, pa.ArrowException) as error:
+            raise StreamFileError(
+                content if isinstance(content, str) else "",
+                f"the rows of a task cannot be read: {error}; {_SHARED}",
+            ) from None

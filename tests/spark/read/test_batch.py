@@ -156,18 +156,6 @@ def test_sql(spark: Any, real_stream: Path) -> None:
         spark.catalog.dropTempView("seen_blocks")
 
 
-def test_a_table_of_a_catalog_is_refused(spark: Any, real_stream: Path) -> None:
-    """Spark does not hand on its options when it is read."""
-    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING datastream"):
-        spark.sql(f"create table kept using datastream options (file '{real_stream}')")
-    spark.sql(f"create table made (number bigint) using datastream options (file '{real_stream}')")
-    try:
-        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING datastream"):
-            spark.sql("select * from made").collect()
-    finally:
-        spark.sql("drop table made")
-
-
 def test_a_folder(
     read: Callable[..., Any], spark: Any, real_stream: Path, make: Make, tmp_path: Path
 ) -> None:

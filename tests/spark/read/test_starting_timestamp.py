@@ -77,6 +77,8 @@ def test_the_first_entry_at_or_after_a_time(place: dict[str, str]) -> None:
         assert rows(str(BEGIN + 2_000_000)) == []
     both = Query(**place, startingTimestamp=str(BEGIN + 20_000), endingOffset="12").rows()
     assert [row["number"] for row in both] == [10, 11]
+    until = Query(**place, startingOffset="8", endingTimestamp=str(BEGIN + 20_000)).rows()
+    assert [row["number"] for row in until] == [8, 9]
 
 
 def test_the_reader_in_java_asks_for_it(path: Path) -> None:

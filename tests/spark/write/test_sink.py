@@ -98,8 +98,8 @@ def test_a_task_that_fails_leaves_nothing(spark: Any, path: Path) -> None:
         ("1 as type", "cast(null as binary)", "type or data is null"),
         ("176 as type", "binary('')", "or its key is not 1 to 16"),
         ("1 as type", "binary(repeat('x', 1048560))", "its data exceeds 1,048,559 bytes"),
-        ("1 as kind", "binary('x')", "not from kind int, data binary: select these two"),
-        ("1 as type", "'x'", "not from type int, data string: select these two"),
+        ("1 as kind", "binary('x')", "not from kind int, data binary: select these"),
+        ("1 as type", "'x'", "not from type int, data string: select these"),
     ],
 )
 def test_what_is_not_an_entry_is_reported(
@@ -131,15 +131,6 @@ def test_a_stream_is_not_overwritten(spark: Any, path: Path) -> None:
     assert entries(path) == [(1, b"first")]
 
 
-def test_a_streaming_query_is_asked_to_write_its_batches(
-    spark: Any, path: Path, tmp_path: Path
-) -> None:
-    query = spark.readStream.format("datastream").load(str(path)).select("type", "data").writeStream
-    query = query.format("datastream").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    with pytest.raises(Exception, match=r"write its batches with \.writeStream\.foreachBatch"):
-        query.option("path", str(path)).start().awaitTermination()
-
-
 def test_a_frame_without_rows_appends_nothing(spark: Any, path: Path) -> None:
     write(spark.createDataFrame([], "type int, data binary"), path)
     write(numbered(spark, 100).where("type > 9"), path)
@@ -155,9 +146,9 @@ def test_of_two_attempts_at_a_partition_the_one_that_spark_commits_is_written(pa
         kinds = pa.array([1] * len(data), pa.int32())
         yield pa.RecordBatch.from_arrays([kinds, pa.array(data)], ["type", "data"])
 
-    behind = sink.stage(1, 7, batches(b"c"))
-    sink.stage(0, 5, batches(b"slow"))
-    ahead = sink.stage(0, 6, batches(b"a", b"b"))
+    behind = sink.pack(1, 7, None, batches(b"c"))
+    sink.pack(0, 5, None, batches(b"slow"))
+    ahead = sink.pack(0, 6, None, batches(b"a", b"b"))
     sink.commit([behind, None, ahead])
     assert entries(path) == [(1, b"first"), (1, b"a"), (1, b"b"), (1, b"c")]
     assert [found for found in os.listdir(path.parent) if "staging" in found] == []
@@ -170,7 +161,7 @@ def test_a_task_that_comes_too_late_leaves_nothing(path: Path) -> None:
     (staging,) = [found for found in os.listdir(path.parent) if "staging" in found]
     sink.abort([])
     with pytest.raises(StreamFileError, match="or the write has ended"):
-        sink.stage(0, 0, iter(()))
+        sink.pack(0, 0, None, iter(()))
     assert not path.with_name(staging).exists()
 
 

@@ -1,7 +1,5 @@
 package datastreamer.spark;
 
-import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.util.Map;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableProvider;
@@ -9,7 +7,6 @@ import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.sources.DataSourceRegister;
-import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -35,26 +32,17 @@ public final class DatastreamProvider implements TableProvider, DataSourceRegist
 
   @Override
   public StructType inferSchema(CaseInsensitiveStringMap options) {
-    if (!DatastreamTable.isNative(options)) {
-      return python.inferSchema(options);
-    }
-    try {
-      String found =
-          PythonProcess.ask(DatastreamTable.request("schema", options)).get("schema").textValue();
-      return (StructType) DataType.fromJson(found);
-    } catch (PythonFailure failure) {
-      throw Failures.unchecked(failure.inPlan());
-    } catch (IOException error) {
-      throw new UncheckedIOException(error);
-    }
+    CaseInsensitiveStringMap kept = DatastreamTable.optionsOf(options);
+    return DatastreamTable.isNative(kept)
+        ? DatastreamTable.schema(kept, false)
+        : python.inferSchema(kept);
   }
 
   @Override
   public Table getTable(
       StructType schema, Transform[] partitioning, Map<String, String> properties) {
+    CaseInsensitiveStringMap options = DatastreamTable.optionsOf(properties);
     return new DatastreamTable(
-        new CaseInsensitiveStringMap(properties),
-        schema,
-        (PythonTable) python.getTable(schema, partitioning, properties));
+        options, schema, (PythonTable) python.getTable(schema, partitioning, options));
   }
 }

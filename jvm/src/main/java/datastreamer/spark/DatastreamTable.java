@@ -10,8 +10,10 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.stream.IntStream;
 import org.apache.spark.SparkContext;
+import org.apache.spark.sql.connector.catalog.CatalogV2Util;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -19,6 +21,7 @@ import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -66,6 +69,34 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
       }
     }
     return true;
+  }
+
+  /**
+   * The options of a table. Spark's own catalog keeps them among the properties, some with a prefix,
+   * and its properties of each table beside them.
+   */
+  static CaseInsensitiveStringMap optionsOf(Map<String, String> properties) {
+    Map<String, String> found = new HashMap<>();
+    properties.forEach(
+        (name, value) -> {
+          if (!CatalogV2Util.TABLE_RESERVED_PROPERTIES().contains(name)) {
+            found.put(name.replaceFirst("^option\\.", ""), value);
+          }
+        });
+    return new CaseInsensitiveStringMap(found);
+  }
+
+  /** All columns of the table that options name; with comments on them, also of one of a server. */
+  static StructType schema(CaseInsensitiveStringMap options, boolean comments) {
+    Map<String, Object> request = request("schema", options);
+    request.put("comments", comments);
+    return (StructType) DataType.fromJson(ask(request).get("schema").textValue());
+  }
+
+  /** The names of the tables that every stream has. */
+  static List<String> names() {
+    JsonNode found = ask(new HashMap<>(Map.of("do", "tables"))).get("tables");
+    return IntStream.range(0, found.size()).mapToObj(it -> found.get(it).textValue()).toList();
   }
 
   /** The request that Python answers, with these options. */
@@ -135,7 +166,7 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   FollowedStream follow(StructType columns) {
     Map<String, Object> request = request("follow", options);
     request.put("schema", columns.json());
-    return new FollowedStream(request, columns);
+    return new FollowedStream(request, columns, toString());
   }
 
   @Override
@@ -156,16 +187,36 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
         TableCapability.BATCH_WRITE,
         TableCapability.MICRO_BATCH_READ,
         TableCapability.STREAMING_WRITE,
-        TableCapability.TRUNCATE);
+        TableCapability.TRUNCATE,
+        // Rows of `type` and `data` become entries of any table's stream.
+        TableCapability.ACCEPT_ANY_SCHEMA);
   }
 
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return isNative(options) ? new DatastreamScanBuilder(this) : python.newScanBuilder(options);
+    return isNative(this.options)
+        ? new DatastreamScanBuilder(this)
+        : python.newScanBuilder(with(options));
   }
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    return python.newWriteBuilder(info);
+    return python.newWriteBuilder(new Write(info.queryId(), info.schema(), with(info.options())));
+  }
+
+  /** The options, and those of one query: of a table of a catalog Spark hands on only these. */
+  private CaseInsensitiveStringMap with(CaseInsensitiveStringMap more) {
+    Map<String, String> all = new HashMap<>(options.asCaseSensitiveMap());
+    all.putAll(more.asCaseSensitiveMap());
+    return new CaseInsensitiveStringMap(all);
+  }
+
+  /** What Spark says of a write. */
+  private record Write(String queryId, StructType schema, CaseInsensitiveStringMap options)
+      implements LogicalWriteInfo {}
+
+  @Override
+  public String toString() {
+    return name() + " " + new TreeMap<>(options.asCaseSensitiveMap());
   }
 }

@@ -4,7 +4,10 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.HashMap;
+import java.util.Locale;
 import java.util.Map;
+import java.util.Optional;
+import java.util.TreeMap;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
@@ -12,6 +15,7 @@ import org.apache.spark.sql.connector.read.streaming.Offset;
 import org.apache.spark.sql.connector.read.streaming.ReadLimit;
 import org.apache.spark.sql.connector.read.streaming.ReadMaxBytes;
 import org.apache.spark.sql.connector.read.streaming.ReadMaxRows;
+import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
 import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow;
 import org.apache.spark.sql.types.StructType;
 
@@ -21,7 +25,8 @@ import org.apache.spark.sql.types.StructType;
  * <p>A process in Python of its own determines the bounds of batches, so that checkpoints are those
  * of the source in Python; Java reads their parts.
  */
-final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailableNow {
+final class FollowedStream
+    implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
   /** An offset as Python writes it. */
   private static final class Place extends Offset {
     private final String text;
@@ -37,11 +42,18 @@ final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailable
   }
 
   private final StructType columns;
+  private final String description;
   private final PythonProcess process;
   private final JsonNode begun;
 
-  FollowedStream(Map<String, ?> request, StructType columns) {
+  /** The last place that `metrics` was asked about, and when, in ns. */
+  private long reported = -1;
+
+  private long reportedAt;
+
+  FollowedStream(Map<String, ?> request, StructType columns, String description) {
     this.columns = columns;
+    this.description = description;
     try {
       process = PythonProcess.take(PythonProcess.python());
     } catch (IOException error) {
@@ -119,6 +131,33 @@ final class FollowedStream implements MicroBatchStream, SupportsTriggerAvailable
   @Override
   public Offset reportLatestOffset() {
     return place(ask(request("reportLatestOffset")));
+  }
+
+  @Override
+  public synchronized Map<String, String> metrics(Optional<Offset> consumed) {
+    if (consumed.isEmpty()) {
+      return Map.of();
+    }
+    long entry = entry(consumed.get());
+    long now = System.nanoTime();
+    Map<String, String> found = new TreeMap<>();
+    found.put("entriesBehind", Long.toString(Math.max(0, entry(reportLatestOffset()) - entry)));
+    if (reported >= 0 && now > reportedAt) {
+      double rate = (entry - reported) * 1e9 / (now - reportedAt);
+      found.put("entriesPerSecond", String.format(Locale.ROOT, "%.1f", rate));
+    }
+    reported = entry;
+    reportedAt = now;
+    return found;
+  }
+
+  private static long entry(Offset offset) {
+    return PythonProcess.parsed(offset.json()).get("entry").longValue();
+  }
+
+  @Override
+  public String toString() {
+    return description;
   }
 
   @Override

@@ -10,6 +10,7 @@ import java.io.Closeable;
 import java.io.DataInputStream;
 import java.io.DataOutputStream;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Map;
 import java.util.concurrent.LinkedBlockingDeque;
@@ -25,7 +26,7 @@ import scala.jdk.javaapi.CollectionConverters;
  */
 final class PythonProcess implements Closeable {
   /** What `process.py` of another version of the package may not understand, and says so. */
-  private static final String PROTOCOL = "5";
+  private static final String PROTOCOL = "6";
 
   /** How many processes wait for the next request: each holds some 100 MB. */
   private static final int MOST_IDLE = 2;
@@ -82,6 +83,15 @@ final class PythonProcess implements Closeable {
       idle.close();
     }
     return new PythonProcess(python);
+  }
+
+  /** A text of JSON that Python wrote. */
+  static JsonNode parsed(String text) {
+    try {
+      return JSON.readTree(text);
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
   }
 
   void giveBack() {
