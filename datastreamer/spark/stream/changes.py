@@ -216,7 +216,10 @@ class ChangeReader(TailReader):
 
     def _refuse(self, entry: int) -> NoReturn:
         """The stream may be older than the one that a batch was planned for."""
-        what = "the stream is not the one that this batch was planned for; start the query again"
+        what = (
+            "the stream is not the one that this batch was planned for: start the query again; if "
+            "the stream was replaced permanently, with a new checkpoint and an empty table"
+        )
         if len(self._options.servers) > 1:
             # A relay that lags: try again.
             raise ConnectionLost(f"{self._stream.name}: {what}")
