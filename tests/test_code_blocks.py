@@ -94,6 +94,13 @@ def test_each_block_runs_or_says_what_it_needs(page: Path) -> None:
         assert known or block.mark.startswith("needs: "), (block.line, block.language)
 
 
+def test_blocks_of_the_readme_can_be_pasted_into_a_prompt() -> None:
+    """There an empty line ends a block."""
+    for block in code_blocks((ROOT / "README.md").read_text()):
+        if block.language == "python":
+            assert "\n\n " not in block.text, block.line
+
+
 @pytest.mark.parametrize(
     "page", list(filter(runs, PAGES)), ids=lambda page: str(page.relative_to(ROOT))
 )

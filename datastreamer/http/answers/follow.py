@@ -125,7 +125,7 @@ class EventForm:
 
 
 class Follower:
-    """One client, which is at `at`. If there are fewer entries, what it has was truncated."""
+    """One client. It has the entries before `at`; if the stream has fewer, they were truncated."""
 
     def __init__(
         self, reading: Reading, at: Received, form: EventForm, *, seconds: float | None = None

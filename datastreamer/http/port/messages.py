@@ -61,8 +61,8 @@ class AnswerCut(Exception):
 async def unless_gone(
     until_gone: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[T]]
 ) -> T | None:
-    """The result of `work()`; it is cancelled when `until_gone()` returns: None then. Raises what
-    `work` raises."""
+    """The result of `work()`, or None if `until_gone()` returns first, which cancels the work.
+    Raises the errors of `work`."""
     results: list[T] = []
     # Not in a group: an error of the other task only says that the client has left.
     failure: Exception | None = None
