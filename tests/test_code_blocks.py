@@ -20,6 +20,7 @@ from tests.code_blocks import OUTPUT, RUN, code_blocks, isolated
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]
 NOT_RUN = {"", "text"}
+MARKS = {"", "until stopped", "in the background"}
 
 
 def runs(page: Path) -> bool:
@@ -92,6 +93,8 @@ def test_each_block_runs_or_says_what_it_needs(page: Path) -> None:
     for block in code_blocks(page.read_text()):
         known = block.language in RUN or block.language in NOT_RUN
         assert known or block.mark.startswith("needs: "), (block.line, block.language)
+        marked = block.mark in MARKS or block.mark.startswith("needs: ")
+        assert marked, (block.line, block.mark)
 
 
 MYPY = """[mypy]
