@@ -20,6 +20,7 @@ import pytest
 from bench.measure import Done
 from bench.spark_session import local_session
 from datastreamer import DataStream, StreamServer
+from tests.spark.native.real_time import start, written
 
 _SIZE = 155  # of an entry, as in the streams of production nodes
 _SPARKS_CHECKPOINT = (
@@ -98,6 +99,63 @@ def test_latency(spark: Any, record: Any, smoke: bool, tmp_path: Path) -> None:
             {"what is wanted": 200.0},
             unit="ms",
         )
+
+
+def test_real_time(spark: Any, record: Any, smoke: bool, tmp_path: Path) -> None:
+    """From a commit until a sink in Python has its row, in Real-Time Mode."""
+    count = 2 if smoke else 200
+    path, chance = tmp_path / "stream.bin", random.Random(1)
+    spark.conf.set("spark.sql.streaming.realTimeMode.minBatchDuration", "1s")
+    with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
+        add_entry(server.stream)
+        for name, source in {
+            "a file": {"path": str(path)},
+            "a server": {"server": f"127.0.0.1:{server.port}", "reader": "native"},
+        }.items():
+            rows = tmp_path / f"{name}.txt"
+            frame = spark.readStream.format("datastream").options(**source).load()
+            query = start(frame, rows, tmp_path / name, "60 seconds")
+            try:
+                while not written(rows):
+                    time.sleep(0.05)
+                published = {}
+                for _ in range(count):
+                    time.sleep(chance.uniform(0, 0.05))
+                    number = add_entry(server.stream)
+                    published[number] = time.time_ns()
+                while written(rows)[-1][1] < number:
+                    time.sleep(0.05)
+            finally:
+                query.stop()
+            late = sorted(when - published[at] for when, at in written(rows) if at in published)
+            record(
+                f"publication to a row, Real-Time Mode, {name}: p50 "
+                f"(p90 {late[9 * len(late) // 10] / 1e6:.1f} ms)",
+                statistics.median(late) / 1e6,
+                {"what is wanted": 10.0},
+                unit="ms",
+            )
+
+
+def add_entry(stream: DataStream) -> int:
+    with stream.atomic_op() as op:
+        return op.add_entry(1, b"x" * _SIZE)
+
+
+def test_sink(spark: Any, versus: Any, smoke: bool, tmp_path: Path) -> None:
+    """`df.write` into a stream, beside Parquet."""
+    count = 1_000 if smoke else 300_000
+    rows = spark.range(count, numPartitions=4).selectExpr(
+        "1 as type", f"binary(rpad(string(id), {_SIZE - 17}, string(id * 7919))) as data"
+    )
+    path = tmp_path / "stream.bin"
+    DataStream.create(path, index="memory").close()
+    versus(
+        "Spark, rows of 155 bytes into a stream",
+        lambda: rows.write.format("datastream").mode("append").save(str(path)),
+        {"into Parquet": lambda: rows.write.mode("overwrite").parquet(str(tmp_path / "rows"))},
+        unit="writes/s",
+    )
 
 
 def _stream_of(path: Path, rows: int) -> None:

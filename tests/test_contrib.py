@@ -55,7 +55,8 @@ def test_the_workflow_runs_all_parts_of_the_checks() -> None:
     [parts] = re.findall(r"^parts=\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     matrix = workflow["jobs"]["parts"]["strategy"]["matrix"]["part"]
     assert {"run": ".ci/run tests"} in workflow["jobs"]["versions"]["steps"]
-    assert ["tests", *" ".join(matrix).split()] == parts.split()
+    assert "4.0" in workflow["jobs"]["spark"]["strategy"]["matrix"]["spark"]
+    assert ["tests", "oldest_spark", *" ".join(matrix).split()] == parts.split()
 
 
 def test_the_compose_file_hangs_together() -> None:

@@ -23,7 +23,7 @@ PROGRAMS = {
     for name, program in (("datastreamer", datastreamer), ("dsapp", dsapp))
 }
 # Options of other programs.
-FOREIGN = {"--py-files"}
+FOREIGN = {"--archives", "--jars", "--py-files"}
 
 
 def options_of(command: Any) -> set[str]:

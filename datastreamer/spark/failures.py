@@ -15,13 +15,18 @@ _OURS: Final = re.compile(r"datastreamer\.errors\.\w+: (.+)")
 _THEIRS: Final = re.compile(
     r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE
 )
+# What lies beneath an error of the JVM.
+_CAUSE: Final = re.compile(r"^Caused by: [\w.$]+: (.+)", re.MULTILINE)
 # Prefix that Py4J adds to an error of the JVM.
 _CALL: Final = re.compile(r"\AAn error occurred while calling .*\n: ")
 
 
 def reason(error: Exception) -> str:
     """The message of the exception of this package, else of any Python exception, else Spark's
-    first line."""
+    first line and its last cause."""
     text = _CALL.sub("", str(error))
     found = _OURS.findall(text) or _THEIRS.findall(text)
-    return str(found[-1]).strip() if found else text.strip().partition("\n")[0]
+    if found:
+        return str(found[-1]).strip()
+    first, causes = text.strip().partition("\n")[0], _CAUSE.findall(text)
+    return f"{first}: {causes[-1]}" if causes and causes[-1] not in first else first

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 from datastreamer.arrow.record_batches import OnError
 from datastreamer.arrow.tables import ENTRIES, NAMES
 from datastreamer.errors import BadArgument, UsageError
-from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, U64_MAX
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, U64_MAX, Header
 from datastreamer.protocol.retry import MOST_SECONDS
 from datastreamer.selection.clauses import Selection, with_prefixes
 from datastreamer.selection.times import moment_ms
@@ -134,6 +134,10 @@ class Options:
     def on_error(self) -> OnError:
         """How the Arrow reader handles an entry that is not an event."""
         return ON_ERROR[self.mode]
+
+    def version_of(self, header: Header) -> int:
+        """The version by which entries of a stream are read."""
+        return header.version if self.version is None else self.version
 
 
 NAMES_OF_OPTIONS: Final = (

@@ -25,7 +25,7 @@ from datastreamer.storage.pages.restore import HealedPages, Peer
 from datastreamer.storage.pages.restore_open import heal_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.range_sums import Sum, sums_from
-from datastreamer.storage.summaries.records import Mark, PageSummary
+from datastreamer.storage.summaries.records import Mark
 from datastreamer.storage.summaries.times import StreamTimes
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.changes import ChangeWriter
@@ -140,11 +140,6 @@ class StreamPages:
 
     def sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
         return sums_from(self._stream._file, number, most)
-
-    def summaries(self, first: int, stop: int) -> list[PageSummary | None]:
-        """What the pages from `first` up to, not including, `stop` hold; None for those of which
-        that is not known, as of the last page."""
-        return self._stream._times.summaries(first, stop)
 
     def heal(self, page: int, peers: Sequence[Peer]) -> HealedPages | None:
         """Restore a damaged page of the file from servers of the same stream; None if the page is

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
 
 from datastreamer.client.trio_driver import connect
-from datastreamer.errors import NotFound, TimeUnknown
+from datastreamer.errors import NotFound, NotSupported, TimeUnknown
 from datastreamer.format import FEATURE_TIMES
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.relay import times
+from datastreamer.relay.checksums import SumsClient
 from datastreamer.storage.stream import DataStream
 from tests.client.test_resume_every_client import behind
 from tests.network.fixtures import seeds, until
@@ -194,6 +196,22 @@ async def test_an_older_upstream(
         # It gets the times once the upstream is a newer one.
         relay = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await same(relay, upstream)
+
+
+async def test_an_upstream_that_was_replaced_by_an_older_one(upstream: DataStream) -> None:
+    """It is not asked again on this connection."""
+    Clock(upstream).commit(3, 5.0)
+
+    class Older:
+        async def ask(self, _: object) -> object:
+            raise NotSupported("it does not report when entries were committed")
+
+    async def at_once(condition: Callable[[], bool]) -> None:
+        assert condition()
+
+    with trio.fail_after(10):
+        upstream.append(1, b"later")
+        await times.keep_times(cast("SumsClient", Older()), upstream, at_once)
 
 
 async def test_an_upstream_of_another_program(tmp_path: Path) -> None:

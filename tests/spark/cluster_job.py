@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastreamer.spark import session
+from pyspark.sql import SparkSession
+
+from datastreamer.spark import native_jar, register
 from tests.spark.settings import SETTINGS
 
 
@@ -54,8 +56,12 @@ def main(path: str) -> None:
         "spark.executor.memory": "512m",
         # Executors run the driver's Python, whatever their own environment names.
         "spark.executorEnv.PYSPARK_PYTHON": "/nowhere/python",
+        # The jar is in the driver's class path alone.
+        "spark.driver.extraClassPath": native_jar() or "",
     }
-    spark = session("local-cluster[1,1,1024]", "cluster", settings)
+    builder = SparkSession.builder.master("local-cluster[1,1,1024]").config(map=settings)
+    spark = builder.getOrCreate()
+    register(spark)
     spark.sparkContext.setLogLevel("OFF")
     frame = spark.read.format("datastream").option("partitionBytes", "2m").load(path)
     parts = frame.rdd.getNumPartitions()

@@ -48,10 +48,8 @@ def values_of(
         return [sum(part.stop - part.start for part in parts)] * len(functions)
     count, unread = 0, list[FilePart]()
     for part in parts:
-        version = part.snapshot.header.version
-        wanted = PageFilter.of(options, version)
-        version = version if options.version is None else options.version
-        readable = version >= FIRST_PROTOBUF_VERSION
+        version = options.version_of(part.snapshot.header)
+        wanted, readable = PageFilter.of(options, version), version >= FIRST_PROTOBUF_VERSION
         summaries = proven(options, part.snapshot, part.pages) if readable else {}
         for page in part.pages:
             summary = summaries.get(page)

@@ -6,22 +6,24 @@ Owns the form of offsets: the text that the source in Python stores in a checkpo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark.sql.streaming.datasource import (
+from pyspark.sql.types import StructType
+
+from datastreamer.errors import UsageError
+from datastreamer.spark.native.plans import described, flat, for_tasks
+from datastreamer.spark.options import BATCH_PART_BYTES, read_options
+from datastreamer.spark.read.batch import BatchReader
+from datastreamer.spark.stream.live import live_rows
+from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
 )
-from pyspark.sql.types import StructType
-
-from datastreamer.spark.native.plans import described, flat, for_tasks, options_of
-from datastreamer.spark.options import BATCH_PART_BYTES
-from datastreamer.spark.read.batch import BatchReader
-from datastreamer.spark.stream.reader import TailReader
 
 Request = Mapping[str, Any]
 
@@ -30,7 +32,7 @@ class Following:
     """A followed stream; each method answers one kind of request."""
 
     def __init__(self, request: Request) -> None:
-        self._options = options_of(request, BATCH_PART_BYTES)
+        self._options = read_options(request["options"], BATCH_PART_BYTES)
         schema = StructType.fromJson(json.loads(request["schema"]))
         self._tail = TailReader(self._options, schema)
         self._reader = BatchReader(replace(self._options, from_latest=False), schema)
@@ -62,13 +64,35 @@ class Following:
     def reported(self, _: Request) -> dict[str, Any]:
         return _offset(self._tail.reportLatestOffset())
 
+    def at(self, request: Request) -> dict[str, Any]:
+        """The offset of an entry up to which tasks have read."""
+        return _offset(self._tail.offset_of(request["entry"]))
+
+    def kept(self, request: Request) -> dict[str, Any]:
+        """Raises what `latestOffset` does if the entries before an offset are not kept."""
+        start = json.loads(request["start"])
+        self._tail.latestOffset(start, ReadAllAvailable())
+        return {"entry": start["entry"]}
+
     def parts(self, request: Request) -> dict[str, Any]:
+        if self._options.servers:
+            raise UsageError(
+                "option reader: Java follows a server in Real-Time Mode only: use "
+                "trigger(realTime=...), or leave the option out"
+            )
         start, end = json.loads(request["start"]), json.loads(request["end"])
         parts = flat(self._tail.partitions(start, end))
         first = self._options.start
         begin = first if isinstance(first, int) else 0
         found = described(self._options, parts, begin=begin)
         return {"plan": "", "reader": "", "where": None, **found}
+
+
+def live(request: Request) -> Iterator[Any]:
+    """The rows from an entry on, as they are committed."""
+    options = read_options(request["options"])
+    schema = StructType.fromJson(json.loads(request["schema"]))
+    return live_rows(options, schema, request["start"])
 
 
 def _offset(offset: dict[str, Any] | None) -> dict[str, Any]:
@@ -81,4 +105,6 @@ ANSWERS: Final[dict[str, Callable[[Following, Request], dict[str, Any]]]] = {
     "latestOffset": Following.latest,
     "reportLatestOffset": Following.reported,
     "partitions": Following.parts,
+    "offset": Following.at,
+    "kept": Following.kept,
 }

@@ -27,20 +27,13 @@ from datastreamer.format import U64_MAX
 from datastreamer.position import Identity
 from datastreamer.selection.clauses import Where
 from datastreamer.spark.native import aggregates
-from datastreamer.spark.native.pushdown import ALL, wanted
 from datastreamer.spark.options import PARTITION_BYTES, Options, read_options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.column_comments import with_comments
-from datastreamer.spark.read.files import (
-    FileSnapshot,
-    ensure_same,
-    open_location,
-    open_reader,
-)
-from datastreamer.spark.read.page_summaries import Filter, PageFilter, needed, proven
+from datastreamer.spark.read.files import FileSnapshot, ensure_same, open_location
 from datastreamer.spark.read.page_sums import open_records
 from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts
-from datastreamer.spark.read.planning import pages_of, plan_files
+from datastreamer.spark.read.planning import narrowed, plan_files
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.storage.disk.file_ops import Readable
@@ -70,11 +63,10 @@ def options_of(request: Mapping[str, Any], part_bytes: int = PARTITION_BYTES) ->
 
 
 def schema_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """All columns of the table; with `comments` on them, for a catalog, of a server's, too."""
+    """All columns of the table, with `comments` on them for a catalog."""
     found = DatastreamSource(request["options"]).schema()
     if request["comments"]:
-        return {"schema": with_comments(read_options(request["options"]).table, found).json()}
-    options_of(request)
+        found = with_comments(read_options(request["options"]).table, found)
     return {"schema": found.json()}
 
 
@@ -97,7 +89,7 @@ def scan(request: Mapping[str, Any]) -> dict[str, Any]:
     plan = packed(parts) if request["plan"] is None else request["plan"]
     # In the other modes, what is lost in a damaged page also depends on the pages before it.
     filters = request["filters"] if options.mode == "FAILFAST" else []
-    found = [_narrowed(options, part, filters) for part in parts]
+    found = [narrowed(options, part, filters) for part in parts]
     needed = _spread(
         [part for left, _ in found for part in left], options.partition_bytes, request["tasks"]
     )
@@ -128,7 +120,7 @@ def described(options: Options, parts: list[FilePart], begin: int | None = None)
     files: list[dict[str, Any]] = []
     described = []
     for snapshot, of_file in _by_snapshot(parts):
-        with _opened(snapshot) as file:
+        with contextlib.closing(open_location(snapshot.location)) as file:
             sums = _sums(options, snapshot, file, of_file)
             described += [
                 {
@@ -164,7 +156,7 @@ def aggregate(request: Mapping[str, Any]) -> dict[str, Any]:
     values = aggregates.values_of(options, parts, request["functions"])
     if values is not None and request["plan"] is not None:
         for part in parts:
-            with _opened(part.snapshot) as file:
+            with contextlib.closing(open_location(part.snapshot.location)) as file:
                 ensure_same(file, part.snapshot)
     return {"values": values, "plan": request["plan"] or packed(parts)}
 
@@ -186,30 +178,6 @@ def _parts(request: Mapping[str, Any], options: Options) -> list[FilePart]:
         found: list[FilePart] = unpacked(request["plan"])
         return found
     return list(plan_files(options))
-
-
-def _narrowed(
-    options: Options, part: FilePart, filters: list[Filter]
-) -> tuple[list[FilePart], float | None]:
-    """What is left of a part without the pages that hold no row, and about how many rows there
-    are; None if that is not known."""
-    snapshot, entries = part.snapshot, wanted(options.table, filters)
-    start, stop = max(part.start, entries.first), min(part.stop, entries.last + 1)
-    if start >= stop:
-        return [], 0
-    pages = part.pages
-    if entries != ALL:
-        with open_reader(snapshot, verify=options.verify) as reader:
-            within = pages_of(reader, snapshot, start, stop)
-        pages = range(max(pages.start, within.start), min(pages.stop, within.stop))
-    rows = PageFilter.of(options, snapshot.header.version, filters)
-    left = replace(part, start=start, stop=stop)
-    if rows.everything:
-        return left.of_runs([pages] if pages else []), stop - start
-    known = proven(options, snapshot, pages)
-    counts = [count for each in known.values() if (count := rows.rows(each)) is not None]
-    mean = sum(counts) / len(counts) if counts else None
-    return left.of_runs(needed(pages, rows, known)), None if mean is None else mean * len(pages)
 
 
 def _held(
@@ -265,45 +233,32 @@ def _by_snapshot(parts: list[FilePart]) -> list[tuple[FileSnapshot, list[FilePar
     return list(found.items())
 
 
-@contextlib.contextmanager
-def _opened(snapshot: FileSnapshot) -> Iterator[Readable]:
-    file = open_location(snapshot.location)
-    try:
-        yield file
-    finally:
-        file.close()
-
-
 def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[str, Any]:
-    header, version = snapshot.header, options.version or snapshot.header.version
+    header = snapshot.header
     compared = options.verify and snapshot.recorded and snapshot.end_sum is not None
     return {
         "path": snapshot.location.path,
         # Without keys and parameters, which are pyarrow's: Spark's configuration has Hadoop's.
         "isRemote": snapshot.location.uri is not None,
         # Python says that a system id is too large for its column.
-        "fixed": "" if header.system_id > _MOST else _hex(_fixed(snapshot, opened)),
+        "fixed": "" if header.system_id > _MOST else _fixed(snapshot, opened).hex(),
         "length": header.total_length,
         "entries": header.total_entries,
         "systemId": min(header.system_id, _MOST),
         "tail": snapshot.end_sum.tail.hex() if compared and snapshot.end_sum else "",
-        "events": _events(options.table, version),
+        "events": _events(options.table, options.version_of(header)),
     }
 
 
-def _hex(found: bytes | None) -> str:
-    return "" if found is None else found.hex()
-
-
-def _fixed(snapshot: FileSnapshot, opened: Readable) -> bytes | None:
-    """The bytes of the header page that commits leave as they are; None if they are no longer those
+def _fixed(snapshot: FileSnapshot, opened: Readable) -> bytes:
+    """The bytes of the header page that commits leave as they are; none if they are no longer those
     of the snapshot."""
     page = HeaderPage.of(opened)
     record = page.record
     known = None if record is None else (record.stream_id, record.epoch)
     same = known == ((snapshot.stream_id, snapshot.epoch) if snapshot.recorded else None)
     if not same or Identity.of(page.raw) != Identity.of(snapshot.header):
-        return None
+        return b""
     return page[:_TOTALS_OFFSET] + page[_TOTALS_END:_ENDS_OFFSET]
 
 
@@ -313,9 +268,9 @@ def _sums(
     """For each part, the checksums of its whole pages."""
     if not (parts and options.verify and snapshot.recorded):
         return [b""] * len(parts)
-    records = open_records(snapshot.location, opened, snapshot.sums_state)
     last = last_page(snapshot.head.length)
-    try:
+    found = open_records(snapshot.location, opened, snapshot.sums_state)
+    with contextlib.closing(found) as records:
         return [
             b"".join(
                 _NO_SUM if known is None else _SUM.pack(known.digest, known.end)
@@ -323,8 +278,6 @@ def _sums(
             )
             for part in parts
         ]
-    finally:
-        records.close()
 
 
 def _events(table: str, version: int) -> dict[str, Any] | None:

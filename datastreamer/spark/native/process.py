@@ -35,6 +35,7 @@ _PLANS: Final[dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | Iterator[
     "scan": plans.scan,
     "aggregate": plans.aggregate,
     "read": plans.read,
+    "live": following.live,
 }
 
 
@@ -63,6 +64,7 @@ def serve(requests: IO[bytes], answers: IO[bytes], protocol: str = PROTOCOL) -> 
             if isinstance(found, Iterator):
                 for batch in found:
                     _put(answers, b"A", _as_stream(batch))
+                    answers.flush()
                 found = {}
             _put(answers, b"J", json.dumps(found).encode())
         except Exception as error:  # noqa: BLE001 - the JVM raises it

@@ -11,13 +11,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from datastreamer.errors import ExtraMissing
+from datastreamer.errors import DatastreamerError, ExtraMissing
 from datastreamer.spark.pipeline.folder import folder_of
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest, edges_of
 from datastreamer.spark.pipeline.source import Seen, Source
@@ -110,7 +113,11 @@ class Ingest:
             if self._write(seen, start, stop, write, last, last):
                 written += stop - start
                 self._join_small(seen)
+            else:
+                # Of a stream that changes often, a smaller range has a chance.
+                chunk = max(1, chunk // 2)
             seen = self._agree()
+        self.progress = None
         return written
 
     def follow(
@@ -137,29 +144,31 @@ class Ingest:
     def _agree(self) -> Seen:
         """The stream, which has the entries in the tables: what it no longer has is removed."""
         while True:
-            seen, now = self._source.look(), self._manifest.now
-            if self._manifest.unchanged(seen):
+            seen = self._source.look()
+            lags = self._source.may_lag and seen.total < self.done
+            if lags or self._manifest.unchanged():
                 return seen
-            if self._source.may_lag and seen.total < now.done:
-                return seen
-            keep = self._manifest.common(seen)
-            whole = [each for each in now.ranges if each.stop <= keep]
-            if keep < now.done:
-                _log.warning(
-                    "%s: the stream was changed from entry %d on: the tables lose the entries from "
-                    "there up to %d, and those that replaced them follow",
-                    *(self._manifest.folder.url, keep, now.done),
-                )
-            start, count = (whole[-1].stop if whole else 0), len(now.ranges)
-            if start == keep:
-                state = self._source.state(seen, keep)
-                self._manifest.put(len(whole), count, [], state)
-                return seen
-            # Of the range with the first change, its beginning is kept.
-            part = [now.ranges[len(whole)].name]
-            write = partial(copy, self._tables, part, keep)
-            if self._write(seen, start, keep, write, len(whole), count):
-                return seen
+            with self._unless_changed(seen):
+                if self._roll_back(seen):
+                    return seen
+
+    def _roll_back(self, seen: Seen) -> bool:
+        """Remove what the stream no longer has; False if it is no longer as it was `seen`."""
+        keep, now = self._manifest.common(seen), self._manifest.now
+        whole = [each for each in now.ranges if each.stop <= keep]
+        if keep < now.done:
+            _log.warning(
+                "%s: the stream was changed from entry %d on: the tables lose the entries from "
+                "there up to %d, and those that replaced them follow",
+                *(self._manifest.folder.url, keep, now.done),
+            )
+        start, count = (whole[-1].stop if whole else 0), len(now.ranges)
+        if start == keep:
+            return self._put(seen, len(whole), count, [], keep)
+        # Of the range with the first change, its beginning is kept.
+        part = [now.ranges[len(whole)].name]
+        write = partial(copy, self._tables, part, keep)
+        return self._write(seen, start, keep, write, len(whole), count)
 
     def _join_small(self, seen: Seen) -> None:
         """Join the newest ranges if there are many that are small beside the others."""
@@ -189,22 +198,29 @@ class Ingest:
     ) -> bool:
         """Have `write` write the rows of a range, and put it in the place of the ranges from
         `first` up to before `last`; False if the stream is no longer as it was `seen`."""
-        before = self._source.state(seen, stop)
         name = self._manifest.begin(start, stop)
         self._tables.clear(self._manifest.due())
-        try:
+        with self._unless_changed(seen):
             write(name)
-            same = self._source.state(self._source.look(), stop) == before
-            hashes = tuple(self._source.hashes(edges_of(start, stop))) if same else ()
-        except Exception:
-            # A part of the stream that was truncated cannot be read.
-            if self._source.state(self._source.look(), stop) == before:
+            hashes = tuple(self._source.hashes(edges_of(start, stop)))
+            return self._put(seen, first, last, [EntryRange(name, start, stop, hashes)], stop)
+        return False
+
+    def _put(self, seen: Seen, first: int, last: int, new: list[EntryRange], stop: int) -> bool:
+        state = self._source.state(stop)
+        if same := self._source.is_as(seen):
+            self._manifest.put(first, last, new, state)
+        return same
+
+    @contextmanager
+    def _unless_changed(self, seen: Seen) -> Iterator[None]:
+        """Pass over an error if the stream is no longer as it was `seen`: what was truncated cannot
+        be read."""
+        try:
+            yield
+        except (DatastreamerError, PySparkException, Py4JJavaError):
+            if self._source.is_as(seen):
                 raise
-            return False
-        if not same or self._source.state(self._source.look(), stop) != before:
-            return False
-        self._manifest.put(first, last, [EntryRange(name, start, stop, hashes)], before)
-        return True
 
     def _write_tables(self, start: int, stop: int, name: str) -> None:
         for at, table in enumerate(TABLES):

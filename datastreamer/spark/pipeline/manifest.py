@@ -91,7 +91,7 @@ class Contents:
 
     @classmethod
     def from_json(cls, text: bytes) -> Contents:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`. Raises `KeyError`, `TypeError` and `ValueError`."""
         found = json.loads(text)
         ranges = (EntryRange(**each) for each in found.pop("ranges"))
         return cls(ranges=tuple(it._replace(hashes=tuple(it.hashes)) for it in ranges), **found)
@@ -100,11 +100,18 @@ class Contents:
 def newest(folder: TableFolder) -> Contents | None:
     """What the newest manifest says; None in a folder without one.
 
-    Raises `StreamFileError` for the tables of an earlier version of this package.
+    Raises `StreamFileError` for one that this version of the package cannot read.
     """
     while found := [name for name in folder.names(_FOLDER) if name.endswith(".json")]:
-        if (text := folder.read(f"{_FOLDER}/{found[-1]}")) is not None:
-            return Contents.from_json(text)
+        name = f"{_FOLDER}/{found[-1]}"
+        if (text := folder.read(name)) is not None:
+            try:
+                return Contents.from_json(text)
+            except (KeyError, TypeError, ValueError):
+                raise StreamFileError(
+                    f"{folder.url}/{name}",
+                    "not a manifest of this version of the package: ingest into another folder",
+                ) from None
     return None
 
 
@@ -138,7 +145,6 @@ class Manifest:
         stream = [identity.version, identity.system_id, identity.stream_type]
         folder.lock()
         try:
-            older = _older_columns(folder)
             found = newest(folder)
             if found is not None:
                 older = {table: found.schema(table) for table in found.columns}
@@ -153,21 +159,21 @@ class Manifest:
                         f"it holds tables of another stream than {source.name}: ingest into "
                         "another folder",
                     )
-            if older and (differing := _differences(older, columns)):
-                raise StreamFileError(
-                    folder.url,
-                    f"its tables were made by another version or with another --mode: {differing}; "
-                    "ingest into another folder",
-                )
+                if differing := _differences(older, columns):
+                    raise StreamFileError(
+                        folder.url,
+                        "its tables were made by another version or with another --mode, and "
+                        f"differ in {differing}: ingest into another folder",
+                    )
         except BaseException:
-            folder.close()
+            self.close()
             raise
         made = {table: schema.jsonValue() for table, schema in columns.items()}
         self.now = found or Contents(0, wanted or "parquet", stream, made)
 
-    def unchanged(self, seen: Seen) -> bool:
+    def unchanged(self) -> bool:
         """Whether the stream still has the entries in the tables, as far as is known."""
-        return self.now.state == self._source.state(seen, self.now.done) or not self.now.ranges
+        return not self.now.ranges or self.now.state == self._source.state(self.now.done)
 
     def common(self, seen: Seen) -> int:
         """The first entry in the tables that the stream does not have, or may not have.
@@ -215,11 +221,13 @@ class Manifest:
         """
         ranges, now = self.now.ranges, time.time()
         gone = {each.name: now for each in ranges[first:last]}
+        # What a crash left of a range.
+        left = {self.now.writing} - {None, *(each.name for each in new)}
         self._put(
             ranges=(*ranges[:first], *new, *ranges[last:]),
             state=state if last >= len(ranges) else self.now.state,
             writing=None,
-            removed={**self._removed, **gone},
+            removed={**self._removed, **gone, **dict.fromkeys(left, 0.0)},
         )
 
     def joinable(self, entries: int) -> list[tuple[int, int]]:
@@ -244,34 +252,23 @@ class Manifest:
         self.folder.remove(_name(made.number - _KEPT))
 
     def close(self) -> None:
-        """Unlock the folder."""
+        """Unlock the folder, and close the stream."""
         self.folder.close()
+        self._source.close()
 
 
 def _name(number: int) -> str:
     return f"{_FOLDER}/{number:020d}.json"
 
 
-def _older_columns(folder: TableFolder) -> dict[str, StructType]:
-    """The columns of tables that an earlier version of this package made, by its own records."""
-    names = [name for name in folder.names("_ranges") if not name.endswith((".begun", ".done"))]
-    texts = {name.removesuffix(".json"): folder.read(f"_ranges/{name}") for name in names}
-    return {name: StructType.fromJson(json.loads(text)) for name, text in texts.items() if text}
-
-
 def _differences(older: Mapping[str, StructType], columns: Mapping[str, StructType]) -> str:
-    """How the columns of older tables differ from those that are written now; empty if equal."""
-
-    def types(tables: Mapping[str, StructType]) -> dict[str, str]:
-        return {
-            f"{table}.{field.name}": field.dataType.simpleString()
+    """The columns that older tables have not as they are written now; empty if there is none."""
+    before, now = (
+        {
+            (f"{table}.{field.name}", field.dataType.simpleString())
             for table, schema in tables.items()
             for field in schema
         }
-
-    before, now = types(older), types(columns)
-    return ", ".join(
-        f"{name} is {before.get(name, 'missing')}, not {now.get(name, 'missing')}"
-        for name in sorted(before | now)
-        if before.get(name) != now.get(name)
+        for tables in (older, columns)
     )
+    return ", ".join(sorted({name for name, _ in before ^ now}))

@@ -6,11 +6,10 @@ time, so tasks have equal numbers of transactions, wherever these are in the str
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -56,25 +55,9 @@ def decoded_transactions(
     parts = list(plan_ranges(options, [start, *inner, stop] if marks else []))
     kept = [field for field in full if field.name != "encoded"]
     columns = StructType([*kept, *from_arrow_schema(OPENED)])
-    convert = _decoder(columns, None if blocks is None else _Places.of(blocks))
-    return frame_of(spark, BatchReader(options, full), parts, columns, convert)
-
-
-class _Places(NamedTuple):
-    """The entries of the blocks, rising, and their numbers."""
-
-    entries: array[int]
-    numbers: array[int]
-
-    @classmethod
-    def of(cls, blocks: Any) -> _Places:
-        columns = blocks.sort_by("block_entry").select(["block_entry", "l2block_number"])
-        return cls(*(array("q", column.to_pylist()) for column in columns))
-
-    def before(self, entry: int) -> int | None:
-        """The number of the last block before an entry; None if there is none."""
-        at = bisect_left(self.entries, entry)
-        return self.numbers[at - 1] if at else None
+    ordered = None if blocks is None else blocks.sort_by("block_entry").combine_chunks()
+    reader = BatchReader(options, full)
+    return frame_of(spark, reader, parts, columns, _decoder(columns, ordered))
 
 
 def marks_per_task(marks: int, cores: int) -> int:
@@ -90,15 +73,18 @@ def _marks(batches: Iterator[Any]) -> Iterator[Any]:
         seen += batch.num_rows
 
 
-def _decoder(columns: StructType, places: _Places | None) -> Callable[[Any], Any]:
+def _decoder(columns: StructType, blocks: Any) -> Callable[[Any], Any]:
     """The function that replaces the column `encoded` of a batch by the decoded fields."""
     schema = to_arrow_schema(columns)
 
     def decode(batch: Any) -> Any:
         opened = opened_columns(batch.column("encoded"), OPENED.names)
-        if places is not None:
-            entries = batch.column("entry_number").to_pylist()
-            opened["l2block_number"] = pa.array(map(places.before, entries), pa.int64())
+        if blocks is not None:
+            entries = batch.column("entry_number").to_numpy()
+            before = np.searchsorted(blocks["block_entry"].to_numpy(), entries) - 1
+            # Of a transaction before the first block, null.
+            places = pa.array(before, mask=before < 0)
+            opened["l2block_number"] = blocks["l2block_number"].combine_chunks().take(places)
         return pa.RecordBatch.from_arrays(
             [
                 opened[field.name] if field.name in opened else batch.column(field.name)

@@ -18,24 +18,19 @@ from datastreamer.format import U64_MAX
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import FileSnapshot, open_location
 from datastreamer.spark.read.page_sums import open_records
+from datastreamer.spark.read.schemas import number_column
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile, Readable
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.pages.hashes import last_page
-from datastreamer.storage.summaries import records
-from datastreamer.storage.summaries.records import PageSummary, StoredSummaries
+from datastreamer.storage.summaries.records import SUFFIX, PageSummary, StoredSummaries
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
-RANGES: Final = {
-    ("batches", "number"): records.BATCH_START_NUMBER,
-    ("blocks", "number"): records.BLOCK_NUMBER,
-    ("blocks", "batch_number"): records.BLOCK_BATCH_NUMBER,
-    ("blocks", "timestamp"): records.BLOCK_TIMESTAMP,
-    ("block_ends", "number"): records.BLOCK_END_NUMBER,
-    ("transactions", "l2block_number"): records.TRANSACTION_BLOCK_NUMBER,
-    ("batch_ends", "number"): records.BATCH_END_NUMBER,
-    ("ger_updates", "batch_number"): records.GER_BATCH_NUMBER,
-    ("ger_updates", "timestamp"): records.GER_TIMESTAMP,
-}
+_RANGES: Final = (
+    *(("batches", "number"), ("blocks", "number"), ("blocks", "batch_number")),
+    *(("blocks", "timestamp"), ("block_ends", "number"), ("transactions", "l2block_number")),
+    *(("batch_ends", "number"), ("ger_updates", "batch_number"), ("ger_updates", "timestamp")),
+)
+RANGES: Final = {column: at for at, column in enumerate(_RANGES)}
 """The columns of which a summary has the least and the greatest value, and where."""
 
 _TYPE: Final = ENTRIES, "type"
@@ -50,32 +45,36 @@ Filter = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PageFilter:
-    """What an entry has to be to be a row. `types` None: any. `limits`: of some ranges of a summary
-    the least and the most that a row needs."""
+    """What an entry has to be to be a row: its number is from `first` up to `last`, its type one of
+    `types` (None: any) and within `type_limits`. `limits`: of some ranges of a summary the least
+    and the most that a row needs."""
 
     types: frozenset[int] | None
-    limits: tuple[tuple[int, int, int], ...] = ()
-    type_limits: tuple[tuple[int, int], ...] = ()
+    limits: tuple[tuple[int, int, int], ...]
+    type_limits: tuple[tuple[int, int], ...]
+    first: int
+    last: int
 
     @classmethod
     def of(cls, options: Options, version: int, filters: Iterable[Filter] = ()) -> PageFilter:
-        version = version if options.version is None else options.version
         types: frozenset[int] | None = None
         if options.table != ENTRIES:
             kind = TABLES[options.table].entry_type(version)
             types = frozenset(() if kind is None else (kind,))
         elif options.where is not None:
             types = frozenset(it if isinstance(it, int) else it.type for it in options.where)
-        limits, type_limits = [], []
+        limits, type_limits, first, last = [], [], 0, U64_MAX
         for each in filters:
             least = 0 if each["least"] is None else each["least"]
             most = U64_MAX if each["most"] is None else each["most"]
             place = options.table, each["column"]
-            if place == _TYPE:
+            if each["column"] == number_column(options.table):
+                first, last = max(first, least), min(last, most)
+            elif place == _TYPE:
                 type_limits.append((least, most))
             elif place in RANGES and version >= FIRST_PROTOBUF_VERSION:
                 limits.append((RANGES[place], least, most))
-        return cls(types, tuple(limits), tuple(type_limits))
+        return cls(types, tuple(limits), tuple(type_limits), first, last)
 
     @property
     def everything(self) -> bool:
@@ -132,9 +131,9 @@ def proven(options: Options, snapshot: FileSnapshot, pages: range) -> dict[int, 
 def _open_beside(snapshot: FileSnapshot, file: Readable) -> Readable:
     location = snapshot.location
     if location.uri is None and isinstance(file, OsFile):
-        path = journal.path_of(location.path) + records.SUFFIX
+        path = journal.path_of(location.path) + SUFFIX
         return OsDisk().open(path, write=False, beside=file.access())
-    return location.beside(records.SUFFIX).open_remote()
+    return location.beside(SUFFIX).open_remote()
 
 
 def needed(pages: range, wanted: PageFilter, known: Mapping[int, PageSummary]) -> list[range]:

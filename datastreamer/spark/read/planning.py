@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import BadRange, DamagedEntry, UnknownEntry
-from datastreamer.format import page_of
+from datastreamer.format import Header, page_of
 from datastreamer.spark.options import Offset, Options, StartTime
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
 from datastreamer.spark.read.files import FileSnapshot, entry_at, open_reader, take_snapshot
-from datastreamer.spark.read.page_summaries import PageFilter, needed, proven
+from datastreamer.spark.read.page_summaries import Filter, PageFilter, needed, proven
 from datastreamer.spark.read.partitions import FilePart, cut_entries, pack, parts_of_entries
 from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.servers import (
     Servers,
-    entry_of_bookmark,
+    find_at_server,
     history_of,
     take_server_snapshot,
 )
@@ -35,12 +37,11 @@ def plan(options: Options) -> Iterator[InputPartition]:
     """The parts of a query of what is committed now, without pages that hold no row. Raises what
     reading the sources raises."""
     if options.servers:
-        yield from _plan_servers(options)
+        yield from _of_servers(options, functools.partial(_committed, options))
         return
-    yield from pack(
-        (part for whole in plan_files(options) for part in _needed(options, whole)),
-        options.partition_bytes,
-    )
+    most = options.partition_bytes
+    parts = (part for whole in plan_files(options) for part in narrowed(options, whole)[0])
+    yield from pack((piece for part in parts for piece in part.cut(most)), most)
 
 
 def plan_files(options: Options) -> Iterator[FilePart]:
@@ -49,12 +50,27 @@ def plan_files(options: Options) -> Iterator[FilePart]:
         yield from _plan_file(options, take_snapshot(location, options.stream_type))
 
 
-def _needed(options: Options, part: FilePart) -> list[FilePart]:
-    """Parts of the pages that may hold a row."""
-    wanted, runs = PageFilter.of(options, part.snapshot.header.version), [part.pages]
-    if not wanted.everything:
-        runs = needed(part.pages, wanted, proven(options, part.snapshot, part.pages))
-    return [each for run in part.of_runs(runs) for each in run.cut(options.partition_bytes)]
+def narrowed(
+    options: Options, part: FilePart, filters: Iterable[Filter] = ()
+) -> tuple[list[FilePart], float | None]:
+    """What is left of a part without the pages that hold no row, and about how many rows there
+    are; None if that is not known. Filters only narrow what is read: Spark applies all of them."""
+    snapshot, pages = part.snapshot, part.pages
+    rows = PageFilter.of(options, options.version_of(snapshot.header), filters)
+    start, stop = max(part.start, rows.first), min(part.stop, rows.last + 1)
+    if start >= stop:
+        return [], 0
+    if (start, stop) != (part.start, part.stop):
+        with open_reader(snapshot, verify=options.verify) as reader:
+            within = pages_of(reader, snapshot, start, stop)
+        pages = range(max(pages.start, within.start), min(pages.stop, within.stop))
+    left = replace(part, start=start, stop=stop)
+    if rows.everything:
+        return left.of_runs([pages] if pages else []), stop - start
+    known = proven(options, snapshot, pages)
+    counts = [count for each in known.values() if (count := rows.rows(each)) is not None]
+    mean = sum(counts) / len(counts) if counts else None
+    return left.of_runs(needed(pages, rows, known)), None if mean is None else mean * len(pages)
 
 
 def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
@@ -63,22 +79,29 @@ def _plan_file(options: Options, snapshot: FileSnapshot) -> Iterator[FilePart]:
         # Nothing to look for, so the file is not opened again: there may be thousands.
         yield FilePart(snapshot, 0, snapshot.pages, 0, total)
         return
-    version = snapshot.header.version if options.version is None else options.version
     with open_reader(snapshot, verify=options.verify) as reader:
-
-        @functools.cache
-        def search(kind: Kind) -> BookmarkSearch:
-            return BookmarkSearch(reader, snapshot.location.path, version, kind)
-
-        def find(place: BookmarkName | StartTime) -> int:
-            if isinstance(place, StartTime):
-                return min(total, entry_at(snapshot.location, options.stream_type, place.ms))
-            return search(place.kind).entry_of(place.number)
-
-        start, stop = _offsets(options, total, find)
+        start, stop = _offsets(options, total, finder(options, snapshot, reader))
         if start < stop:
             pages = pages_of(reader, snapshot, start, stop)
             yield FilePart(snapshot, pages.start, pages.stop, start, stop)
+
+
+def finder(options: Options, snapshot: FileSnapshot, reader: Reader) -> FindPlace:
+    """What finds the entry of the bookmark of a block or batch, or of a time. It raises
+    `UnknownBookmark` and `TimeUnknown`."""
+    header, location = snapshot.header, snapshot.location
+    version = options.version_of(header)
+
+    @functools.cache
+    def search(kind: Kind) -> BookmarkSearch:
+        return BookmarkSearch(reader, location.path, version, kind)
+
+    def find(place: BookmarkName | StartTime) -> int:
+        if isinstance(place, StartTime):
+            return min(header.total_entries, entry_at(location, options.stream_type, place.ms))
+        return search(place.kind).entry_of(place.number)
+
+    return find
 
 
 def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartition]:
@@ -87,12 +110,7 @@ def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartiti
         return
     pieces = list(itertools.pairwise(edges))
     if options.servers:
-        servers = Servers.of(options)
-        index, client = servers.connect_any()
-        with client:
-            known, header = {index: history_of(client)}, client.header()
-            snapshot = take_server_snapshot(servers, client, header, edges[-1], known, len(pieces))
-            yield from parts_of_entries(snapshot, pieces)
+        yield from _of_servers(options, lambda *_: pieces)
         return
     (location,) = find(options.paths)
     file = take_snapshot(location, options.stream_type)
@@ -118,25 +136,24 @@ def pages_of(reader: Reader, snapshot: FileSnapshot, start: int, stop: int) -> r
     return range(first, last + 1) if first <= last else everything
 
 
-def _plan_servers(options: Options) -> Iterator[InputPartition]:
+def _of_servers(
+    options: Options, cut: Callable[[BlockingClient, Header], list[tuple[int, int]]]
+) -> Iterator[InputPartition]:
+    """A part for each of the ranges of entries that `cut` gives."""
     servers = Servers.of(options)
     index, client = servers.connect_any()
     with client:
-        history = history_of(client)
-        header = client.header()
-        version = header.version if options.version is None else options.version
-
-        def find(place: BookmarkName | StartTime) -> int:
-            if isinstance(place, StartTime):
-                return min(header.total_entries, client.entry_at(place.ms))
-            return entry_of_bookmark(client, version, *place)
-
-        start, stop = _offsets(options, header.total_entries, find)
-        if start < stop:
-            pieces = cut_entries(header, start, stop, options.partition_bytes)
-            known = {index: history}
+        known, header = {index: history_of(client)}, client.header()
+        if pieces := cut(client, header):
+            stop = pieces[-1][1]
             snapshot = take_server_snapshot(servers, client, header, stop, known, len(pieces))
             yield from parts_of_entries(snapshot, pieces)
+
+
+def _committed(options: Options, client: BlockingClient, header: Header) -> list[tuple[int, int]]:
+    find = functools.partial(find_at_server, options, client, header)
+    start, stop = _offsets(options, header.total_entries, find)
+    return cut_entries(header, start, stop, options.partition_bytes) if start < stop else []
 
 
 def _offsets(options: Options, total: int, find: FindPlace) -> tuple[int, int]:

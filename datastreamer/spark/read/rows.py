@@ -32,7 +32,7 @@ class RowMaker:
         self._mode = options.mode
         self._number = number_column(options.table)
         self._system_id = header.system_id
-        version = header.version if options.version is None else options.version
+        version = options.version_of(header)
         kind = None if options.table == ENTRIES else TABLES[options.table].entry_type(version)
         self.where: Selection | None = options.where if kind is None else (kind,)
         """The entries that are rows; None: all."""

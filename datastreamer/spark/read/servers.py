@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from datastreamer._codec import EntryBatch
 from datastreamer.client.blocking_client import BlockingClient
@@ -25,14 +25,15 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity, Position
+from datastreamer.protocol.commands import KnownHistory
 from datastreamer.protocol.retry import BACKOFF
 from datastreamer.selection.clauses import Selection
 from datastreamer.server.publish.policy import read_tokens
-from datastreamer.spark.options import TLS, Options
+from datastreamer.spark.options import TLS, Options, StartTime
 from datastreamer.spark.read.history_client import HistoryClient
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.transport.address import Address
-from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 
 if TYPE_CHECKING:
     import ssl
@@ -131,23 +132,15 @@ class Failover:
         time.sleep(wait)
 
 
-class History(NamedTuple):
-    """What a server reports about its stream beyond the header. The epoch rises whenever entries
-    are truncated or changed."""
-
-    stream_id: bytes
-    epoch: int
-
-
-Histories = Mapping[int, History | None]
+Histories = Mapping[int, KnownHistory | None]
 """The histories by the server's index; None for a server that does not report its history."""
 
 
-def history_of(client: BlockingClient) -> History | None:
+def history_of(client: BlockingClient) -> KnownHistory | None:
     """The history that the server reported at the start of the connection; None if it does not
     report one."""
     found = client.capabilities()
-    return History(found.stream_id, found.epoch) if found.revision else None
+    return KnownHistory(found.stream_id, found.epoch) if found.revision else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +177,20 @@ def take_server_snapshot(
     return ServerSnapshot(servers, header, position_at(client, stop), histories)
 
 
-def entry_of_bookmark(client: BlockingClient, version: int, kind: Kind, number: int) -> int:
-    """The entry of the bookmark of this block or batch. Raises `UnknownBookmark`."""
-    key = key_of(version, BookmarkName(kind, number))
+def find_at_server(
+    options: Options, client: BlockingClient, header: Header, place: BookmarkName | StartTime
+) -> int:
+    """The entry of the bookmark of a block or batch, or of a time. Raises `UnknownBookmark` and
+    `TimeUnknown`."""
+    if isinstance(place, StartTime):
+        return min(header.total_entries, client.entry_at(place.ms))
+    key = key_of(options.version_of(header), place)
     try:
         with client.batches(from_bookmark=key) as batches:
             return next(batches).first_number
     except BadFromBookmark:
-        raise UnknownBookmark(key, f"{client.peer}: no bookmark {kind}:{number}") from None
+        what = f"{client.peer}: no bookmark {place.kind}:{place.number}"
+        raise UnknownBookmark(key, what) from None
 
 
 def position_at(client: BlockingClient, number: int) -> Position:
@@ -249,7 +248,7 @@ def read_entries(
 def _ensure_history(
     client: BlockingClient,
     snapshot: ServerSnapshot,
-    histories: dict[int, History | None],
+    histories: dict[int, KnownHistory | None],
     index: int,
 ) -> bool:
     """Whether the server confirms that its history is the one in `histories`; adds its history if

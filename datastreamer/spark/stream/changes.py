@@ -19,7 +19,6 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import LongType, StructField, StructType
 
 from datastreamer.errors import BadPosition, ConnectionLost, DatastreamerError, UsageError
@@ -31,6 +30,7 @@ from datastreamer.spark.read.partitions import cut_entries
 from datastreamer.spark.read.schemas import number_column
 from datastreamer.spark.stream.offsets import Delivered, StreamOffset
 from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.versions import ReadLimit
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +216,10 @@ class ChangeReader(TailReader):
 
     def _refuse(self, entry: int) -> NoReturn:
         """The stream may be older than the one that a batch was planned for."""
-        what = "the stream is not the one that this batch was planned for; start the query again"
+        what = (
+            "the stream is not the one that this batch was planned for: start the query again; if "
+            "the stream was replaced permanently, with a new checkpoint and an empty table"
+        )
         if len(self._options.servers) > 1:
             # A relay that lags: try again.
             raise ConnectionLost(f"{self._stream.name}: {what}")

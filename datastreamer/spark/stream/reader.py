@@ -6,38 +6,30 @@ Owns the bounds of a batch, and that it belongs to the history that the query ha
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
-import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+from pyspark.sql.types import StructType
+
+from datastreamer.errors import DatastreamerError, UnknownEntry, UsageError
+from datastreamer.format import U64_MAX, Header
+from datastreamer.position import Identity
+from datastreamer.spark.options import Options
+from datastreamer.spark.read.batch import BatchReader
+from datastreamer.spark.stream.offsets import StreamOffset
+from datastreamer.spark.stream.sources import FollowedStream, Looks, followed_stream
+from datastreamer.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
-
-from datastreamer.errors import (
-    ConnectFailed,
-    ConnectionLost,
-    DatastreamerError,
-    UnknownEntry,
-    UsageError,
-)
-from datastreamer.format import U64_MAX, Header
-from datastreamer.position import Identity
-from datastreamer.protocol.retry import BACKOFF
-from datastreamer.spark.options import Options
-from datastreamer.spark.read.batch import BatchReader
-from datastreamer.spark.stream.offsets import StreamOffset
-from datastreamer.spark.stream.sources import FollowedStream, followed_stream
 
 T = TypeVar("T")
 
@@ -52,15 +44,11 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise UsageError("endingOffset is for spark.read: a streaming query has no end")
         self._options = options
         self._rows = BatchReader(replace(options, from_latest=False), schema)
-        self._source: FollowedStream | None = None
+        self._opened: Looks | None = None
         # With Trigger.AvailableNow, the end of what this run reads.
         self._target = U64_MAX
-        self._total: int | None = None
         # The offset after which nothing was new, and the total number of entries then.
         self._idle: tuple[dict[str, Any], int] | None = None
-        self._failing_since: float | None = None
-        self._attempts = 0
-        self._retry_at = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """The first offset of a query without a checkpoint."""
@@ -101,7 +89,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target < U64_MAX:
             # Spark ends this run at the first report that nothing is new.
             return self._wait_for(next_end)
-        return self._attempt(next_end) or start
+        return self._looks.attempt(next_end) or start
 
     def _next_end(self, start: dict[str, Any], limit: ReadLimit, header: Header) -> dict[str, Any]:
         if (start, header.total_entries) == self._idle:
@@ -120,7 +108,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The end of the stream when it was last read, which Spark adds to the query's
         progress."""
-        return None if self._total is None else StreamOffset(self._total).as_json()
+        total = None if self._opened is None else self._opened.total
+        return None if total is None else StreamOffset(total).as_json()
 
     def _stop(self, start: int, total: int, limit: ReadLimit) -> int:
         """The end of the batch that begins at `start`; a batch has at least one entry."""
@@ -161,20 +150,32 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = self._options.start
         return self._rows.read(partition, start if isinstance(start, int) else 0)
 
+    def reach(self) -> None:
+        """Wait until the stream answers. Raises as `initialOffset`."""
+        self._wait_for(lambda header: header)
+
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: the stream keeps all entries, and Spark keeps the offset."""
 
     def stop(self) -> None:
         """Close the file or the connection."""
-        if self._source is not None:
-            self._source.close()
+        if self._opened is not None:
+            self._opened.stream.close()
+
+    @property
+    def _looks(self) -> Looks:
+        # Opened on first use: executors also make a reader, but only read parts.
+        if self._opened is None:
+            self._opened = Looks(followed_stream(self._options), self._options.retry_for)
+        return self._opened
 
     @property
     def _stream(self) -> FollowedStream:
-        # Opened on first use: executors also make a reader, but only read parts.
-        if self._source is None:
-            self._source = followed_stream(self._options)
-        return self._source
+        return self._looks.stream
+
+    def offset_of(self, entry: int) -> dict[str, Any]:
+        """The offset of a query that has read all entries before this one."""
+        return self._wait_for(lambda header: self._offset(header, entry)).as_json()
 
     def _offset(self, header: Header, entry: int) -> StreamOffset:
         return StreamOffset(entry, self._stream.digest_before(entry), Identity.of(header))
@@ -213,36 +214,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def _wait_for(self, work: Callable[[Header], T]) -> T:
-        """The result of `work`; retries while the server does not answer."""
-        while True:
-            result = self._attempt(work)
-            if result is not None:
-                return result
-            time.sleep(max(0.0, self._retry_at - time.monotonic()))
-
-    def _attempt(self, work: Callable[[Header], T]) -> T | None:
-        """The result of `work`; None if the server does not answer or the next retry is not due.
-
-        Raises `ConnectFailed` or `ConnectionLost` after `retryFor` without an answer.
-        """
-        if time.monotonic() < self._retry_at:
-            return None
-        try:
-            header = self._stream.refresh()
-            self._total = header.total_entries
-            result = work(header)
-        except (ConnectFailed, ConnectionLost) as error:
-            now = time.monotonic()
-            if self._failing_since is None:
-                self._failing_since = now
-                _log.warning("%s; retrying", error)
-            if now - self._failing_since >= self._options.retry_for:
-                raise
-            self._retry_at = now + BACKOFF.wait(self._attempts, random.random())  # noqa: S311
-            self._attempts += 1
-            return None
-        self._failing_since, self._attempts, self._retry_at = None, 0, 0.0
-        return result
+        return self._looks.wait_for(work)
 
 
 class RefusedReader(DataSourceStreamReader):
@@ -265,8 +237,15 @@ def lag(progress: Any) -> int | None:
     progress yet or the query follows no stream."""
     for source in (progress or {}).get("sources", ()):
         texts = [source.get(name) for name in ("endOffset", "latestOffset")]
-        read = [json.loads(text) if isinstance(text, str) else text for text in texts]
+        read = [_offset_of(text) if isinstance(text, str) else text for text in texts]
         if all(isinstance(offset, dict) and "entry" in offset for offset in read):
             end, latest = (StreamOffset.from_json(offset).entry for offset in read)
             return max(0, latest - end)
     return None
+
+
+def _offset_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)  # Spark 4.0 gives Python's form of it

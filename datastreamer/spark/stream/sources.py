@@ -7,12 +7,18 @@ the entries themselves.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Final, Protocol
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
 
 from pyspark.sql.datasource import InputPartition
+from xxhash import xxh3_128
 
 from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
     DamagedEntry,
     DatastreamerError,
     HistoryChanged,
@@ -24,11 +30,10 @@ from datastreamer.format import HEADER_PAGE_SIZE, Header, page_of, page_start
 from datastreamer.position import KEPT
 from datastreamer.protocol.commands import KnownHistory
 from datastreamer.protocol.history import Trail
+from datastreamer.protocol.retry import BACKOFF
 from datastreamer.spark.options import Options, StartTime
-from datastreamer.spark.read.bookmark_search import BookmarkSearch
 from datastreamer.spark.read.files import (
     FileSnapshot,
-    entry_at,
     open_location,
     open_reader,
     snapshot_of,
@@ -37,11 +42,10 @@ from datastreamer.spark.read.files import (
 from datastreamer.spark.read.history_client import HistoryClient
 from datastreamer.spark.read.partitions import FilePart, cut_entries, parts_of_entries
 from datastreamer.spark.read.paths import FileLocation, find, is_single
-from datastreamer.spark.read.planning import pages_of
+from datastreamer.spark.read.planning import finder, pages_of
 from datastreamer.spark.read.servers import (
     Servers,
-    entry_of_bookmark,
-    history_of,
+    find_at_server,
     position_at,
     take_server_snapshot,
 )
@@ -50,9 +54,14 @@ from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.range_sums import hash_range
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.bookmark_keys import BookmarkName
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 # Bytes per read when entries are hashed for a digest.
 _HASH_READ: Final = 64 << 10
@@ -75,6 +84,9 @@ class FollowedStream(Protocol):
 
     def digest_before(self, entry: int) -> str:
         """A digest of the last entries before this one; empty if they cannot be read."""
+
+    def hash_of(self, start: int, stop: int) -> str:
+        """A hash of all entries from `start` up to `stop`; empty if some are missing or damaged."""
 
     def history(self) -> KnownHistory | None:
         """The stream's history; None if it reports none. Entries that are read may be newer."""
@@ -102,8 +114,8 @@ def followed_stream(options: Options) -> FollowedStream:
     found = find(options.paths)
     if len(found) != 1 or not is_single(options.paths):
         raise UsageError(
-            f"{', '.join(options.paths)}: a streaming query follows one file: name one, or start "
-            "a query for each"
+            f"{', '.join(options.paths)}: only one file can be followed: name one, or follow each "
+            "by itself"
         )
     return GrowingFile(found[0], options)
 
@@ -114,9 +126,7 @@ class GrowingFile:
     def __init__(self, location: FileLocation, options: Options) -> None:
         self.name = location.path
         self._location = location
-        self._stream_type = options.stream_type
-        self._version = options.version
-        self._verify = options.verify
+        self._options = options
         self._file: StreamFile | None = None
         # For a remote file, a reader that is opened when needed and used until `refresh`.
         self._snapshot: FileSnapshot | None = None
@@ -126,7 +136,7 @@ class GrowingFile:
     def refresh(self) -> Header:
         if self._location.uri is not None:
             self._close_remote()
-            self._snapshot = take_snapshot(self._location, self._stream_type)
+            self._snapshot = take_snapshot(self._location, self._options.stream_type)
             return self._snapshot.header
         file = self._file
         if file is not None:
@@ -140,7 +150,9 @@ class GrowingFile:
                     file = None
         if file is None:
             self.close()
-            self._file = file = StreamFile.open(self._location.path, stream_type=self._stream_type)
+            self._file = file = StreamFile.open(
+                self._location.path, stream_type=self._options.stream_type
+            )
         self._snapshot = snapshot_of(self._location, file)
         return self._snapshot.header
 
@@ -150,12 +162,8 @@ class GrowingFile:
 
     def entry_of(self, name: BookmarkName | StartTime) -> int:
         snapshot, _ = self._seen()
-        if isinstance(name, StartTime):
-            found = entry_at(self._location, self._stream_type, name.ms)
-            return min(found, snapshot.head.entries)
-        version = snapshot.header.version if self._version is None else self._version
-        with open_reader(snapshot, verify=self._verify) as reader:
-            return BookmarkSearch(reader, self.name, version, name.kind).entry_of(name.number)
+        with open_reader(snapshot, verify=self._options.verify) as reader:
+            return finder(self._options, snapshot, reader)(name)
 
     def digest_before(self, entry: int) -> str:
         _, reader = self._seen()
@@ -164,6 +172,17 @@ class GrowingFile:
             for batch in reader.batches(trail.next_number, entry, _HASH_READ):
                 trail.extend(batch)
             return digest_of(trail.hashes)
+        return ""
+
+    def hash_of(self, start: int, stop: int) -> str:
+        snapshot, _ = self._seen()
+        if stop > snapshot.head.entries:
+            return ""
+        with (
+            contextlib.suppress(DamagedEntry),
+            open_reader(snapshot, verify=self._options.verify) as found,
+        ):
+            return hash_range(found, start, stop, 1 << 62)[1].hex()
         return ""
 
     def history(self) -> KnownHistory | None:
@@ -225,13 +244,12 @@ class ServedStream:
     def __init__(self, options: Options) -> None:
         self._servers = Servers.of(options)
         self.name = ", ".join(map(str, options.servers))
-        self._version = options.version
+        self._options = options
         self._client: HistoryClient | None = None
         self._turn = 0
         self._header: Header | None = None
         # Only for the option changes.
         self._history: KnownHistory | None = None
-        self._asks_history = options.changes
 
     def refresh(self) -> Header:
         if self._client is not None:
@@ -255,20 +273,26 @@ class ServedStream:
 
     def _look(self, client: HistoryClient) -> Header:
         # Before the header: what the history says of entries holds for older ones.
-        self._history = client.history() if self._asks_history else None
+        self._history = client.history() if self._options.changes else None
         self._header = client.header()
         return self._header
 
     def entry_of(self, name: BookmarkName | StartTime) -> int:
-        client, header = self._seen()
-        if isinstance(name, StartTime):
-            return min(client.entry_at(name.ms), header.total_entries)
-        version = header.version if self._version is None else self._version
-        return entry_of_bookmark(client, version, *name)
+        return find_at_server(self._options, *self._seen(), name)
 
     def digest_before(self, entry: int) -> str:
         client, _ = self._seen()
         return digest_of(position_at(client, entry).trail)
+
+    def hash_of(self, start: int, stop: int) -> str:
+        client, header = self._seen()
+        if stop > header.total_entries:
+            return ""
+        hasher = xxh3_128()
+        with client.batches(from_entry=start, stop=stop) as batches:
+            for batch in batches:
+                hasher.update(batch.packed())
+        return hasher.hexdigest()
 
     def history(self) -> KnownHistory | None:
         return self._history
@@ -283,9 +307,7 @@ class ServedStream:
 
     def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
         client, header = self._seen()
-        # A server reports its history at the start of a connection; this one may be old.
-        with self._servers.connect(self._servers.addresses[self._turn]) as fresh:
-            known = {self._turn: history_of(fresh)}
+        known = {self._turn: client.history()}
         pieces = cut_entries(header, start, stop, part_bytes)
         snapshot = take_server_snapshot(self._servers, client, header, stop, known, len(pieces))
         return list(parts_of_entries(snapshot, pieces))
@@ -307,6 +329,52 @@ class ServedStream:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+class Looks:
+    """Looks at a stream, whose servers may be unreachable for `retry_for` seconds."""
+
+    def __init__(self, stream: FollowedStream, retry_for: float) -> None:
+        self.stream = stream
+        self.total: int | None = None
+        """The number of its entries at the last look."""
+
+        self._retry_for = retry_for
+        self._failing_since: float | None = None
+        self._attempts = 0
+        self._retry_at = 0.0
+
+    def wait_for(self, work: Callable[[Header], T]) -> T:
+        """The result of `work`; retries while the server does not answer."""
+        while True:
+            result = self.attempt(work)
+            if result is not None:
+                return result
+            time.sleep(max(0.0, self._retry_at - time.monotonic()))
+
+    def attempt(self, work: Callable[[Header], T]) -> T | None:
+        """The result of `work`; None if the server does not answer or the next retry is not due.
+
+        Raises `ConnectFailed` or `ConnectionLost` after `retry_for` without an answer.
+        """
+        if time.monotonic() < self._retry_at:
+            return None
+        try:
+            header = self.stream.refresh()
+            self.total = header.total_entries
+            result = work(header)
+        except (ConnectFailed, ConnectionLost) as error:
+            now = time.monotonic()
+            if self._failing_since is None:
+                self._failing_since = now
+                _log.warning("%s; retrying", error)
+            if now - self._failing_since >= self._retry_for:
+                raise
+            self._retry_at = now + BACKOFF.wait(self._attempts, random.random())  # noqa: S311
+            self._attempts += 1
+            return None
+        self._failing_since, self._attempts, self._retry_at = None, 0, 0.0
+        return result
 
 
 def _mean_size(header: Header) -> float:

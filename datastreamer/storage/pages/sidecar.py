@@ -1,15 +1,17 @@
 """`FILE.sums`: the checksums of a stream's whole pages, beside the stream file.
 
-Owns the bytes of that file, which ``docs/FILE.md`` specifies. A record that is missing, torn or
-of another stream says nothing about its page: the page is *unverified*, never damaged. Knows
-nothing of who writes it and when; `keeper.py` does.
+Owns the bytes of that file, which ``docs/FILE.md`` specifies, and where a sidecar has the record of
+a page. A record that is missing, torn or of another stream says nothing about its page: the page is
+*unverified*, never damaged. Knows nothing of who writes it and when; `keeper.py` does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
-from typing import Final, NamedTuple
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -29,6 +31,7 @@ _SUM: Final = struct.Struct(">Q")
 _UNKNOWN: Final = 1
 
 HEADER_SIZE: Final = _HEADER.size + _SUM.size
+R = TypeVar("R")
 
 
 class SumsHeader(NamedTuple):
@@ -88,22 +91,25 @@ class PageSum(NamedTuple):
         packed = _RECORD.pack(
             self.chain, self.digest, self.next_number, self.end, flags, self.padding
         )
-        return packed + _SUM.pack(_sum_of(packed, page, stream_id))
+        return signed(packed, page, stream_id)
 
     @classmethod
     def unpack(cls, packed: bytes, page: int, stream_id: bytes) -> PageSum | None:
         """None unless it is the whole record of that page."""
-        if len(packed) < RECORD_SIZE:
-            return None
-        (stored,) = _SUM.unpack_from(packed, _RECORD.size)
-        if stored != _sum_of(packed[: _RECORD.size], page, stream_id):
+        if not is_signed(packed, page, stream_id):
             return None
         chain, digest, next_number, end, flags, padding = _RECORD.unpack_from(packed)
         return cls(chain, digest, next_number, end, padding, not flags & _UNKNOWN)
 
 
-def _sum_of(packed: bytes, page: int, stream_id: bytes) -> int:
-    return xxh3_64_intdigest(packed + page.to_bytes(8, "big") + stream_id)
+def signed(packed: bytes, page: int, stream_id: bytes) -> bytes:
+    """The record of a page, which ends with the xxh3 of its content, the page and the stream."""
+    return packed + _SUM.pack(xxh3_64_intdigest(packed + page.to_bytes(8, "big") + stream_id))
+
+
+def is_signed(record: bytes, page: int, stream_id: bytes) -> bool:
+    """Whether these bytes are the whole record of that page."""
+    return record == signed(record[: -_SUM.size], page, stream_id)
 
 
 def identity_of(file: File, stream_id: bytes) -> int:
@@ -114,34 +120,62 @@ def identity_of(file: File, stream_id: bytes) -> int:
     return xxh3_64_intdigest(struct.pack(">QQ", device, inode)) or 1
 
 
-class StoredSums:
-    """The checksums in an open `FILE.sums` that is read."""
+class StoredRecords(Generic[R]):
+    """The records of pages in an open sidecar that is read."""
+
+    size: ClassVar[int]
+    """That of a record."""
 
     def __init__(self, file: Readable) -> None:
         self._readable = file
 
-    def header(self) -> SumsHeader | None:
-        return SumsHeader.unpack(self._readable.read(HEADER_SIZE, 0))
+    @abstractmethod
+    def unpack(self, packed: bytes, page: int, stream_id: bytes) -> R | None:
+        """None unless it is the whole record of that page."""
 
-    def get(self, page: int, stream_id: bytes) -> PageSum | None:
-        """The record of a page; None if there is none, or it is torn."""
-        packed = self._readable.read(RECORD_SIZE, RECORDS_OFFSET + page * RECORD_SIZE)
-        return PageSum.unpack(packed, page, stream_id)
+    @classmethod
+    def offset_of(cls, page: int) -> int:
+        """Where the record of a page begins; the size of a file with those of the pages before."""
+        return RECORDS_OFFSET + page * cls.size
 
     def packed(self, first: int, stop: int) -> bytes:
-        """The bytes of these records; zeros for those that are not there."""
-        size = (stop - first) * RECORD_SIZE
-        return self._readable.read(size, RECORDS_OFFSET + first * RECORD_SIZE).ljust(size, b"\0")
+        """The bytes of the records of the pages from `first` up to, not including, `stop`; zeros
+        for those that are not there."""
+        size = (stop - first) * self.size
+        return self._readable.read(size, self.offset_of(first)).ljust(size, b"\0")
 
-    def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSum | None]:
-        """The records of the pages from `first` up to, not including, `stop`, that have a hash."""
+    def each(self, first: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """The same, with the page of each."""
         packed = self.packed(first, stop)
-        parts = (packed[at : at + RECORD_SIZE] for at in range(0, len(packed), RECORD_SIZE))
-        found = [PageSum.unpack(part, page, stream_id) for page, part in enumerate(parts, first)]
-        return [each if each is not None and each.known else None for each in found]
+        for at in range(stop - first):
+            yield first + at, packed[at * self.size : (at + 1) * self.size]
+
+    def get(self, page: int, stream_id: bytes) -> R | None:
+        """The record of a page; None if there is none, or it is torn."""
+        return self.unpack(self.packed(page, page + 1), page, stream_id)
+
+    def get_many(self, first: int, stop: int, stream_id: bytes) -> list[R | None]:
+        return [self.unpack(each, page, stream_id) for page, each in self.each(first, stop)]
 
     def close(self) -> None:
         self._readable.close()
+
+
+class StoredSums(StoredRecords[PageSum]):
+    """The checksums in an open `FILE.sums` that is read."""
+
+    size = RECORD_SIZE
+
+    def unpack(self, packed: bytes, page: int, stream_id: bytes) -> PageSum | None:
+        return PageSum.unpack(packed, page, stream_id)
+
+    def header(self) -> SumsHeader | None:
+        return SumsHeader.unpack(self._readable.read(HEADER_SIZE, 0))
+
+    def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSum | None]:
+        """The records of these pages that have a hash."""
+        found = super().get_many(first, stop, stream_id)
+        return [each if each is not None and each.known else None for each in found]
 
 
 class SumsFile(StoredSums):
@@ -177,7 +211,7 @@ class SumsFile(StoredSums):
         self.put_packed(page, b"".join(packed))
 
     def put_packed(self, page: int, records: bytes) -> None:
-        self.file.write(records, RECORDS_OFFSET + page * RECORD_SIZE)
+        self.file.write(records, self.offset_of(page))
 
     def forget(self, page: int, stream_id: bytes) -> None:
         """The record of a page, if there is one, says nothing of the page from now on."""
@@ -187,9 +221,8 @@ class SumsFile(StoredSums):
 
     def truncate(self, pages: int) -> None:
         """Keep the records of that many pages at most."""
-        size = RECORDS_OFFSET + pages * RECORD_SIZE
-        if self.file.size() > size:
-            self.file.resize(size)
+        if self.file.size() > self.offset_of(pages):
+            self.file.resize(self.offset_of(pages))
 
 
 def discard(disk: Disk, path: str, beside: Access) -> None:

@@ -23,15 +23,12 @@ from datastreamer.storage.pages.hashes import PageHash
 from datastreamer.storage.pages.keeper import SumsKeeper
 from datastreamer.storage.pages.sidecar import PageSum
 from datastreamer.storage.summaries.records import (
-    RECORDS_OFFSET,
     RESOLUTION,
     SUFFIX,
     UNKNOWN_TIME,
     Mark,
     PageSummary,
     StoredSummaries,
-    is_counted,
-    offset_of,
     pack_header,
     thinned,
 )
@@ -83,8 +80,6 @@ class SummaryKeeper:
         # this process finished.
         self._look_at = 0
         self._fresh_from = _NEVER
-        # Whether the completion will look.
-        self._asked = False
 
     # Begin and end.
 
@@ -95,22 +90,16 @@ class SummaryKeeper:
             if self._disk.exists(self._path):
                 access = self._stream.access()
                 self._file = file = self._disk.open(self._path, write=True, beside=access)
-                stored = StoredSummaries(file)
-                if stored.stream_id() != self._stream_id:
+                if StoredSummaries(file).stream_id() != self._stream_id:
                     file.resize(0)
                     file.write(pack_header(self._stream_id), 0)
-                elif file.size() > offset_of(page + 1):
-                    file.resize(offset_of(page + 1))
-                for record in reversed(
-                    stored.get_many(max(0, page - 1), page + 1, self._stream_id)
-                ):
-                    known = () if record is None else record.marks
-                    times = [ms for _, ms in known if ms != UNKNOWN_TIME]
-                    if record is not None and times:
-                        # Commits after the last mark were less than a resolution later.
-                        back = times[-1] > time.time() * 1000
-                        self._end.latest_ms = times[-1] + (record.resolution - 1 if back else 0)
-                        break
+                self._cut(page + 1)
+        for record in self._stored(max(0, page - 1), page + 1):
+            if record is not None and record.marks:
+                # Commits after the last mark were less than a resolution later.
+                latest = record.spans[-1][2]
+                back = latest > time.time() * 1000
+                self._end.latest_ms = latest + (record.resolution - 1 if back else 0)
         self._reopen(page, self.marks_of(page))
 
     def close(self) -> None:
@@ -140,23 +129,24 @@ class SummaryKeeper:
         if pages:
             # At once: a kill loses no times but those of the last page.
             self.flush()
-            if not self._asked:
-                self._asked = True
-                self.on_news(_PAGE_SECONDS)
+        if self.usable:
+            self.on_news(_PAGE_SECONDS if pages else _FLUSH_SECONDS)
         if not (self.marking and self.usable):
             return _NEVER
-        self.on_news(_FLUSH_SECONDS)
         marks, resolution = self._open
         return min(clock + RESOLUTION, marks[-1][1] + resolution)
 
     def _note(self, entry: int, now: int) -> None:
         marks, resolution = self._open
-        if not self.marking or (marks and now < marks[-1][1] + resolution < UNKNOWN_TIME):
+        timed = [ms for _, ms in marks[-2:] if ms != UNKNOWN_TIME]
+        if not self.marking:
             return
-        if marks and marks[-1][1] == UNKNOWN_TIME:
-            # Entries whose time is not known were committed by now.
-            entry = marks.pop()[0]
-        self._open = Marks(*thinned([*marks, (entry, now)], resolution))
+        if not timed or now >= timed[-1] + resolution:
+            kept = [mark for mark in marks if mark[0] < entry]
+            self._open = Marks(*thinned([*kept, (entry, now)], resolution))
+        elif marks[-1][1] == UNKNOWN_TIME:
+            # Entries whose time is not known were committed between these two.
+            self._open = Marks(marks[:-1], resolution)
 
     def flush(self) -> None:
         """Bring the sidecar up to date."""
@@ -184,15 +174,23 @@ class SummaryKeeper:
     def _put(self, page: int, record: PageSummary) -> None:
         if self._file is None:
             self._file = self._disk.create(self._path, self._stream.access())
-            self._file.write(pack_header(self._stream_id).ljust(RECORDS_OFFSET, b"\0"), 0)
-        self._file.write(record.pack(page, self._stream_id), offset_of(page))
+            self._file.write(pack_header(self._stream_id), 0)
+        self._file.write(record.pack(page, self._stream_id), StoredSummaries.offset_of(page))
+
+    def _cut(self, pages: int) -> None:
+        """Keep the records of that many pages at most."""
+        size = StoredSummaries.offset_of(pages)
+        if self._file is not None and self._file.size() > size:
+            self._file.resize(size)
 
     def _record(self, page: int) -> PageSummary | None:
-        found = self._waiting.get(page)
-        if found is None and self._file is not None:
-            with self._failing_softly("read"):
-                found = StoredSummaries(self._file).get(page, self._stream_id)
-        return found
+        return self._waiting.get(page) or self._stored(page, page + 1)[0]
+
+    def _stored(self, first: int, stop: int) -> list[PageSummary | None]:
+        with self._failing_softly("read"):
+            if self._file is not None:
+                return StoredSummaries(self._file).get_many(first, stop, self._stream_id)
+        return [None] * (stop - first)
 
     # Changes of what is committed.
 
@@ -222,8 +220,7 @@ class SummaryKeeper:
         for each in [each for each in self._waiting if each >= page]:
             del self._waiting[each]
         with self._failing_softly("written"):
-            if self._file is not None and self._file.size() > offset_of(page):
-                self._file.resize(offset_of(page))
+            self._cut(page)
         self._look_at, self._fresh_from = min(self._look_at, page), min(self._fresh_from, page)
         kept = [mark for mark in marks.marks if mark[0] < end.entries]
         self._reopen(page, Marks(kept, marks.resolution))
@@ -258,15 +255,14 @@ class SummaryKeeper:
                 mine.insert(0, (first, min([before[0][1] + resolution - 1, *following])))
             old, least = self.marks_of(page), mine[0]
             kept = [mark for mark in old.marks if mark[0] < least[0]]
-            if kept and kept[-1][1] == UNKNOWN_TIME:
-                kept[-1] = kept[-1][0], least[1]
-            rising = []
-            for entry, ms in [*kept, *mine]:
+            latest = max([latest, *(ms for _, ms in kept if ms != UNKNOWN_TIME)])
+            for entry, ms in mine:
                 # What is known of a page's first entry may have been too late.
                 latest = max(latest, ms)
-                rising.append((entry, latest))
-            end = [(known_to, UNKNOWN_TIME)] if page == self._page or known_to < beyond else []
-            found = Marks(*thinned([*rising, *end], max(old.resolution, resolution)))
+                kept.append((entry, latest))
+            if page == self._page or known_to < beyond:
+                kept.append((known_to, UNKNOWN_TIME))
+            found = Marks(*thinned(kept, max(old.resolution, resolution)))
             if page == self._page:
                 self._open = found
             elif known is not None:
@@ -310,23 +306,18 @@ class SummaryKeeper:
     def next_to_count(self, *, fresh: bool = False) -> tuple[int, PageSum] | None:
         """A page that is to be counted, and its checksum; None if there is none. `fresh`: of those
         that this process finished."""
-        self._asked = False
         self.flush()
         pages = self._end.sums.page
         if fresh:
             self._look_at = max(self._look_at, self._fresh_from)
         while self.usable and self._look_at < pages:
             first, stop = self._look_at, min(self._look_at + _FEW, pages)
-            stored = [b""] * (stop - first)
-            with self._failing_softly("read"):
-                if self._file is not None:
-                    stored = StoredSummaries(self._file).packed(first, stop)
-            for packed, known in zip(stored, self._sums.get_many(first, stop), strict=True):
+            both = zip(self._stored(first, stop), self._sums.get_many(first, stop), strict=True)
+            for found, known in both:
                 page, self._look_at = self._look_at, self._look_at + 1
-                # (Without a checksum: that is made first.)
-                if known is not None and not is_counted(
-                    packed, page, self._stream_id, known.digest
-                ):
+                if known is None:
+                    continue  # the checksum is made first
+                if found is None or not found.counted or found.digest != known.digest:
                     return page, known
         return None
 

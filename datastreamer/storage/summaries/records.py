@@ -9,34 +9,25 @@ written, and when.
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from datastreamer.format import U64_MAX
-from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.format import PAGE_SIZE, U64_MAX
+from datastreamer.selection.times import LATEST_MS
+from datastreamer.storage.pages.sidecar import RECORDS_OFFSET, StoredRecords, is_signed, signed
 from datastreamer.storage.summaries._counting import count
 
 SUFFIX: Final = ".pages"
-RECORDS_OFFSET: Final = 512
 RECORD_SIZE: Final = 1024
 MOST_MARKS: Final = 89
 RESOLUTION: Final = 1000
 """The least time between two marks of a page, in ms, except at the start of a page."""
 UNKNOWN_TIME: Final = (1 << 48) - 1
-"""In the place of a mark's time: the times of the entries from it on are not known."""
+"""In the place of a mark's time: the times of the entries up to the next mark are not known."""
 
-# The ranges of a summary, by their places in it.
-BATCH_START_NUMBER: Final = 0
-BLOCK_NUMBER: Final = 1
-BLOCK_BATCH_NUMBER: Final = 2
-BLOCK_TIMESTAMP: Final = 3
-BLOCK_END_NUMBER: Final = 4
-TRANSACTION_BLOCK_NUMBER: Final = 5
-BATCH_END_NUMBER: Final = 6
-GER_BATCH_NUMBER: Final = 7
-GER_TIMESTAMP: Final = 8
-# The type of the event, and the number of its field, of each.
+# The type of the event, and the number of its field, of each range.
 _FIELDS: Final = ((1, 1), (2, 1), (2, 2), (2, 3), (6, 1), (3, 1), (4, 1), (5, 1), (5, 2))
 
 _LETTERS: Final = b"DSpages_"
@@ -79,6 +70,14 @@ class PageSummary(NamedTuple):
         return self.first + self.entries
 
     @property
+    def spans(self) -> list[tuple[int, int, int]]:
+        """The entries whose times are known, by `marks`: of each mark the first one, the one after
+        the last, and Unix ms."""
+        stops = [*(entry for entry, _ in self.marks[1:]), self.next_number]
+        known = zip(self.marks, stops, strict=False)
+        return [(entry, stop, ms) for (entry, ms), stop in known if ms != UNKNOWN_TIME]
+
+    @property
     def counted(self) -> bool:
         """Whether it is more than marks."""
         return bool(self.flags & _COUNTED)
@@ -94,8 +93,8 @@ class PageSummary(NamedTuple):
         return self.counted and not self.flags & _UNREADABLE
 
     def range(self, which: int) -> tuple[int, int] | None:
-        """The least and the greatest number of `BLOCK_NUMBER` or another one, if `has_ranges`; None
-        if the page has no such event."""
+        """The least and the greatest number of a field, by its place in `ranges`, if `has_ranges`;
+        None if the page has no such event."""
         least, greatest = self.ranges[2 * which : 2 * which + 2]
         return None if least > greatest else (least, greatest)
 
@@ -120,43 +119,37 @@ class PageSummary(NamedTuple):
         )
         marks = ((entry - self.first) << 48 | ms for entry, ms in self.marks)
         packed += struct.pack(f">{len(self.marks)}Q", *marks)
-        packed = packed.ljust(RECORD_SIZE - _SUM.size, b"\0")
-        return packed + _SUM.pack(_sum_of(packed, page, stream_id))
+        return signed(packed.ljust(RECORD_SIZE - _SUM.size, b"\0"), page, stream_id)
 
     @classmethod
     def unpack(cls, packed: bytes, page: int, stream_id: bytes) -> PageSummary | None:
-        """None unless it is the whole record of that page."""
-        if not is_whole(packed, page, stream_id):
+        """None unless it is the whole record of that page, of numbers that a record can have."""
+        if not is_signed(packed, page, stream_id):
             return None
         digest, first, covered, entries, flags, types, marks, resolution, *numbers = (
             _RECORD.unpack_from(packed)
         )
         found = struct.unpack_from(f">{min(marks, MOST_MARKS)}Q", packed, _RECORD.size)
         counts = numbers[18 : 18 + 2 * min(types, _MOST_TYPES)]
-        return cls(
+        summary = cls(
             *(digest, first, covered, entries, resolution),
             tuple((first + (mark >> 48), mark & UNKNOWN_TIME) for mark in found),
             *(flags, tuple(numbers[:18])),
             None if types == _MORE_TYPES else tuple(zip(counts[::2], counts[1::2], strict=True)),
         )
+        return summary if summary._is_possible() else None
 
-
-def is_whole(packed: bytes, page: int, stream_id: bytes) -> bool:
-    """Whether these bytes are a record of that page."""
-    if len(packed) < RECORD_SIZE:
-        return False
-    (stored,) = _SUM.unpack_from(packed, RECORD_SIZE - _SUM.size)
-    return bool(stored == _sum_of(packed[: RECORD_SIZE - _SUM.size], page, stream_id))
-
-
-def is_counted(packed: bytes, page: int, stream_id: bytes, digest: bytes) -> bool:
-    """Whether they are one with counts and ranges of the page that has this digest."""
-    same = packed[:16] == digest and packed[35] & _COUNTED
-    return bool(same) and is_whole(packed, page, stream_id)
-
-
-def _sum_of(packed: bytes, page: int, stream_id: bytes) -> int:
-    return xxh3_64_intdigest(packed + page.to_bytes(8, "big") + stream_id)
+    def _is_possible(self) -> bool:
+        times = [ms for *_, ms in self.spans]
+        return (
+            max(self.covered, self.entries) <= PAGE_SIZE
+            and max([self.resolution, *times]) <= LATEST_MS
+            and times == sorted(times)
+            and all(one[0] < other[0] for one, other in pairwise(self.marks))
+            and self.next_number <= U64_MAX
+            and all(entry <= self.next_number for entry, _ in self.marks[-1:])
+            and all(ms != UNKNOWN_TIME for _, ms in self.marks[:1])
+        )
 
 
 def thinned(marks: list[Mark], resolution: int) -> tuple[list[Mark], int]:
@@ -164,45 +157,31 @@ def thinned(marks: list[Mark], resolution: int) -> tuple[list[Mark], int]:
     are given, doubled until enough of these can be left out."""
     while len(marks) > MOST_MARKS:
         kept = marks[:1]
-        for mark in marks[1:]:
-            # What is left out, and all up to the next mark, is less than twice as late.
-            if mark[1] - kept[-1][1] > resolution:
-                kept.append(mark)
+        for before, mark in pairwise(marks):
+            # What is left out, and all up to the next mark, is less than twice as late; also what
+            # is not known between two that are.
+            if mark[1] != UNKNOWN_TIME and mark[1] - kept[-1][1] > resolution:
+                kept += [before, mark] if before[1] == UNKNOWN_TIME else [mark]
+        kept += [mark for mark in marks[-1:] if mark[1] == UNKNOWN_TIME]
         marks, resolution = kept, 2 * resolution
     return marks, resolution
 
 
-class StoredSummaries:
+class StoredSummaries(StoredRecords[PageSummary]):
     """The records in an open `FILE.pages` that is read."""
 
-    def __init__(self, file: Readable) -> None:
-        self._readable = file
+    size = RECORD_SIZE
+
+    def unpack(self, packed: bytes, page: int, stream_id: bytes) -> PageSummary | None:
+        return PageSummary.unpack(packed, page, stream_id)
 
     def stream_id(self) -> bytes | None:
         """The id of the stream that the records are about; None if the header is not whole."""
         packed = self._readable.read(_HEADER.size + _SUM.size, 0)
-        return packed[16:32] if packed == pack_header(packed[16:32]) else None
-
-    def packed(self, first: int, stop: int) -> list[bytes]:
-        """The bytes of the records of the pages from `first` up to, not including, `stop`."""
-        size = (stop - first) * RECORD_SIZE
-        found = self._readable.read(size, offset_of(first))
-        return [found[at : at + RECORD_SIZE] for at in range(0, size, RECORD_SIZE)]
-
-    def get_many(self, first: int, stop: int, stream_id: bytes) -> list[PageSummary | None]:
-        """The records of these pages; None for those that are not there, or torn."""
-        packed = enumerate(self.packed(first, stop), first)
-        return [PageSummary.unpack(each, page, stream_id) for page, each in packed]
-
-    def get(self, page: int, stream_id: bytes) -> PageSummary | None:
-        return self.get_many(page, page + 1, stream_id)[0]
+        same = packed == pack_header(packed[16:32])[: _HEADER.size + _SUM.size]
+        return packed[16:32] if same else None
 
 
 def pack_header(stream_id: bytes) -> bytes:
     packed = _HEADER.pack(_LETTERS, 1, 0, stream_id)
-    return packed + _SUM.pack(xxh3_64_intdigest(packed))
-
-
-def offset_of(page: int) -> int:
-    """Where the record of a page begins; the size of a file with those of the pages before it."""
-    return RECORDS_OFFSET + page * RECORD_SIZE
+    return (packed + _SUM.pack(xxh3_64_intdigest(packed))).ljust(RECORDS_OFFSET, b"\0")

@@ -7,7 +7,6 @@ for each question, since another process may write it.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,13 +21,10 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.summaries.records import (
-    RECORDS_OFFSET,
     SUFFIX,
-    UNKNOWN_TIME,
     Mark,
     PageSummary,
     StoredSummaries,
-    offset_of,
     pack_header,
 )
 
@@ -65,11 +61,8 @@ class StreamTimes:
         page = self._file.reader.page_holding(number)
         with opened_summaries(self._file) as stored:
             found = self._first(stored, page, page + 1)
-        if found is None or number >= _known_to(found[1]):
-            return None
-        marks = found[1].marks
-        at = bisect_right(marks, number, key=lambda mark: mark[0])
-        return marks[at - 1][1] if at else None
+        spans = [] if found is None else found[1].spans
+        return next((ms for first, stop, ms in spans if first <= number < stop), None)
 
     def entry_at(self, ms: int) -> int:
         with opened_summaries(self._file) as stored:
@@ -96,14 +89,12 @@ class StreamTimes:
             if not head.entries or (following is not None and following[0] == 0):
                 return 0
             raise self._unknown(ms, None, following)
-        marks = before.marks
-        at = bisect_left(marks, ms, key=lambda mark: mark[1])
-        last = marks[at - 1]
-        if ms < last[1] + before.resolution:
-            return last[0]
-        end = marks[at][0] if at < len(marks) else before.next_number
-        if at < len(marks) and marks[at][1] != UNKNOWN_TIME:
-            return end
+        earlier = [span for span in before.spans if span[2] < ms]
+        first, end, last = earlier[-1]
+        if ms < last + before.resolution:
+            return first
+        for entry, _, later in before.spans[len(earlier) :][:1]:
+            following = entry, later
         if following is not None:
             if following[0] == end:
                 return end
@@ -114,41 +105,20 @@ class StreamTimes:
             or self._file.file.locked_elsewhere()
         ):
             return end
-        raise self._unknown(ms, last, following)
+        raise self._unknown(ms, (first, last), following)
 
     def marks(self, first: int, most: int) -> TimeMarks:
-        total = self._file.head.entries
-        if first >= total:
-            return TimeMarks([], 0, first)
-        page, stop = self._file.reader.page_holding(first), last_page(self._file.head.length) + 1
+        head = self._file.head
         marks: list[Mark] = []
-        resolution = known_to = 0
+        resolution, known_to = 0, first
         with opened_summaries(self._file) as stored:
-            while page < stop and (found := self._first(stored, page, stop)) is not None:
-                at, record = found
-                if marks and (record.marks[0][0] != known_to or record.resolution != resolution):
+            for record, (begin, end, ms) in self._spans(stored, first, head):
+                same = begin == known_to and record.resolution == resolution
+                if begin >= head.entries or len(marks) == most or (marks and not same):
                     break
-                page, resolution, known_to = at + 1, record.resolution, _known_to(record)
-                timed = [mark for mark in record.marks if mark[1] != UNKNOWN_TIME]
-                begin = bisect_right(timed, first, key=lambda mark: mark[0]) - 1
-                marks += timed[max(0, begin) :] if known_to > first else []
-                if len(marks) > most:
-                    return TimeMarks(marks[:most], resolution, marks[most][0])
-        return TimeMarks(marks, resolution, min(known_to, total) if marks else first)
-
-    def summaries(self, first: int, stop: int) -> list[PageSummary | None]:
-        """The records with counts of these pages, if they have the proven digests of these."""
-        with opened_summaries(self._file) as stored:
-            records = self._file.records()
-            if stored is None or records is None:
-                return [None] * (stop - first)
-            found = stored.get_many(first, stop, self._file.stream_id)
-            return [
-                it
-                if it is not None and it.counted and known and known.digest == it.digest
-                else None
-                for it, known in zip(found, records.get_many(first, stop), strict=True)
-            ]
+                marks.append((begin, ms))
+                resolution, known_to = record.resolution, min(end, head.entries)
+        return TimeMarks(marks, resolution, known_to)
 
     def known_to(self) -> int:
         """The entry after the last one whose time is known."""
@@ -156,8 +126,19 @@ class StreamTimes:
             for page in range(last_page(self._file.head.length), -1, -1):
                 found = self._first(stored, page, page + 1)
                 if found is not None:
-                    return _known_to(found[1])
+                    return found[1].spans[-1][1]
         return 0
+
+    def _spans(
+        self, stored: StoredSummaries | None, first: int, head: Head
+    ) -> Iterator[tuple[PageSummary, tuple[int, int, int]]]:
+        """The spans of the entries from `first` on, each with its record."""
+        page = self._file.reader.page_holding(first) if first < head.entries else None
+        while page is not None:
+            found = self._first(stored, page, last_page(head.length) + 1)
+            page = None if found is None else found[0] + 1
+            if found is not None:
+                yield from ((found[1], span) for span in found[1].spans if span[1] > first)
 
     def _first(
         self, stored: StoredSummaries | None, start: int, stop: int
@@ -166,12 +147,11 @@ class StreamTimes:
         many = 1
         while stored is not None and start < stop:
             following = min(start + many, stop)
-            for page, packed in enumerate(stored.packed(start, following), start):
-                found = None
-                if any(packed[38:40]):
-                    found = PageSummary.unpack(packed, page, self._file.stream_id)
-                known = found is not None and found.marks[0][1] != UNKNOWN_TIME
-                if found is not None and known and self._fits(page, found):
+            for page, packed in stored.each(start, following):
+                if not any(packed[38:40]):
+                    continue  # no marks
+                found = stored.unpack(packed, page, self._file.stream_id)
+                if found is not None and self._fits(page, found):
                     return page, found
             start, many = following, _MANY
         return None
@@ -220,13 +200,7 @@ def copy_summaries(source: StreamFile, target: str, disk: Disk, pages: int) -> N
     with opened_summaries(source) as stored:
         if stored is not None and not source.replaced:
             with new_file(disk, path, access) as file:
-                file.write(pack_header(source.stream_id).ljust(RECORDS_OFFSET, b"\0"), 0)
+                file.write(pack_header(source.stream_id), 0)
                 for first in range(0, pages, _MANY):
                     packed = stored.packed(first, min(first + _MANY, pages))
-                    file.write(b"".join(packed), offset_of(first))
-
-
-def _known_to(record: PageSummary) -> int:
-    """The entry after the last one whose time a record knows."""
-    entry, ms = record.marks[-1]
-    return entry if ms == UNKNOWN_TIME else record.next_number
+                    file.write(packed, stored.offset_of(first))

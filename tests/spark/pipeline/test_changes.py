@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from pyspark.sql.types import LongType, StructField, StructType
 
-from datastreamer import DataStream, zkevm
+from datastreamer import DataStream, StreamServer, zkevm
 from datastreamer.errors import StreamFileError, UsageError
-from datastreamer.spark.options import read_options
 from datastreamer.spark.pipeline import manifest, tables
+from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.ingest import Ingest
-from datastreamer.spark.pipeline.manifest import Manifest
+from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 from datastreamer.spark.pipeline.queries import QUERIES, open_tables
+from datastreamer.spark.pipeline.source import Source
 from datastreamer.spark.pipeline.tables import columns_of
+from datastreamer.spark.read.history_client import HistoryClient
 from tests.spark.pipeline.test_pipeline import TIME, add, put
 from tests.spark.pipeline.worlds import manifest_of, paths_of, rows_of
 
@@ -61,6 +62,53 @@ def test_what_a_crash_left_of_a_range_is_removed_if_the_stream_has_changed(
             (3 * number + 1, number, TIME + 86_400 * 60, (TIME + 86_400 * 60) // 86_400)
             for number in range(6)
         ]
+
+
+def test_what_a_crash_left_is_removed_after_a_truncation_between_ranges(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME, 1) for number in range(2)])
+    source = Source({"path": str(tmp_path / "stream.bin")})
+    made = Manifest(TableFolder(str(tmp_path / "out")), source, columns_of(source.options))
+    whole = EntryRange(made.begin(0, 3), 0, 3, ("",))
+    made.put(0, 0, [whole], "state")
+    left = made.begin(3, 6)
+    made.put(1, 1, [], "another state")
+    assert made.due() == [left]
+    made.close()
+
+
+def test_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "_manifest").mkdir()
+    path = tmp_path / "_manifest" / "00000000000000000001.json"
+    for text in ("", "[]", "{}", '{"ranges": [], "later": 1}'):
+        path.write_text(text)
+        with pytest.raises(StreamFileError, match="not a manifest of this version"):
+            manifest.complete(TableFolder(str(tmp_path)))
+
+
+def test_a_server_that_truncates_again_while_changes_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stream.bin"
+    with StreamServer(
+        path, host="127.0.0.1", port=0, version=3, system_id=7, sync="os", in_process=True
+    ) as server:
+        put(server.stream, [(number, TIME, 1) for number in range(6)])
+        source = Source({"server": f"127.0.0.1:{server.port}"})
+        before, hashes = source.state(18), list(source.hashes([0, 6, 12]))
+        server.stream.truncate(15)
+        seen, changes = source.look(), HistoryClient.changes
+
+        def disturbed(client: HistoryClient, *of: Any) -> Any:
+            if server.stream.total_entries == 15:
+                server.stream.truncate(9)
+            return changes(client, *of)
+
+        monkeypatch.setattr(HistoryClient, "changes", disturbed)
+        assert source.first_change(before, seen) == 9
+        assert not source.is_as(seen)
+        assert list(source.hashes([0, 6, 12])) == [hashes[0], ""]
+        source.close()
 
 
 def test_a_stream_that_changes_while_it_is_read(
@@ -111,32 +159,9 @@ def test_another_stream_is_refused(spark: Any, tmp_path: Path) -> None:
     ingest.close()
     with pytest.raises(UsageError, match="its tables are parquet, not delta"):
         Ingest(spark, {"path": str(tmp_path / "a.bin")}, out, "delta")
-    with pytest.raises(StreamFileError, match=r"blocks.error is missing, not string"):
+    with pytest.raises(StreamFileError, match=r"differ in batch_ends.error, batches.error"):
         Ingest(spark, {"path": str(tmp_path / "a.bin"), "mode": "PERMISSIVE"}, out)
     assert len(rows_of(out, manifest_of(out))["blocks"]) == 3
-
-
-def test_tables_of_an_earlier_version_are_refused(spark: Any, tmp_path: Path) -> None:
-    path, out = tmp_path / "stream.bin", tmp_path / "out"
-    with DataStream.create(path, version=3, system_id=7, sync="os"):
-        pass
-    (out / "_ranges").mkdir(parents=True)
-    for table, schema in columns_of(read_options({"path": str(path)})).items():
-        fields = [field for field in schema if field.name not in ("block_entry", "base_fee")]
-        fields = [
-            StructField("fork_id", LongType()) if it.name == "fork_id" else it for it in fields
-        ]
-        if table == "blocks":
-            gas = next(at for at, field in enumerate(fields) if field.name == "block_gas_limit")
-            fields[gas] = StructField("block_gas_limit", LongType())
-        (out / "_ranges" / f"{table}.json").write_text(StructType(fields).json())
-    with pytest.raises(StreamFileError) as caught:
-        Ingest(spark, {"path": str(path)}, out)
-    assert str(caught.value) == (
-        f"{out}: its tables were made by another version or with another --mode: blocks.base_fee "
-        "is missing, not decimal(38,0), blocks.block_gas_limit is bigint, not decimal(20,0), "
-        "transactions.block_entry is missing, not bigint; ingest into another folder"
-    )
 
 
 def test_a_block_number_that_is_repeated(spark: Any, tmp_path: Path) -> None:

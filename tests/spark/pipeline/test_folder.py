@@ -131,6 +131,10 @@ def test_duckdb_reads_what_the_manifest_names(spark: Any, tmp_path: Path) -> Non
         ingest.backfill()
         ingest.close()
         rows = expected(world.events())["blocks"]
+    # What Spark writes meanwhile.
+    half = tmp_path / "tables" / "blocks" / "_temporary" / "0" / "day=2023-11-14" / "range=1"
+    half.mkdir(parents=True)
+    (half / "part.parquet").write_bytes(b"PAR1")
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
     )

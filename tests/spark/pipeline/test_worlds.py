@@ -15,8 +15,8 @@ from datastreamer.spark.pipeline import ingest as pipeline
 from datastreamer.spark.pipeline import manifest
 from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.ingest import Ingest
-from datastreamer.spark.pipeline.source import Seen, Source
 from datastreamer.spark.pipeline.tables import ParquetTables
+from datastreamer.spark.stream.sources import GrowingFile
 from tests.spark.pipeline.worlds import QUERIES, Rows, World, expected, manifest_of, rows_of
 
 KEEP = 8
@@ -106,10 +106,6 @@ def live(
     return disturber
 
 
-def no_history(look: Callable[[Source], Seen]) -> Callable[[Source], Seen]:
-    return lambda source: look(source)._replace(history=None)
-
-
 def in_world(
     spark: Any,
     kind: str,
@@ -129,7 +125,7 @@ def in_world(
             world, source = World(server.stream, seed, KEEP), f"127.0.0.1:{server.port}"
             return live(spark, world, {"server": source}, out, patched, turns, read)
     if kind == "foreign":
-        patched.setattr(Source, "look", no_history(Source.look))
+        patched.setattr(GrowingFile, "history", lambda _: None)
     with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
         world = World(stream, seed, KEEP)
         return live(spark, world, {"path": str(path)}, out, patched, turns, read)
@@ -187,6 +183,28 @@ def read_text(out: Path, found: dict[str, Any]) -> Rows:
         ]
         for table in QUERIES
     }
+
+
+def test_a_stream_that_changes_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too often for the range that is wanted."""
+    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
+        world = World(stream, 1, KEEP)
+        world.append(40)
+
+        def write(ingest: Ingest, start: int, stop: int, name: str) -> None:
+            if stop - start > 10:
+                stream.truncate(stream.total_entries - 1)
+            write_tables(ingest, start, stop, name)
+
+        monkeypatch.setattr(Ingest, "_write_tables", write)
+        monkeypatch.setattr(ParquetTables, "save", save)
+        monkeypatch.setattr(pipeline, "copy", copy)
+        ingest = Ingest(None, {"path": str(stream.path)}, tmp_path / "out")
+        ingest.backfill(chunk=40)
+        assert ingest.done == stream.total_entries
+        ingest.close()
+        found = read_text(tmp_path / "out", manifest_of(tmp_path / "out"))
+        assert found == expected(world.events())
 
 
 @pytest.mark.parametrize("kind", ["file", "server", "foreign"])

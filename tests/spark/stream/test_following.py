@@ -175,7 +175,7 @@ def test_what_cannot_be_followed_is_said(
 
 
 def test_a_folder_is_not_followed(growing: DataStream) -> None:
-    with pytest.raises(UsageError, match="a streaming query follows one file"):
+    with pytest.raises(UsageError, match="only one file can be followed"):
         Driver(path=Path(growing.path).parent).batch()
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 import struct
+from typing import Any
 
 import pytest
 import xxhash
 
 from datastreamer.storage.summaries._counting import count
 from datastreamer.storage.summaries.records import (
-    BLOCK_NUMBER,
-    GER_TIMESTAMP,
     UNKNOWN_TIME,
     Mark,
     PageSummary,
     StoredSummaries,
-    offset_of,
     pack_header,
     thinned,
 )
@@ -43,20 +41,20 @@ def packed_by_hand() -> bytes:
 def test_the_bytes_of_a_record() -> None:
     assert SUMMARY.pack(9, ID) == packed_by_hand()
     assert PageSummary.unpack(packed_by_hand(), 9, ID) == SUMMARY
-    assert offset_of(9) == 512 + 9 * 1024
+    assert StoredSummaries.offset_of(9) == 512 + 9 * 1024
 
 
 def test_what_a_record_says() -> None:
     assert SUMMARY.counts == {2: 4, 0xB0: 3}
-    assert SUMMARY.range(BLOCK_NUMBER) == (102, 103)
-    assert SUMMARY.range(GER_TIMESTAMP) == (116, 117)
+    assert SUMMARY.range(1) == (102, 103)
+    assert SUMMARY.range(8) == (116, 117)
     assert SUMMARY.has_ranges
     assert SUMMARY.next_number == (1 << 40) + 7
     marks_only = SUMMARY._replace(flags=0)
     assert (marks_only.counts, marks_only.counted, marks_only.has_ranges) == (None, False, False)
     assert not SUMMARY._replace(flags=3).has_ranges
     assert SUMMARY._replace(types=None).counts is None
-    assert PageSummary(b"", 0, 0, 0, flags=1).range(BLOCK_NUMBER) is None
+    assert PageSummary(b"", 0, 0, 0, flags=1).range(1) is None
 
 
 def test_more_types_than_a_record_holds() -> None:
@@ -69,7 +67,7 @@ def test_more_types_than_a_record_holds() -> None:
 
 def test_the_bytes_of_the_header() -> None:
     packed = b"DSpages_" + struct.pack(">II", 1, 0) + ID
-    assert pack_header(ID) == packed + xxhash.xxh3_64_digest(packed)
+    assert pack_header(ID) == (packed + xxhash.xxh3_64_digest(packed)).ljust(512, b"\0")
 
 
 @pytest.mark.parametrize("at", [*range(0, 1024, 37), 1015, 1016, 1023])
@@ -85,6 +83,36 @@ def test_a_record_of_another_page_or_stream_says_nothing() -> None:
     assert PageSummary.unpack(packed, 9, ID[::-1]) is None
     assert PageSummary.unpack(packed[:1023], 9, ID) is None
     assert PageSummary.unpack(b"", 9, ID) is None
+
+
+FIRST = 1 << 40
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"resolution": NONE},
+        {"covered": 1 << 20 | 1},
+        {"entries": 0xFFFFFFFF},
+        {"first": NONE - 3, "marks": ()},
+        {"marks": ((FIRST, UNKNOWN_TIME),)},
+        {"marks": ((FIRST, UNKNOWN_TIME - 1),)},
+        {"marks": ((FIRST, 9), (FIRST + 1, 8))},
+        {"marks": ((FIRST, 9), (FIRST + 1, UNKNOWN_TIME), (FIRST + 2, 8))},
+        {"marks": ((FIRST + 1, 8), (FIRST, 9))},
+        {"marks": ((FIRST, 8), (FIRST, 9))},
+        {"marks": ((FIRST, 8), (FIRST + 8, 9))},
+    ],
+)
+def test_numbers_that_no_record_can_have(fields: dict[str, Any]) -> None:
+    assert PageSummary.unpack(SUMMARY._replace(**fields).pack(9, ID), 9, ID) is None
+
+
+def test_the_entries_whose_times_are_known() -> None:
+    marks = ((FIRST, 5), (FIRST + 2, UNKNOWN_TIME), (FIRST + 4, 6), (FIRST + 7, UNKNOWN_TIME))
+    made = SUMMARY._replace(marks=marks)
+    assert made.spans == [(FIRST, FIRST + 2, 5), (FIRST + 4, FIRST + 7, 6)]
+    assert PageSummary.unpack(made.pack(9, ID), 9, ID) == made
 
 
 class InMemory:
@@ -139,6 +167,19 @@ def test_an_unknown_time_is_not_left_out() -> None:
     marks = [(entry, entry) for entry in range(90)] + [(90, UNKNOWN_TIME)]
     kept, _ = thinned(marks, 1000)
     assert kept == [(0, 0), (90, UNKNOWN_TIME)]
+
+
+def test_unknown_times_between_others() -> None:
+    """They remain known to be unknown, unless the times around them are near enough."""
+    marks = []
+    for at in range(30):
+        ms = at // 2 * 60_000 + at % 2 * 1500
+        marks += [(3 * at, ms), (3 * at + 1, UNKNOWN_TIME), (3 * at + 2, ms + 1100)]
+    kept, resolution = thinned(marks, 1000)
+    assert resolution == 2000
+    assert kept[:3] == [(0, 0), (1, UNKNOWN_TIME), (2, 1100)]
+    assert kept[3:6] == [(4, UNKNOWN_TIME), (5, 2600), (6, 60_000)]
+    assert len(kept) == 75
 
 
 # Counts.

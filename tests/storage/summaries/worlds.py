@@ -174,7 +174,7 @@ def check(world: World, stream: DataStream, chance: random.Random) -> None:
             else:  # the clock may have gone back before an open
                 assert abs(found - times[number]) < resolution, number
         else:
-            assert found is None or found >= times[number], number
+            assert found is None or found <= times[number] < found + resolution, number
     probes = [BEGIN - 1, BEGIN, world.clock.now + 10**7, *(times[number] for number in some)]
     for ms in [*probes, *(ms + chance.choice([1, -1, 500, 999, 1000, 5000]) for ms in probes)]:
         truth = next((entry for entry, time in enumerate(times) if time >= ms), total)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -17,7 +17,6 @@ from datastreamer.cli.shared.options import (
     StreamTypeOption,
     fraction_option,
     number_option,
-    text_option,
 )
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
@@ -31,12 +30,6 @@ _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-
-
-def _read_format(value: str) -> str:
-    if value not in ("parquet", "delta"):
-        raise typer.BadParameter(f"it is parquet or delta, not {value!r}")
-    return value
 
 
 OutArgument = Annotated[
@@ -53,11 +46,10 @@ EveryOption = Annotated[
     float, fraction_option("SECONDS", "With --follow: interval between writes.", least=0, most=1e6)
 ]
 FormatOption = Annotated[
-    str,
-    text_option(
-        "FORMAT",
-        "Format of the tables: parquet, or delta with Delta's package in PYSPARK_SUBMIT_ARGS.",
-        parser=_read_format,
+    Literal["parquet", "delta"],
+    typer.Option(
+        help="Set the format of the tables: parquet, or delta with Delta's package in "
+        "PYSPARK_SUBMIT_ARGS.",
     ),
 ]
 CompactOption = Annotated[
@@ -105,11 +97,11 @@ def ingest(
     # Find missing requirements first: Spark needs seconds to start.
     ensure_openable()
     find_java()
-    if (done := _done_already(options, out)) is not None and not (follow or compact):
+    if (done := _done_already(options, out, format)) is not None and not (follow or compact):
         logs.say(f"{out}: nothing new; it has all entries before {done:,}")
         return
     with spark_session(master, _DELTA if format == "delta" else {}) as spark:
-        job = Ingest(spark, options, out, cast("Format | None", format))
+        job = Ingest(spark, options, out, format)
         try:
             with _progress(spark, job, out):
                 began = time.monotonic()
@@ -131,7 +123,7 @@ def ingest(
             job.close()
 
 
-def _done_already(options: dict[str, str], out: str) -> int | None:
+def _done_already(options: dict[str, str], out: str, format: Format) -> int | None:
     """How many entries the tables hold, if that is all; None if not, or if only Spark knows.
 
     Raises what is wrong with the stream or the folder.
@@ -145,10 +137,10 @@ def _done_already(options: dict[str, str], out: str) -> int | None:
     source, path = Source(options), local_path(out)
     if path is None:
         return None
-    manifest = Manifest(TableFolder(path), source, columns_of(source.options))
+    manifest = Manifest(TableFolder(path), source, columns_of(source.options), format)
     try:
-        seen, done = source.look(), manifest.now.done
-        return done if seen.total == done and manifest.unchanged(seen) else None
+        done = manifest.now.done
+        return done if source.look().total == done and manifest.unchanged() else None
     finally:
         manifest.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -41,6 +42,10 @@ def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Ite
     Java is missing."""
     from py4j.protocol import Py4JError
 
+    # It logs each connection that it closes, and a stack for each that a signal interrupts, some of
+    # it through the root logger.
+    logging.getLogger("py4j").propagate = False
+    logging.getLogger().addFilter(_is_not_of_py4j)
     from datastreamer.spark import session
     from datastreamer.spark.failures import PySparkException, reason
 
@@ -50,7 +55,13 @@ def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Ite
         raise Failure(f"Spark failed to start with --master {master}: {reason(error)}") from error
     try:
         yield spark
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         raise Failure(reason(error)) from error
     finally:
-        spark.stop()
+        # A signal may have ended Java, too.
+        with contextlib.suppress(OSError, Py4JError):
+            spark.stop()
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return record.module != "java_gateway"

@@ -3,6 +3,7 @@ package datastreamer.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.net.URL;
 import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
@@ -24,9 +25,18 @@ import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.jdk.javaapi.CollectionConverters;
 
 /** A table of a stream. Java reads its files; for everything else the source in Python is used. */
 final class DatastreamTable implements SupportsRead, SupportsWrite {
+  /** Whether Spark has the interfaces of Real-Time Mode: 4.0 has not. */
+  private static final boolean HAS_REAL_TIME =
+      DatastreamTable.class
+              .getClassLoader()
+              .getResource(
+                  "org/apache/spark/sql/connector/read/streaming/SupportsRealTimeMode.class")
+          != null;
+
   private final CaseInsensitiveStringMap options;
   private final StructType schema;
   private final PythonTable python;
@@ -166,7 +176,9 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   FollowedStream follow(StructType columns) {
     Map<String, Object> request = request("follow", options);
     request.put("schema", columns.json());
-    return new FollowedStream(request, columns, toString());
+    return HAS_REAL_TIME
+        ? new RealTimeStream(request, columns, toString())
+        : new FollowedStream(request, columns, toString());
   }
 
   @Override
@@ -194,9 +206,22 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
 
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return isNative(this.options)
-        ? new DatastreamScanBuilder(this)
-        : python.newScanBuilder(with(options));
+    if (!isNative(this.options)) {
+      return python.newScanBuilder(with(options));
+    }
+    sendJar();
+    return new DatastreamScanBuilder(this);
+  }
+
+  /** Sends executors the jar of this class, which may be in the class path of the driver alone. */
+  private static void sendJar() {
+    SparkContext spark = SparkContext.getOrCreate();
+    URL jar = DatastreamTable.class.getProtectionDomain().getCodeSource().getLocation();
+    String name = jar.getPath().substring(jar.getPath().lastIndexOf('/'));
+    List<String> sent = CollectionConverters.asJava(spark.listJars());
+    if (!spark.isLocal() && sent.stream().noneMatch(it -> it.endsWith(name))) {
+      spark.addJar(jar.toString());
+    }
   }
 
   @Override

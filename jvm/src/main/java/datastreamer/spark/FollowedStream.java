@@ -25,7 +25,7 @@ import org.apache.spark.sql.types.StructType;
  * <p>A process in Python of its own determines the bounds of batches, so that checkpoints are those
  * of the source in Python; Java reads their parts.
  */
-final class FollowedStream
+class FollowedStream
     implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
   /** An offset as Python writes it. */
   private static final class Place extends Offset {
@@ -41,7 +41,7 @@ final class FollowedStream
     }
   }
 
-  private final StructType columns;
+  final StructType columns;
   private final String description;
   private final PythonProcess process;
   private final JsonNode begun;
@@ -67,7 +67,7 @@ final class FollowedStream
     }
   }
 
-  private synchronized JsonNode ask(Map<String, ?> request) {
+  final synchronized JsonNode ask(Map<String, ?> request) {
     try {
       return process.answer(request);
     } catch (PythonFailure failure) {
@@ -77,13 +77,13 @@ final class FollowedStream
     }
   }
 
-  private static Map<String, Object> request(String what) {
+  static Map<String, Object> request(String what) {
     Map<String, Object> request = new HashMap<>();
     request.put("do", what);
     return request;
   }
 
-  private static Offset place(JsonNode answer) {
+  static Offset place(JsonNode answer) {
     JsonNode text = answer.get("offset");
     return text.isNull() ? null : new Place(text.textValue());
   }
