@@ -111,7 +111,7 @@ docs: setup $(VENV)/.docs
 	$(PY) .ci/site.py pages build/pages
 	$(VENV)/bin/zensical build --strict
 	$(PY) .ci/site.py check build/site
-	@echo "open build/site/index.html"
+	@echo "read it, with search: $(PY) -m http.server --directory build/site 8000, then http://localhost:8000"
 
 # Compiles all modules for each Python of the machine.
 wheels: jar
