@@ -27,7 +27,7 @@ jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not install
 REQUESTS = {
     "/": [("/", 200)],
     "/console/{file}": [("/console/main.js", 200), ("/console/x.js", 404)],
-    "/v1/stream": [("/v1/stream", 200), ("/v1/stream?x=1", 400)],
+    "/v1/stream": [("/v1/stream", 200), ("/v1/stream?x=%ff", 400)],
     "/v1/entries/{number}": [
         ("/v1/entries/0", 200),
         ("/v1/entries/1?decode=zkevm", 200),
@@ -73,6 +73,7 @@ def test_the_document_is_valid() -> None:
 # Headers of every answer, and those of the connection.
 COMMON = {
     *("X-Content-Type-Options", "Referrer-Policy", "Cross-Origin-Resource-Policy", "Vary"),
+    "Ignored-Parameters",
     *("Content-Type", "Content-Length", "Transfer-Encoding", "Connection"),
 }
 # What no request alone is answered with: it takes time, a fault, or a change of the stream.
@@ -81,6 +82,7 @@ RARE = {"204", "408", "409", "410", "422", "429", "500", "501", "503"}
 ANYWHERE = [
     ("GET {} HTTP/1.1", "Host: localhost", "If-None-Match: *"),
     ("GET {}?nothing=1 HTTP/1.1", "Host: localhost"),
+    ("GET {}?nothing=%ff HTTP/1.1", "Host: localhost"),
     ("POST {} HTTP/1.1", "Host: localhost"),
     ("GET {} HTTP/1.1", "Host: localhost", "Content-Length: 1"),
     ("GET {} HTTP/1.1", "Host: evil.example"),

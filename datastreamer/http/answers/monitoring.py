@@ -39,11 +39,12 @@ class Monitoring:
         self._gather = gather
         self._unready = unready
 
-    async def healthz(self, _: HttpRequest) -> HttpAnswer:
-        # Probes may have parameters of their own.
+    async def healthz(self, request: HttpRequest) -> HttpAnswer:
+        request.parameters()
         return HttpAnswer(200, PLAIN, b"alive\n", _NOT_STORED)
 
-    async def readyz(self, _: HttpRequest) -> HttpAnswer:
+    async def readyz(self, request: HttpRequest) -> HttpAnswer:
+        request.parameters()
         why = self._unready()
         if why:
             return HttpAnswer(503, PLAIN, f"{why}\n".encode(), _NOT_STORED)

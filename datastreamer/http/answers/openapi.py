@@ -253,6 +253,7 @@ _PATHS: Final = {
         {"text/event-stream": _TEXT},
         {**_FROM, "description": "First entry; by default the next to be committed"},
         {"name": "Last-Event-ID", "in": "header", "schema": _TEXT},
+        _parameter("lastEventId", "The same, of clients that cannot send that header"),
         *_SELECTION,
         headers=_CACHED | _EVENTS_TOO,
         errors=(404, 410, 416),
@@ -333,7 +334,8 @@ DOCUMENT: Final[dict[str, Any]] = {
         "version": __version__,
         "description": "An append-only stream of numbered entries with bookmarks; read-only. Every "
         "answer has the headers X-Content-Type-Options, Referrer-Policy, Vary and "
-        "Cross-Origin-Resource-Policy.",
+        "Cross-Origin-Resource-Policy; and Ignored-Parameters, if the path does not know some "
+        "parameters of the request.",
     },
     "paths": {path: _operations(path) for path in _PATHS},
     "components": {
