@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 BENCH ?= bench
 ARGS ?=
+SPARK ?= 4.0
 # Run test files in four processes, also on two cores: most of them wait for a disk, a socket or
 # a JVM at times. tests/conftest.py orders the files. A process that crashes ends the run, because
 # a replacement makes the rest hang.
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help core setup jar test test-fast test-oldest demo spark-demo lint format types proto build build-dsapp \
+.PHONY: help core setup jar test test-fast test-oldest test-spark test-lakes demo spark-demo lint format types proto build build-dsapp \
 	docs wheels bench soak mutants sanitize clean distclean
 .DELETE_ON_ERROR:
 
@@ -37,6 +38,8 @@ help:
 	@echo "make sanitize   the tests of the C code with bounds checks, AddressSanitizer, ThreadSanitizer"
 	@echo "make test-fast  the tests for an edit loop: the lower layers"
 	@echo "make test-oldest  all tests, with the oldest dependencies that are allowed"
+	@echo "make test-spark SPARK=4.0  the tests of Spark, with that version of it"
+	@echo "make test-lakes SPARK=4.0  those of Delta and Iceberg tables, which Spark downloads"
 	@echo "make proto      generate the protobuf classes, after a change of the .proto"
 	@echo "make docs       the documentation as a site, with its links checked, in build/site/"
 	@echo "make wheels     manylinux wheels for each CPython of this machine, tried, in dist/"
@@ -58,6 +61,17 @@ test-oldest: $(VENV)/.created
 	@mkdir -p build
 	@$(PY) .ci/requirements.py oldest >build/oldest.txt
 	PIP_CONSTRAINT=$(abspath build/oldest.txt) $(MAKE) test VENV=.venv-oldest
+
+# The tests of Spark with another version of it, in an environment of its own. ARGS may name some.
+test-spark: setup jar
+	@.ci/spark $(SPARK) $(VENV) $(or $(ARGS),$(SIDE_BY_SIDE) tests/spark)
+
+# Delta and Iceberg: Spark downloads their packages to build/ivy.
+test-lakes: setup jar
+	@.ci/spark $(SPARK) $(VENV) --version
+	@$(VENV)-spark-$(SPARK)/bin/python -m tests.spark.lakes 2>build/lakes.log || { cat build/lakes.log; exit 1; }
+	@.ci/spark $(SPARK) $(VENV) -m soak tests/spark/test_delta.py $(ARGS)
+	@.ci/spark $(SPARK) $(VENV) -m soak tests/spark/test_iceberg.py $(ARGS)
 
 demo: core
 	@$(PY) examples/showcase.py
@@ -97,7 +111,7 @@ docs: setup $(VENV)/.docs
 	$(PY) .ci/site.py pages build/pages
 	$(VENV)/bin/zensical build --strict
 	$(PY) .ci/site.py check build/site
-	@echo "open build/site/index.html"
+	@echo "read it, with search: $(PY) -m http.server --directory build/site 8000, then http://localhost:8000"
 
 # Compiles all modules for each Python of the machine.
 wheels: jar
@@ -124,7 +138,7 @@ clean:
 	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) .venv-oldest
+	rm -rf $(VENV) $(VENV)-spark-* .venv-oldest
 
 $(VENV)/.created:
 	@PYTHON='$(PYTHON)' .ci/python $(VENV)

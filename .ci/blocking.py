@@ -159,7 +159,8 @@ class Blocking(ast.NodeTransformer):
         if MAKER in [each.arg for each in arguments]:
             # Its options are documented by the function that makes the asynchronous one.
             node.args.args = [each for each in arguments if each.arg != MAKER]
-            del node.body[0]
+            if ast.get_docstring(node) is not None:
+                del node.body[0]
         return self.documented(node, indent=8)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:

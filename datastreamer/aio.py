@@ -6,10 +6,13 @@ trio.
 
 from __future__ import annotations
 
+from typing import cast
+
 from datastreamer.client.async_client import Batches, Client, Entries
 from datastreamer.client.asyncio_driver import AsyncioDriver
 from datastreamer.client.effects import opener
 from datastreamer.consumer.async_reassembly import Reassembly
+from datastreamer.consumer.reassemble import Reassemble
 from datastreamer.publisher.async_publisher import Publisher
 
 __all__ = [
@@ -23,6 +26,6 @@ __all__ = [
     "reassemble",
 ]
 
-connect = opener(Client, AsyncioDriver)
-connect_publisher = opener(Publisher, AsyncioDriver)
-reassemble = opener(Reassembly, AsyncioDriver)
+connect = opener(Client, AsyncioDriver, "connect", __name__)
+connect_publisher = opener(Publisher, AsyncioDriver, "connect_publisher", __name__)
+reassemble = cast("Reassemble", opener(Reassembly, AsyncioDriver, "reassemble", __name__))

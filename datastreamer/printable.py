@@ -44,6 +44,12 @@ def cut(text: str, longest: int | None = LONGEST_LINE) -> str:
     return f"{text[:first]} ... ({left_out:,} more characters) ... {text[-last:]}"
 
 
+def counted(number: int, what: str = "entry", style: str = "") -> str:
+    """A number with its noun; `style` is that of `format`."""
+    several = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number:{style}} {what if number == 1 else several}"
+
+
 def printable_bytes(data: bytes, encoding: str) -> bytes:
     """Like `printable`, for encoded text."""
     if not data.translate(None, _PLAIN_BYTES):

@@ -314,7 +314,7 @@ def test_a_class_name_has_one_owner() -> None:
 
 
 # What NamedTuple and other projects call by such names.
-NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_runtime_param"}
+NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_runtime_param", "_jsparkSession"}
 OF_OTHERS = {"os", "SparkContext"}
 
 

@@ -20,6 +20,7 @@ from tests.code_blocks import OUTPUT, RUN, code_blocks, isolated
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]
 NOT_RUN = {"", "text"}
+MARKS = {"", "until stopped", "in the background"}
 
 
 def runs(page: Path) -> bool:
@@ -92,6 +93,44 @@ def test_each_block_runs_or_says_what_it_needs(page: Path) -> None:
     for block in code_blocks(page.read_text()):
         known = block.language in RUN or block.language in NOT_RUN
         assert known or block.mark.startswith("needs: "), (block.line, block.language)
+        marked = block.mark in MARKS or block.mark.startswith("needs: ")
+        assert marked, (block.line, block.mark)
+
+
+MYPY = """[mypy]
+strict = true
+scripts_are_modules = true
+follow_imports = silent
+explicit_package_bases = true
+[mypy-chain,pyarrow,pyarrow.*]
+ignore_missing_imports = true
+"""
+
+
+def test_blocks_that_run_have_the_types_that_they_show(tmp_path: Path) -> None:
+    """As mypy sees them, strictly."""
+    for page in PAGES:
+        for block in code_blocks(page.read_text()):
+            if block.language == "python" and not block.mark.startswith("needs: "):
+                (tmp_path / f"{page.stem}_{block.line}.py").write_text(block.text)
+    (tmp_path / "mypy.ini").write_text(MYPY)
+    words = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-incremental"]
+    done = subprocess.run(
+        [*words, *sorted(path.name for path in tmp_path.glob("*.py"))],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_blocks_of_the_readme_can_be_pasted_into_a_prompt() -> None:
+    """There an empty line ends a block."""
+    for block in code_blocks((ROOT / "README.md").read_text()):
+        if block.language == "python":
+            assert "\n\n " not in block.text, block.line
 
 
 @pytest.mark.parametrize(

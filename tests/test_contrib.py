@@ -50,6 +50,15 @@ def test_the_workflow_runs_each_python_that_the_package_names() -> None:
     assert project["requires-python"] == f">={named[0]}"
 
 
+def test_the_workflow_runs_all_parts_of_the_checks() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    [parts] = re.findall(r"^parts=\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    matrix = workflow["jobs"]["parts"]["strategy"]["matrix"]["part"]
+    assert {"run": ".ci/run tests"} in workflow["jobs"]["versions"]["steps"]
+    assert "4.0" in workflow["jobs"]["spark"]["strategy"]["matrix"]["spark"]
+    assert ["tests", "oldest_spark", *" ".join(matrix).split()] == parts.split()
+
+
 def test_the_compose_file_hangs_together() -> None:
     assert set(SERVICES) == {"sequencer", "relay-1", "relay-2", "prometheus", "grafana"}
     named = set()

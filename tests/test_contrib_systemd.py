@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from datastreamer.cli.program import program
 from tests.programs import needs
@@ -32,6 +34,39 @@ def test_the_command_exists(unit: Path) -> None:
     command = typer.main.get_command(program).commands[verb]  # type: ignore[attr-defined]
     known = {name for each in command.params for name in each.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_what_prometheus_scrapes_is_open() -> None:
+    words = [shlex.split(service(unit)["ExecStart"]) for unit in UNITS]
+    ports = {each[each.index("--metrics-port") + 1] for each in words}
+    config = yaml.safe_load((FOLDER.parent / "prometheus" / "prometheus.yml").read_text())
+    [job] = config["scrape_configs"]
+    [static] = job["static_configs"]
+    assert {each.rpartition(":")[2] for each in static["targets"]} == ports
+    assert len(ports) == len(UNITS)
+
+
+def test_each_way_to_run_it_has_the_same_time_to_end() -> None:
+    """--grace of units, containers and pods; what ends them waits longer."""
+    grace, longer = set(), set()
+    for unit in UNITS:
+        words = shlex.split(service(unit)["ExecStart"])
+        grace.add(int(words[words.index("--grace") + 1]))
+        longer.add(int(service(unit)["TimeoutStopSec"]))
+    docker = FOLDER.parent / "docker"
+    services = yaml.safe_load((docker / "compose.yaml").read_text())["services"]
+    words = services["relay-1"]["command"]
+    grace.add(int(words[words.index("--grace") + 1]))
+    grace.add(tomllib.loads((docker / "relay.toml").read_text())["grace"])
+    longer |= {
+        int(services[name]["stop_grace_period"].removesuffix("s"))
+        for name in ("relay-1", "relay-2")
+    }
+    text = (FOLDER.parent / "kubernetes" / "relay.yaml").read_text()
+    grace |= {int(each) for each in re.findall(r"--grace=(\d+)", text)}
+    longer |= {int(each) for each in re.findall(r"terminationGracePeriodSeconds: (\d+)", text)}
+    assert grace == {20}
+    assert min(longer) > 20
 
 
 def test_the_services_have_one_sandbox() -> None:

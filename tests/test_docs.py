@@ -23,7 +23,7 @@ PROGRAMS = {
     for name, program in (("datastreamer", datastreamer), ("dsapp", dsapp))
 }
 # Options of other programs.
-FOREIGN = {"--py-files"}
+FOREIGN = {"--archives", "--jars", "--py-files"}
 
 
 def options_of(command: Any) -> set[str]:
@@ -48,7 +48,7 @@ def unknown(call: list[str]) -> list[str]:
     """The verb of a call if there is no such verb, or the options that its verb does not have."""
     command: Any = PROGRAMS[call[0]]
     words = call[1:]
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and not words[0].startswith("--"):
         verb = words.pop(0)
         if verb not in command.commands:
             return [verb]

@@ -46,9 +46,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    linked = set(links(ROOT / "README.md"))
-    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
-    assert pages - linked == set()
+    """Also by the page of a folder, docs/NAME/README.md."""
+    homes = [ROOT / "README.md", *(ROOT / "docs").glob("*/README.md")]
+    linked = {(home.parent / link).resolve() for home in homes for link in links(home)}
+    assert set((ROOT / "docs").rglob("*.md")) - linked == set()
 
 
 def test_the_site_has_every_page() -> None:

@@ -46,6 +46,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.position import KEPT, Identity, Position
+from datastreamer.printable import counted
 from datastreamer.protocol.history import Trail
 from datastreamer.selection.clauses import Selection, Where, selected
 from datastreamer.storage.disk.access import Access, check_folder, make_folder
@@ -307,7 +308,7 @@ class _Export:
         trail = Trail.of(position)
         if total < part.next:
             raise StreamFileError(
-                path, f"it ends with entry {part.next - 1}, but the stream holds {total} entries"
+                path, f"it ends with entry {part.next - 1}, but the stream holds {counted(total)}"
             )
         for batch in read_batches(self._stream, trail.first_number, part.next):
             differing = trail.first_difference(batch)

@@ -85,12 +85,13 @@ def write_at_pace(
     *,
     fixed: bool,
     enough: Callable[[], bool] = lambda: False,
+    quiet: Callable[[], bool] = lambda: False,
 ) -> int:
     """Write `operations` blocks (None: without a limit), or fewer if `stop` is set or `enough()`
     after a block; returns how many.
 
     `pause` is in seconds: after each block, or, if the rate is `fixed`, between the starts of
-    two blocks.
+    two blocks. The progress is logged, but not while `quiet()`.
     """
     began = time.monotonic()
     logged = due = began
@@ -105,7 +106,7 @@ def write_at_pace(
         if enough():
             return written + 1
         now = time.monotonic()
-        if now - logged >= _LOG_SECONDS:
+        if now - logged >= _LOG_SECONDS and not quiet():
             logged = now
             _log.info("%s", progress(sequencer, written + 1, operations, now - began))
     return operations or 0

@@ -43,7 +43,7 @@ def _runs_until_signal(arguments: Sequence[str]) -> bool:
         elif not word.startswith("-"):
             if word in ("cat", "reassemble", "spark"):
                 return "--follow" in arguments
-            return word in ("serve", "relay", "demo", "tail", "top")
+            return word in ("serve", "relay", "tail", "top")
     return False
 
 

@@ -28,6 +28,7 @@ SECTIONS = {
     "Serve": {
         "serve": "Serve a stream to clients over TCP or a Unix socket.",
         "relay": "Download a stream, keep it in a file, and serve it.",
+        "health": "Check that a server serves.",
         "top": "Watch a server's head and its clients.",
         "clients": "List the clients of a server.",
     },
@@ -53,7 +54,7 @@ SECTIONS = {
         "reindex": "Delete the bookmark index and rebuild it.",
         "sums": "Make the checksums that are missing beside a file.",
         "import-leveldb": "Index a stream and compare it with the Go program's index.",
-        "bench": "Measure writing, reading and serving on this machine.",
+        "bench": "Measure this machine, or a server.",
     },
     "zkEVM": {"zkevm": "Check, show and compare batches and blocks."},
     "Spark": {"spark": "Ingest a sequencer's stream into Parquet tables; needs Java."},

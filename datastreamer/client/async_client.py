@@ -113,6 +113,7 @@ class Client(ClientBase[Batches, Entries]):
         batch_reads: bool = True,
         max_lag: int | None = MAX_LAG,
         token: bytes | str | None = None,
+        client_name: str | None = None,
     ) -> None:
         """A client of the server at `host` and `port`, closed at the end of the block.
 
@@ -144,9 +145,10 @@ class Client(ClientBase[Batches, Entries]):
         The client sends `token` first on each connection: a full server gives the clients with its
         operator's token reserved slots. Raises `NotAllowed` if it is wrong; if the server accepts
         no tokens, the client connects without it and logs a warning. Without TLS, others on the
-        network can read a token.
+        network can read a token. `client_name`, of up to 64 bytes, names the client in the server's
+        list of clients and log; a server that does not know names is connected to again without.
         """
-        servers = upstreams_of(host, port, tls, tls_server_name, token)
+        servers = upstreams_of(host, port, tls, tls_server_name, token, client_name)
         endpoints = [server.endpoint(stream_type) for server in servers]
         self._driver = driver_to(*endpoints)
         self._engine = ClientEngine(

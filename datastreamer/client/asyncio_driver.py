@@ -107,7 +107,7 @@ class AsyncioDriver(AsyncDriver):
         made: list[AsyncioChannel] = []
 
         async def connect() -> None:
-            steps = connecting(endpoint.token_request, endpoint.peer, seconds, server)
+            steps = connecting(endpoint.introduction, endpoint.peer, seconds, server)
             made.append(await self.run(steps))
 
         try:

@@ -105,8 +105,9 @@ class BlockingClient(ClientBase[BlockingBatches, BlockingEntries]):
         batch_reads: bool = True,
         max_lag: int | None = MAX_LAG,
         token: bytes | str | None = None,
+        client_name: str | None = None,
     ) -> None:
-        servers = upstreams_of(host, port, tls, tls_server_name, token)
+        servers = upstreams_of(host, port, tls, tls_server_name, token, client_name)
         endpoints = [server.endpoint(stream_type) for server in servers]
         self._driver = ThreadDriver(*endpoints)
         self._engine = ClientEngine(

@@ -263,9 +263,11 @@ class DriverTo(Protocol):
     def __call__(self, *endpoints: Endpoint) -> AsyncDriver: ...
 
 
-def opener(made: Callable[Concatenate[DriverTo, P], T], driver_to: DriverTo) -> Callable[P, T]:
-    """The class `made` as a function, for drivers of one event loop: with the other options and
-    the documentation of its constructor."""
+def opener(
+    made: Callable[Concatenate[DriverTo, P], T], driver_to: DriverTo, name: str, module: str
+) -> Callable[P, T]:
+    """The class `made` as the function `name` of a module, for drivers of one event loop: with the
+    other options and the documentation of its constructor."""
 
     def opened(*arguments: P.args, **options: P.kwargs) -> T:
         return made(driver_to, *arguments, **options)
@@ -274,4 +276,6 @@ def opener(made: Callable[Concatenate[DriverTo, P], T], driver_to: DriverTo) -> 
     parameters = list(signature.parameters.values())[1:]
     opened.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     opened.__doc__ = made.__init__.__doc__
+    opened.__name__ = opened.__qualname__ = name
+    opened.__module__ = module
     return opened

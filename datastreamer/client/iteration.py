@@ -1,6 +1,6 @@
 """The life of one iteration, written once for every driver.
 
-Owns when it begins and ends, when a rollback is reported, and when a cursor is saved. The
+Decides when it begins and ends, when a rollback is reported, and when a cursor is saved. The
 connections are `engine`'s. Must not know sockets, tasks or clocks.
 """
 

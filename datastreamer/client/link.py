@@ -40,6 +40,7 @@ from datastreamer.errors import (
     StreamClosed,
 )
 from datastreamer.format import Header
+from datastreamer.printable import counted
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
@@ -393,7 +394,7 @@ class ServerLink(ForkGuard):
     def _leave_for(self, server: int, ahead: Header, total: int) -> ServerBehind:
         self._servers.choose(server)
         name = self._servers.peers[server]
-        holds = f"{self.peer} holds {total} entries, and {name} holds {ahead.total_entries}"
+        holds = f"{self.peer} holds {counted(total)}, and {name} holds {ahead.total_entries}"
         return ServerBehind(holds, total)
 
     def _ahead(

@@ -88,7 +88,7 @@ class ThreadDriver(Driver):
         match effect:
             case Connect(seconds, server):
                 endpoint: Endpoint = self.servers[server]
-                return self.run(connecting(endpoint.token_request, endpoint.peer, seconds, server))
+                return self.run(connecting(endpoint.introduction, endpoint.peer, seconds, server))
             case Open(seconds, server):
                 endpoint = self.servers[server]
                 made = connect_blocking(endpoint, seconds)

@@ -43,11 +43,11 @@ Dial = Callable[[], Awaitable[trio.abc.Stream]]
 
 
 class Dialled(NamedTuple):
-    """A server, how it is connected to, and the request with a token (empty: none)."""
+    """A server, how it is connected to, and the requests that are sent first."""
 
     peer: str
     dial: Dial
-    token_request: bytes = b""
+    introduction: tuple[bytes, ...] = ()
 
 
 class TrioDriver(AsyncDriver):
@@ -134,9 +134,9 @@ class TrioDriver(AsyncDriver):
             nursery.cancel_scope.cancel()
 
     async def _connect(self, seconds: float, server: int) -> Channel:
-        peer, _, token_request = self.servers[server]
+        peer, _, introduction = self.servers[server]
         with trio.move_on_after(seconds):
-            steps: Steps[Channel] = connecting(token_request, peer, seconds, server)
+            steps: Steps[Channel] = connecting(introduction, peer, seconds, server)
             return await self.run(steps)
         raise connect_timeout(peer, seconds)
 
@@ -159,8 +159,8 @@ async def _within(seconds: float | None, wait: Callable[[], Awaitable[Any]]) -> 
 def trio_driver_to(*endpoints: Endpoint) -> TrioDriver:
     """A driver that connects to these servers."""
     return TrioDriver(
-        *[Dialled(each.peer, partial(dial, each), each.token_request) for each in endpoints]
+        *[Dialled(each.peer, partial(dial, each), each.introduction) for each in endpoints]
     )
 
 
-connect = opener(Client, trio_driver_to)
+connect = opener(Client, trio_driver_to, "connect", "datastreamer")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from datastreamer.errors import UsageError
 from datastreamer.format import DEFAULT_PORT
-from datastreamer.protocol.commands import Authenticate, encode_command
+from datastreamer.protocol.commands import Authenticate, ClientName, Command, encode_command
 from datastreamer.transport.address import Address, parse_address
 from datastreamer.transport.endpoint import Endpoint, check_endpoint, endpoint_of
 
@@ -26,13 +26,14 @@ class Upstream:
     tls: bool | ssl.SSLContext = False
     tls_server_name: str | None = None
     token: bytes | str | None = field(default=None, repr=False)
+    client_name: str | None = None
 
     def __post_init__(self) -> None:
         address = check_endpoint(self.host, self.port, self.tls, self.tls_server_name)
         object.__setattr__(self, "host", address.host)
         object.__setattr__(self, "port", address.port)
         object.__setattr__(self, "tls", self.tls or address.tls)
-        self._token_request(0)
+        self._introduction(0)
 
     @property
     def name(self) -> str:
@@ -40,15 +41,18 @@ class Upstream:
         return str(Address(self.host, self.port))
 
     def endpoint(self, stream_type: int) -> Endpoint:
-        """Where to connect to, with the request that its token makes."""
-        request = self._token_request(stream_type)
-        return endpoint_of(self.host, self.port, self.tls, self.tls_server_name, request)
+        """Where to connect to, with the requests that its token and the client's name make."""
+        requests = self._introduction(stream_type)
+        return endpoint_of(self.host, self.port, self.tls, self.tls_server_name, requests)
 
-    def _token_request(self, stream_type: int) -> bytes:
-        if self.token is None:
-            return b""
-        token = self.token.encode() if isinstance(self.token, str) else self.token
-        return encode_command(Authenticate(token), stream_type)
+    def _introduction(self, stream_type: int) -> tuple[bytes, ...]:
+        commands: list[Command] = []
+        if self.token is not None:
+            token = self.token.encode() if isinstance(self.token, str) else self.token
+            commands.append(Authenticate(token))
+        if self.client_name is not None:
+            commands.append(ClientName(self.client_name.encode()))
+        return tuple(encode_command(command, stream_type) for command in commands)
 
 
 ServerAddress: TypeAlias = str | Sequence[Upstream | tuple[str, int] | str]
@@ -61,9 +65,10 @@ def upstreams_of(
     tls: bool | ssl.SSLContext,
     tls_server_name: str | None,
     token: bytes | str | None,
+    client_name: str | None = None,
 ) -> list[Upstream]:
     """The servers that arguments of `connect` name. Raises `UsageError`."""
-    options = tls, tls_server_name, token
+    options = tls, tls_server_name, token, client_name
     places: Sequence[Any] = host if isinstance(host, list | tuple) else [host]
     found = []
     for place in places:

@@ -8,22 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import Self
+from typing import Generic, Self, TypeVar, Unpack, cast, overload
 
 from datastreamer.client.effects import DriverTo
 from datastreamer.consumer.base import ReassemblyBase
 from datastreamer.consumer.engine import ConsumerEngine
-from datastreamer.consumer.options import Addresses, ReassemblyOptions, Start
+from datastreamer.consumer.options import Addresses, OtherOptions, ReassemblyOptions, Start
 from datastreamer.consumer.state import Notice
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.reassembly.merge import Item, Order
+from datastreamer.reassembly.events import PayloadComplete
+from datastreamer.reassembly.merge import Item, Order, OrderedItem
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore
 
+Delivered = TypeVar("Delivered")
 
-class Reassembly(ReassemblyBase):
+
+class Reassembly(ReassemblyBase, Generic[Delivered]):
     """An asynchronous iterator over payloads, made by `reassemble`. One task at a time."""
+
+    @overload
+    def __init__(
+        self: Reassembly[PayloadComplete],
+        driver_to: DriverTo,
+        upstreams: Addresses,
+        *,
+        order: None = None,
+        **options: Unpack[OtherOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Reassembly[OrderedItem],
+        driver_to: DriverTo,
+        upstreams: Addresses,
+        *,
+        order: Order,
+        **options: Unpack[OtherOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Reassembly[Item],
+        driver_to: DriverTo,
+        upstreams: Addresses,
+        *,
+        order: Order | None,
+        **options: Unpack[OtherOptions],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -130,17 +163,17 @@ class Reassembly(ReassemblyBase):
         """Save that everything that was delivered has been processed."""
         await self._driver.run(self._engine.save(at_end=True))
 
-    async def next(self, seconds: float | None) -> Item | None:
+    async def next(self, seconds: float | None) -> Delivered | None:
         """The next payload. None at the end, and if no payload is complete within `seconds`.
 
         After a cancellation it can be called again, and nothing is lost.
         """
-        return await self._driver.run(self._engine.next(seconds))
+        return cast("Delivered | None", await self._driver.run(self._engine.next(seconds)))
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Item:
+    async def __anext__(self) -> Delivered:
         item = await self.next(None)
         if item is None:
             raise StopAsyncIteration

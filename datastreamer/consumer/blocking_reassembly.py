@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Self
+from typing import Generic, Self, TypeVar, Unpack, cast, overload
 
 from datastreamer.client.asyncio_driver import AsyncioDriver, LoopDriver
 from datastreamer.consumer.base import ReassemblyBase
 from datastreamer.consumer.engine import ConsumerEngine
-from datastreamer.consumer.options import Addresses, ReassemblyOptions, Start
+from datastreamer.consumer.options import Addresses, OtherOptions, ReassemblyOptions, Start
 from datastreamer.consumer.state import Notice
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.reassembly.merge import Item, Order
+from datastreamer.reassembly.events import PayloadComplete
+from datastreamer.reassembly.merge import Item, Order, OrderedItem
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore
 
+Delivered = TypeVar("Delivered")
 
-class BlockingReassembly(ReassemblyBase):
+
+class BlockingReassembly(ReassemblyBase, Generic[Delivered]):
     """An iterator over payloads, and a context manager; the options are those of `reassemble`::
 
         with BlockingReassembly([("a", 6900), ("b", 6900)], subscribe=[b"\\x01"]) as payloads:
@@ -33,6 +36,33 @@ class BlockingReassembly(ReassemblyBase):
     last save. The thread that requests payloads uses the store and calls `on_event`. One thread at
     a time. Another thread may read `stats`, `sources` and `samples` while no call is in progress.
     """
+
+    @overload
+    def __init__(
+        self: BlockingReassembly[PayloadComplete],
+        upstreams: Addresses,
+        *,
+        order: None = None,
+        **options: Unpack[OtherOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: BlockingReassembly[OrderedItem],
+        upstreams: Addresses,
+        *,
+        order: Order,
+        **options: Unpack[OtherOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: BlockingReassembly[Item],
+        upstreams: Addresses,
+        *,
+        order: Order | None,
+        **options: Unpack[OtherOptions],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -101,14 +131,14 @@ class BlockingReassembly(ReassemblyBase):
         """Save that everything that was delivered has been processed."""
         self._driver.run(self._engine.save(at_end=True))
 
-    def next(self, seconds: float | None) -> Item | None:
+    def next(self, seconds: float | None) -> Delivered | None:
         """The next payload. None at the end, and if no payload is complete within `seconds`."""
-        return self._driver.run(self._engine.next(seconds))
+        return cast("Delivered | None", self._driver.run(self._engine.next(seconds)))
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Item:
+    def __next__(self) -> Delivered:
         item = self.next(None)
         if item is None:
             raise StopIteration

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.consumer.state import Notice
@@ -26,6 +26,27 @@ Addresses: TypeAlias = Iterable[SourceAddress] | Mapping[str, SourceAddress]
 
 Start: TypeAlias = int | bytes | datetime | Literal["latest"]
 """Where a source without a saved position begins: an entry, a bookmark, a time, or its end."""
+
+
+class OtherOptions(TypedDict, total=False):
+    """The arguments of `reassemble` that do not change what it delivers."""
+
+    subscribe: Iterable[bytes] | None
+    store: ReassemblyStore | None
+    after: bytes | None
+    on_event: Callable[[Notice], object] | None
+    follow: bool
+    start: Start
+    type: int
+    reorg_threshold: int
+    budget: int
+    max_age: float | None
+    stream_type: int | None
+    batch_reads: bool
+    timeout: float
+    heartbeat: float | None
+    backoff: Backoff
+    retry_for: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
+from datastreamer.printable import counted
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.filter.compare import compare, difference
 from datastreamer.protocol.history import Trail, different_stream
@@ -226,7 +227,7 @@ class _SourceReader:
 
     def _changed(self, total: int, due: int) -> HistoryChanged:
         return HistoryChanged(
-            f"{self._name} changed its history: it holds {total} entries, where entry {due} is "
+            f"{self._name} changed its history: it holds {counted(total)}, where entry {due} is "
             "the next that is due",
             next_entry=due,
             total_entries=total,

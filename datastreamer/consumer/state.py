@@ -17,6 +17,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DatastreamerError, HistoryChanged, StreamClosed
 from datastreamer.metrics.exposition import Samples
 from datastreamer.position import KEPT, Position
+from datastreamer.printable import counted
 from datastreamer.protocol.history import Trail
 from datastreamer.protocol.resume import Rollback
 from datastreamer.reassembly.checkpoint import Stats
@@ -164,7 +165,7 @@ class Memory:
         if not trail.certain(differing) and trail.first_number > 0:
             what = f"entry {differing} is not the one that was received"
             if differing >= total:
-                what = f"it holds {total} entries"
+                what = f"it holds {counted(total)}"
             raise HistoryChanged(
                 f"{self._source} changed its history: {what}; entry {due} is the next one needed",
                 next_entry=due,

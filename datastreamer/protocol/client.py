@@ -87,6 +87,7 @@ from datastreamer.protocol.receiving import LARGE_BUFFER, STREAM_BUFFER
 
 # The type and the length with which each packet begins.
 _HEAD_STRUCT: Final = struct.Struct(">BI")
+_TLS_ALERT: Final = b"\x15\x03"
 _NUMBER: Final = struct.Struct(">Q")
 _REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
 # Maximum answer to a batch request without a limit of bytes.
@@ -408,6 +409,13 @@ class ClientConnection(Packets):
 
     def _illegal(self, packet: int) -> ProtocolViolation:
         """The error for a packet without a cell."""
+        begin = bytes(self._buffer[self._start : min(self._start + 5, self._end)])
+        if b"HTTP/".startswith(begin):
+            return ProtocolViolation(
+                f"{self.peer} answers HTTP: is it the HTTP or metrics port of this server?"
+            )
+        if begin[:2] == _TLS_ALERT:
+            return ProtocolViolation(f"{self.peer} answers TLS: connect with tcps://")
         name, *_ = PACKETS.get(packet, (f"a packet of unknown type {packet}",))
         if packet == PACKET_RESULT and self._commands:
             return self._violation(f"{name} where the answer to {self._commands[0]} was due")

@@ -21,6 +21,7 @@ from datastreamer.protocol.arguments import check_key
 from datastreamer.selection.clauses import Clause, Selection, Where, checked, normal
 
 MOST_TOKEN: Final = 1024
+MOST_CLIENT_NAME: Final = 64
 
 _HEAD: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct(">QQQ")
@@ -233,6 +234,22 @@ class Authenticate(Command):
         return "<Authenticate>"
 
 
+@dataclass(frozen=True, slots=True)
+class ClientName(Command):
+    """Name this client in the server's lists and logs: a text of 1 to 64 bytes of UTF-8."""
+
+    name: bytes
+    says: ClassVar = "ClientName {name}"
+
+
+def check_client_name(name: bytes) -> None:
+    """Raise `UsageError` for a name that cannot be sent."""
+    if not 1 <= len(name) <= MOST_CLIENT_NAME:
+        raise UsageError(
+            f"a client's name must have 1 to {MOST_CLIENT_NAME} bytes, not {len(name)}"
+        )
+
+
 def check_token(token: bytes) -> None:
     """Raise `UsageError` for a token that cannot be sent."""
     if not 1 <= len(token) <= MOST_TOKEN:
@@ -344,6 +361,7 @@ _NUMBER: Final = _Numbers("Q")
 _READ: Final = _Numbers("QQIII")
 _KEY: Final = _Sized("a bookmark", MAX_BOOKMARK_SIZE, check_key)
 _TOKEN: Final = _Sized("a token", MOST_TOKEN, check_token)
+_CLIENT_NAME: Final = _Sized("a client's name", MOST_CLIENT_NAME, check_client_name)
 _TYPES: Final = _Clauses(typed=True)
 _WHERE: Final = _Clauses(typed=False)
 
@@ -371,6 +389,7 @@ LAYOUTS: Final[dict[int, tuple[type[Command], tuple[_Part, ...]]]] = {
     wire.COMMAND_ENTRY_AT_TIME: (TimeQuery, (_NUMBER,)),
     wire.COMMAND_TIME_MARKS: (MarksQuery, (_NUMBER,)),
     wire.COMMAND_AUTHENTICATE: (Authenticate, (_TOKEN,)),
+    wire.COMMAND_CLIENT_NAME: (ClientName, (_CLIENT_NAME,)),
 }
 """Each command and its parts, by its number."""
 

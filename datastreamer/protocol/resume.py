@@ -27,6 +27,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import HASH_SIZE, Identity, Position
+from datastreamer.printable import counted
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchLimits, BatchReading, ask_times, probe, truncated
@@ -269,7 +270,7 @@ class Resumable:
             if self.may_lag and peer not in self._there:
                 raise behind(peer, total, self._stop - 1)
             raise HistoryChanged(
-                f"{peer} changed its history: it holds {total} entries, but entries up to "
+                f"{peer} changed its history: it holds {counted(total)}, but entries up to "
                 f"{self._stop - 1} existed when they were requested",
                 next_entry=self.next_number or 0,
                 total_entries=total,
@@ -397,7 +398,7 @@ class Resumable:
         else:
             where = f"entry {differing} is not the one that was received"
         return HistoryChanged(
-            f"{peer} changed its history: it holds {total} entries, and {where}",
+            f"{peer} changed its history: it holds {counted(total)}, and {where}",
             next_entry=due,
             total_entries=total,
             first_differing=differing,
@@ -453,7 +454,7 @@ class Resumable:
         elif self._missed == due:
             commit = f", reported a commit to entry {reported}" if reported > total else ""
             raise ConnectionLost(
-                f"{peer} holds {total} entries{commit}, but sent nothing for {seconds:g} s after "
+                f"{peer} holds {counted(total)}{commit}, but sent nothing for {seconds:g} s after "
                 f"entry {due - 1}"
             )
         else:
@@ -462,4 +463,4 @@ class Resumable:
 
 def behind(peer: str, total: int, last: int) -> ServerBehind:
     """The exception for a server that holds `total` entries, and not yet entry `last`."""
-    return ServerBehind(f"{peer} holds {total} entries, and not entry {last} yet", total)
+    return ServerBehind(f"{peer} holds {counted(total)}, and not entry {last} yet", total)

@@ -200,7 +200,7 @@ class ServerChoice:
             yield (self.current + distance) % len(self.peers)
 
     def begin(self) -> None:
-        """Forget what was said."""
+        """Begin a new call: discard the failures of the last one."""
         self.failures.clear()
         self._supposed.clear()
         self._in_round = 0

@@ -9,6 +9,7 @@ first 16 bytes; a bookmark's length as soon as it has arrived.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -59,6 +60,7 @@ class Drop:
 
     reason: str
     kind: str = field(default="protocol", compare=False)
+    answer: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,15 @@ class End:
 
 Event: TypeAlias = Command | PublishQuery | Refuse | Drop | End
 
+_HTTP_REQUEST: Final = re.compile(rb"(GET|HEAD|POST|PUT|OPTIONS|DELETE|CONNECT|PRI) ")
+_NO_HTTP_TEXT: Final = (
+    b"this is the port of a stream's protocol, not of HTTP: serve --http-port has the stream for "
+    b"HTTP, serve --metrics-port the metrics\n"
+)
+_NO_HTTP: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_NO_HTTP_TEXT), _NO_HTTP_TEXT)
+)
 _STOP: Final = Stop()
 _END: Final = End()
 _REFUSE_STARTED: Final = Refuse(RESULT_ALREADY_STARTED, close=True)
@@ -166,6 +177,9 @@ class ServerConnection:
         if stream_type != self._stream_type:
             if buffer[at : at + 2] == _TLS_RECORD:
                 return self._drop("it uses TLS, which this port does not", "no TLS here")
+            if _HTTP_REQUEST.match(buffer, at):
+                self._close()
+                return Drop("it uses HTTP, which this port does not", "no HTTP here", _NO_HTTP)
             reason = f"stream type {stream_type}, but {self._stream_type} is served"
             return self._drop(reason, "stream type")
         if command == COMMAND_STOP:

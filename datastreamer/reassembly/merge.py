@@ -64,7 +64,8 @@ class Payload:
 MergeEvent = Event | Applied[Payload] | Reorg[Payload] | Gap | Rejected[Payload]
 """The events of a batch."""
 
-Item = PayloadComplete | Applied[Payload] | Reorg[Payload]
+OrderedItem = Applied[Payload] | Reorg[Payload]
+Item = PayloadComplete | OrderedItem
 """The events that a consumer processes; the others are reports."""
 
 

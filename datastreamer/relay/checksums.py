@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ASIDE = "relay: checksums"
+"""The name of the relay's second connection in the upstream's list of clients."""
+
 # An idle connection is closed after this time: the upstream may have use for its slot.
 _IDLE_SECONDS: Final = 5.0
 # The writer of the upstream's file may make a checksum a moment after the commit.

@@ -100,7 +100,7 @@ class RelayClient(Client):
         return RelayBatches(self._driver, iteration)
 
 
-connect_relay = opener(RelayClient, trio_driver_to)
+connect_relay = opener(RelayClient, trio_driver_to, "connect_relay", __name__)
 
 
 @asynccontextmanager
@@ -110,8 +110,9 @@ async def client_of(
     timeout: float,
     heartbeat: float | None,
     own: Collection[socket.socket],
+    name: str | None = None,
 ) -> AsyncIterator[RelayClient]:
-    """A client of `upstream`.
+    """A client of `upstream`; `name` replaces the client's name.
 
     `own` are the relay's listeners. Raises `PeerError` if one of them is at the other end: the
     relay would always agree with itself, and never use the other upstreams.
@@ -126,6 +127,7 @@ async def client_of(
         resume=False,
         heartbeat=heartbeat,
         token=upstream.token,
+        client_name=name or upstream.client_name,
     ) as client:
         if client.leads_to(own):
             raise PeerError(

@@ -29,6 +29,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity
+from datastreamer.printable import counted
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.commands import NOTHING_KNOWN, KnownHistory
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, Reports
@@ -112,8 +113,8 @@ async def header_of_same(client: RelayClient, stream: DataStream) -> Header:
 def shorter(peer: str, common: int, total: int) -> UpstreamShorter:
     """The error for an upstream that holds `common` of the file's `total` entries."""
     return UpstreamShorter(
-        f"{peer} holds only {common} entries; entries {common} to {total - 1} of this relay are in "
-        "doubt",
+        f"{peer} holds only {counted(common)}; entries {common} to {total - 1} of this relay are "
+        "in doubt",
         common,
     )
 

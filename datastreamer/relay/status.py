@@ -11,6 +11,7 @@ from typing import Final
 from datastreamer.http.answers.monitoring import UpstreamStatus
 from datastreamer.metrics.exposition import MetricsSnapshot, Samples
 from datastreamer.metrics.writer_numbers import WriterNumbers
+from datastreamer.printable import counted
 from datastreamer.relay.upstream_state import STATES
 from datastreamer.relay.upstreams import Download
 from datastreamer.server.metrics import collect, of_process
@@ -57,7 +58,7 @@ def unready(download: Download, server: Server | None, bound: int) -> str:
         lags = [(lag, state) for lag, state in lags if state is download.current] or lags
     lag, state = max(lags, key=lambda pair: pair[0])
     if lag > bound:
-        return f"{lag} entries behind {state.upstream.name}; at most {bound} are allowed"
+        return f"{counted(lag)} behind {state.upstream.name}; at most {bound} are allowed"
     return ""
 
 

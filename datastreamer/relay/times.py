@@ -1,6 +1,6 @@
 """Puts the times of the upstream's commits into a relay's file.
 
-Owns when the upstream is asked for them, on a connection that others use too.
+Decides when the upstream is asked for them, on a connection that others use too.
 """
 
 from __future__ import annotations

@@ -12,10 +12,16 @@ from typing import Final
 
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError, UpstreamShorter
+from datastreamer.printable import counted
 
 _log = logging.getLogger(__name__)
 
 STATES: Final = ("in-use", "spare", "lost", "set-aside")
+WAY_ON: Final = (
+    '; --on-rewrite follow (on_rewrite="follow") truncates this relay to the entries that both '
+    "have, and continues from there; or restart it with a new file"
+)
+"""The end of the reason for which an upstream with another history is set aside."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,16 +104,18 @@ class UpstreamState:
 
     def log_failure(self, level: int, what: str, error: DatastreamerError) -> None:
         """Log why it is not used; `what` says for how long, or nothing."""
-        text = f"{what}: {error}" if what else str(error).partition(";")[0]
-        fields = {"upstream": self.upstream.name, "error": type(error).__name__}
-        _log.log(level, "%s%s%s", self.upstream.name, " " if what else ": ", text, extra=fields)
+        name = self.upstream.name
+        text = f" {what}: {error}" if what else f": {str(error).partition(';')[0]}"
+        # Most errors of a connection begin with the name.
+        text = text.replace(f": {name} ", ": " if what else " ", 1)
+        _log.log(level, "%s%s", name, text, extra={"upstream": name, "error": type(error).__name__})
 
     def log_shorter(self, total: int, ours: int) -> None:
         """Log once that it is reachable again and holds `total` entries, fewer than the relay's."""
         if not self.reported_shorter:
             self.reported_shorter = True
             _log.warning(
-                "%s is reachable again and holds only %d entries: entries %d to %d are in doubt; "
+                "%s is reachable again and holds only %s: entries %d to %d are in doubt; "
                 "returning to it once it holds as many",
-                *(self.upstream.name, total, total, ours - 1),
+                *(self.upstream.name, counted(total), total, ours - 1),
             )

@@ -33,23 +33,24 @@ from datastreamer.errors import (
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.metrics.counters import Counts
+from datastreamer.printable import counted
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.apply_changes import ChangeApplier
-from datastreamer.relay.checksums import ReceivedCheck, SumsClient
+from datastreamer.relay.checksums import ASIDE, ReceivedCheck, SumsClient
 from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.damaged_pages import restore_pages
 from datastreamer.relay.joining import Joined, common_entries, ensure_undamaged, join
 from datastreamer.relay.times import keep_times
 from datastreamer.relay.truncation_point import truncate_file
-from datastreamer.relay.upstream_state import UpstreamState
+from datastreamer.relay.upstream_state import WAY_ON, UpstreamState
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
 
 # Interval of log lines while a relay catches up, or has no upstream.
-_SAY_SECONDS = 10.0
+_SAY_SECONDS = 2.0
 _REMIND_SECONDS = 60.0
 # An upstream that is lost sooner without new entries counts as unreachable.
 _STEADY_SECONDS = 5.0
@@ -162,9 +163,10 @@ class Download:
             attempt += 1
 
     def _connect(
-        self, state: UpstreamState, heartbeat: float | None = None
+        self, state: UpstreamState, heartbeat: float | None = None, name: str | None = None
     ) -> AbstractAsyncContextManager[RelayClient]:
-        return client_of(state.upstream, self._stream_type, self._timeout, heartbeat, self.own)
+        upstream, own = state.upstream, self.own
+        return client_of(upstream, self._stream_type, self._timeout, heartbeat, own, name)
 
     async def _header_of(self, state: UpstreamState) -> Header:
         """The header of the upstream's stream now. Raises `PeerError`."""
@@ -190,7 +192,7 @@ class Download:
                         break
                 else:
                     if any(state.set_aside is None for state in candidates):
-                        await self._pause(attempt, f"serving {stream.total_entries} entries")
+                        await self._pause(attempt, f"serving {counted(stream.total_entries)}")
                         attempt += 1
             self.failure = self.states[0].set_aside
             self._notify()
@@ -262,7 +264,9 @@ class Download:
             self._check_capabilities(state, client)
             self._joined(state, stream, joined.header)
             try:
-                aside = SumsClient(partial(self._connect, state), client.peer, self._timeout)
+                aside = SumsClient(
+                    partial(self._connect, state, name=ASIDE), client.peer, self._timeout
+                )
                 return await self._receive(state, stream, joined, client, aside)
             finally:
                 self.current, self.caught_up = None, False
@@ -386,6 +390,8 @@ class Download:
         if self._follow and not state.distrusted:
             self._distrust(state)
             return True
+        if not self._follow:
+            error.args = (f"{error}{WAY_ON}",)
         self._set_aside(state, error)
         return False
 
@@ -473,12 +479,15 @@ class Download:
             if not self.caught_up:
                 self.caught_up = True
                 state.damaged_in_a_row = 0
-                state.log_progress("caught up with %s at entry %d", next_number)
+                if next_number:  # an upstream without entries may itself be catching up
+                    state.log_progress("caught up with %s at entry %d", next_number)
             return
         now = trio.current_time()
         if not self.caught_up and now - self._logged_at >= _SAY_SECONDS:
             self._logged_at = now
-            state.log_progress("catching up with %s: entry %d of %d", next_number, state.entries)
+            share = 100 * next_number // (state.entries or 1)
+            text = "catching up with %s: entry %d of %d, %d %%"
+            state.log_progress(text, next_number, state.entries, share)
 
     async def _pause(self, attempt: int, what: str) -> None:
         now = trio.current_time()

@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from datastreamer.errors import DatastreamerError
+from datastreamer.printable import counted
 from datastreamer.server.ticks import TICK_SECONDS, until_tick
 from datastreamer.storage.stream import DataStream
 
@@ -79,7 +80,7 @@ class FileWatch:
                 break
             self._say(
                 logging.WARNING,
-                f"now serving the stream at this path ({found.total_entries} entries)",
+                f"now serving the stream at this path ({counted(found.total_entries)})",
             )
             return found
         self._say(logging.WARNING, "the path leads to the open file again; serving it")

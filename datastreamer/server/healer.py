@@ -1,7 +1,7 @@
 """Restores pages that the server found damaged, from servers of the same stream.
 
-Owns when servers are asked: at once for a page that was just found, and again after a while if no
-server could restore it. `storage/pages/page_states.py` knows which pages are damaged, and
+Decides when servers are asked: at once for a page that was just found, and again after a while if
+no server could restore it. `storage/pages/page_states.py` knows which pages are damaged, and
 `storage/pages/restore_open.py` restores one. The stream has to be open for writing here.
 """
 

@@ -17,9 +17,11 @@ import trio
 from datastreamer.errors import DamagedFile, DamagedPage, DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
+from datastreamer.printable import one_line
 from datastreamer.protocol import messages
 from datastreamer.protocol.commands import (
     Authenticate,
+    ClientName,
     CommitStart,
     EntryQuery,
     FilteredStart,
@@ -338,6 +340,10 @@ class Session:
             self.protocol.stopped()
         elif isinstance(event, Question):
             await answers.answer(event)
+        elif isinstance(event, ClientName):
+            name = one_line(event.name.decode("utf-8", "replace"))
+            self.transport.peer = f"{self.transport.peer.partition(' (')[0]} ({name})"
+            answers.add(messages.OK)
         return False
 
     async def _limit_rate(self, pace: Pace) -> None:
@@ -446,6 +452,8 @@ class Session:
         if isinstance(event, Drop):
             self.client_proof.note_drop(event)
             self._counts.errors[DROPPED] += 1
+            if event.answer:
+                self.answers.add(event.answer)
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:
             await self._hang_up()

@@ -1,6 +1,6 @@
 """Streams as Spark DataFrames: ``spark.read.format("datastream")``.
 
-Requires pyspark 4.2 or later, pyarrow (``pip install 'datastreamer[spark]'``) and Java. Importing
+Requires pyspark 4.0 or later, pyarrow (``pip install 'datastreamer[spark]'``) and Java. Importing
 this package without pyspark or pyarrow raises `ExtraMissing`.
 """
 
@@ -14,7 +14,7 @@ from datastreamer.errors import ExtraMissing
 
 try:
     import pyarrow  # noqa: F401
-    from pyspark.sql.datasource import EqualTo  # noqa: F401
+    from pyspark.sql.datasource import DataSourceArrowWriter  # noqa: F401
 except ImportError:
     raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
 if find_spec("datastreamer._codec") is None:

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -21,6 +21,7 @@ from datastreamer.errors import UsageError
 from datastreamer.spark.java import find_java
 from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.source import DatastreamSource
+from datastreamer.spark.versions import VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ SETTINGS: Final = {
 
 LOCAL_SETTINGS: Final = {
     # Writes a checkpoint in two thirds of the time; on one machine nothing else may write it.
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming"
-    ".checkpointing.FileSystemBasedCheckpointFileManager",
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
+    f"{'' if VERSION < (4, 1) else 'checkpointing.'}FileSystemBasedCheckpointFileManager",
 }
 """Settings of a session whose master is local, unless it has another file system than the local
 one as its default."""
@@ -44,8 +45,31 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(DatastreamSource)
     except PySparkException as error:
+        if error.getCondition() == "DATA_SOURCE_ALREADY_EXISTS":
+            _register_in_4_0(spark)
+            return
         _check_pythons()
         raise error
+
+
+def _register_in_4_0(spark: SparkSession) -> None:
+    """Register unless Spark has found the source itself: Spark 4.0 refuses it then, and beside the
+    reader in Java, which has the same name."""
+    try:
+        java: Any = spark._jsparkSession
+    except PySparkException:
+        return  # of Spark Connect, whose server looks for sources itself
+    from pyspark import SparkContext
+    from pyspark.sql.udf import _wrap_function
+
+    sources = java.sessionState().dataSourceManager()
+    if not sources.dataSourceExists(DatastreamSource.name()):
+        _check_pythons()
+        jvm: Any = SparkContext._jvm
+        package = jvm.org.apache.spark.sql.execution.datasources.v2.python
+        wrapped = _wrap_function(spark.sparkContext, DatastreamSource)
+        source = package.UserDefinedPythonDataSource(wrapped)
+        sources.registerDataSource(DatastreamSource.name(), source)
 
 
 def _check_pythons() -> None:

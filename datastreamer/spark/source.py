@@ -28,6 +28,8 @@ from datastreamer.spark.read.paths import is_single
 from datastreamer.spark.read.schemas import table_schema
 from datastreamer.spark.stream.changes import ChangeReader, with_changes
 from datastreamer.spark.stream.reader import RefusedReader, TailReader
+from datastreamer.spark.stream.unlimited import UnlimitedReader
+from datastreamer.spark.versions import HAS_LIMITS
 from datastreamer.spark.write.sink import QuerySink, StreamSink
 
 
@@ -56,7 +58,8 @@ class DatastreamSource(DataSource):
         """
         try:
             options = _read_options(self.options, BATCH_PART_BYTES)
-            return (ChangeReader if options.changes else TailReader)(options, schema)
+            reader = (ChangeReader if options.changes else TailReader)(options, schema)
+            return reader if HAS_LIMITS else UnlimitedReader(reader)
         except DatastreamerError as error:
             return RefusedReader(error)
 

@@ -30,6 +30,7 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
+from datastreamer.printable import counted
 from datastreamer.selection.times import TimeMarks
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.trust import TrustedIndex
@@ -190,7 +191,7 @@ class StreamView:
 
     def __repr__(self) -> str:
         access = "writable" if self.writable else "read-only"
-        state = "closed" if self.closed else f"{self.total_entries} entries, {access}"
+        state = "closed" if self.closed else f"{counted(self.total_entries)}, {access}"
         return f"<DataStream {self.path!r}: {state}>"
 
     def _ensure_open(self) -> None:

@@ -46,8 +46,8 @@ class Endpoint:
     server_name: str
     """The name that its certificate must have."""
 
-    token_request: bytes = b""
-    """The request with a token, sent first on each connection; empty: no token."""
+    introduction: tuple[bytes, ...] = ()
+    """The requests that are sent first on each connection, with a token and a client's name."""
 
 
 def endpoint_of(
@@ -55,7 +55,7 @@ def endpoint_of(
     port: int,
     tls: bool | ssl.SSLContext = False,
     server_name: str | None = None,
-    token_request: bytes = b"",
+    introduction: tuple[bytes, ...] = (),
 ) -> Endpoint:
     """The endpoint of a server; `host` may be a whole address, see `parse_address`.
 
@@ -65,7 +65,7 @@ def endpoint_of(
     peer = str(address)
     if address.host.startswith(UNIX):
         path = os.path.abspath(address.host[len(UNIX) :])
-        return Endpoint(UNIX + path, path, address.host, 0, None, "", token_request)
+        return Endpoint(UNIX + path, path, address.host, 0, None, "", introduction)
     context = None
     if address.tls:
         from datastreamer.transport.tls import client_tls
@@ -73,7 +73,7 @@ def endpoint_of(
         context = client_tls() if isinstance(tls, bool) else tls
     # Certificates do not have the interface of a link-local address.
     name = server_name or address.host.partition("%")[0]
-    return Endpoint(peer, None, address.host, address.port, context, name, token_request)
+    return Endpoint(peer, None, address.host, address.port, context, name, introduction)
 
 
 def check_endpoint(

@@ -1,6 +1,6 @@
 """Log lines about refused connections: at most one of each kind in five seconds, with a count.
 
-Owns when a line is due and how many events it counts. The caller passes the kind and the message.
+Decides when a line is due and how many events it counts. The caller passes kind and message.
 """
 
 from __future__ import annotations

@@ -31,6 +31,25 @@ def read_secret(path: str | os.PathLike[str], size: int = -1) -> bytes:
         return file.read(size)
 
 
+def readable_again(path: str) -> str:
+    """A path of the same content that can be read several times: of a pipe, as `<(...)` of a shell
+    is one, that of a copy in memory, which this process keeps. Raises `UsageError` where the system
+    has none."""
+    try:
+        piped = stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return path
+    if not piped:
+        return path
+    if not hasattr(os, "memfd_create"):
+        raise UsageError(f"{path}: is a pipe, which can be read once only; give a file")
+    copy = os.memfd_create("datastreamer")
+    os.fchmod(copy, 0o600)
+    with open(path, "rb") as source, open(copy, "wb", closefd=False) as target:
+        target.write(source.read())
+    return f"/proc/{os.getpid()}/fd/{copy}"
+
+
 def _check(name: str, found: os.stat_result) -> None:
     mode = stat.S_IMODE(found.st_mode)
     exposed = mode & 0o077

@@ -309,7 +309,7 @@ def client_fault(error: BaseException) -> str:
 
 def _verdict(error: ssl.SSLCertVerificationError) -> str:
     message = error.verify_message.rstrip(".")
-    return message[:1].lower() + message[1:]
+    return message if message[1:2].isupper() else message[:1].lower() + message[1:]
 
 
 _UNKNOWN_CA = ("TLSV1_ALERT_UNKNOWN_CA", "SSLV3_ALERT_CERTIFICATE_UNKNOWN")

@@ -17,6 +17,8 @@ def table(url: str, first: int, last: int) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     found = table(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     found["bytes"] = found["data"].str.len()
     print(found.groupby("type")["bytes"].agg(["count", "sum"]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pydoc
 import socket
 import ssl
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import datastreamer
 from datastreamer import aio
 from datastreamer._codec import Entry
 from datastreamer.errors import ConnectFailed, ConnectionLost, StreamClosed, TLSFailed, UsageError
@@ -268,3 +270,8 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
     with pytest.raises(ConnectFailed):
         async with aio.connect(f"unix:{path}"):
             pass
+
+
+def test_help_shows_the_functions() -> None:
+    for function in (aio.connect, aio.connect_publisher, aio.reassemble, datastreamer.connect):
+        assert pydoc.locate(f"{function.__module__}.{function.__qualname__}") is function

@@ -167,7 +167,7 @@ def test_an_operation_whose_result_cannot_be_printed_is_in_the_stream(
     assert failed.returncode == 1
     assert failed.stderr == (
         b"error: standard output: No space left on device; line 2 is done: the operation from "
-        b"entry 0 on is in the stream, which holds 1 entries\n"
+        b"entry 0 on is in the stream, which holds 1 entry\n"
     )
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.cli.shared import progress
+from datastreamer.cli.shared import logs, progress
+from datastreamer.cli.shared.exit_codes import guard
 from datastreamer.cli.shared.progress import ProgressBar
 from tests.cli.process import command, on_terminal
 
@@ -57,6 +58,33 @@ def test_progress(
         for _ in range(10):
             bar.advance(1)
     assert ("reading" in terminal.getvalue()) == shown
+
+
+def test_a_log_line_appears_whole_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
+    line = "a line that is longer than the terminal is wide: " + 100 * "x"
+    with ProgressBar("writing", 10) as bar:
+        bar.advance(1)
+        logs.say(line)
+        bar.advance(1)
+    assert f"{line}\n" in terminal.getvalue()
+    # The bar is drawn again below it.
+    assert "20%" in terminal.getvalue().partition(line)[2]
+    assert sys.stderr is terminal
+
+
+def test_an_interruption_says_how_far_the_work_was(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        with ProgressBar("copying a.bin", 8, left="no copy is left") as bar:
+            bar.advance(2)
+            raise KeyboardInterrupt
+
+    assert guard(work) == 130
+    assert capsys.readouterr().err == (
+        "error: interrupted while copying a.bin, 25 % done; no copy is left\n"
+    )
 
 
 def test_progress_that_learns_its_total(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from datastreamer.service.embedded import StreamServer
+from datastreamer.transport.tls import ServerTLS
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import running
 from tests.network.secure import HOST, Authority
@@ -66,6 +71,46 @@ def test_serving_and_reading_with_tls(
             assert invoke("info", place, *known).code == 0
         serving.signal(signal.SIGTERM)
         assert serving.wait() == 0
+
+
+@contextmanager
+def piped(content: bytes) -> Iterator[str]:
+    """The path of a pipe that a program has written, as <(...) of a shell."""
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    yield f"/dev/fd/{reading}"
+    os.close(reading)
+
+
+def test_secrets_from_pipes(invoke: Invoke, copy: Path, authority: Authority) -> None:
+    """They are read several times: for each handshake in memory, each token, each worker."""
+    cert, key = (path.read_bytes() for path in authority.issue("server"))
+    mine, my_key = (path.read_bytes() for path in authority.issue("client", "client.example"))
+    token = b"\xef\xbb\xbfa token with a byte order mark\n"
+    with ExitStack() as stack:
+        give = [stack.enter_context(piped(each)) for each in (cert, key, token)]
+        words = ["--tls-cert", give[0], "--tls-key", give[1], "--publish-token-file", give[2]]
+        checked = invoke("serve", copy, *words, "--check-config")
+        assert (checked.code, checked.err) == (0, "the options are right\n")
+    server = authority.issue("served")
+    with (
+        StreamServer(
+            copy,
+            host=HOST,
+            port=0,
+            in_process=True,
+            tls=ServerTLS(server, client_ca=authority.file),
+        ) as serving,
+        ExitStack() as stack,
+    ):
+        files = (authority.file.read_bytes(), mine, my_key)
+        ca, shown, secret = [stack.enter_context(piped(each)) for each in files]
+        words = ["--tls-ca", ca, "--tls-cert", shown, "--tls-key", secret]
+        assert invoke("entry", f"tcps://{HOST}:{serving.port}", 7, *words).objects[0]["number"] == 7
+    with piped(cert) as path:
+        refused = invoke("context", "add", "x", "tcps://a", "--tls-ca", path).failed(2)
+        assert refused == "Invalid value: a pipe can be read once only; a context needs a file"
 
 
 @pytest.mark.parametrize("tcp", [False, True])

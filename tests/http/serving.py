@@ -32,13 +32,18 @@ class Web:
 
 @asynccontextmanager
 async def serving(
-    stream: DataStream, *, tls: ServerTLS | None = None, write_timeout: Any = None, **options: Any
+    stream: DataStream,
+    *,
+    tls: ServerTLS | None = None,
+    write_timeout: Any = None,
+    patience: float = PATIENCE,
+    **options: Any,
 ) -> AsyncIterator[Web]:
     """The server and its HTTP port, until the block ends."""
     made = HttpOptions(port=0, **options)
     ports = Ports.open(lambda: open_listeners("127.0.0.1", 0), http=made)
     server = Server(stream, limits=Limits(write_timeout=write_timeout), tls=tls)
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             [address] = await nursery.start(server.run, ports.clients)
             port = ports.web[0].getsockname()[1]

@@ -35,15 +35,6 @@ async def updates(client: Events) -> list[tuple[int, bytes]]:
     return [(row["number"], bytes.fromhex(row["data"][2:])) for row in event["data"]]
 
 
-async def moved(client: Events, event_id: str) -> None:
-    """Wait until the client's place has this id."""
-    while client.id != event_id:
-        assert await client.more()
-        text, end, rest = bytes(client._body).partition(b"\n\n")
-        if end and b"data" not in text:
-            client.id, client._body = text.decode().removeprefix("id: "), bytearray(rest)
-
-
 @pytest.mark.parametrize("whose", ["live", "behind"])
 async def test_an_update_is_an_event(stream: DataStream, whose: str) -> None:
     append(stream, *[(1, b"x" * 1000)] * 20)
@@ -147,11 +138,22 @@ async def test_changes_are_reported_until_the_client_has_all_of_them(stream: Dat
                 assert len(await updates(client)) == 1
         async with following(web, "", f"Last-Event-ID: {seen}") as client:
             for at in range(5):
+                assert client.id is None
                 assert await updates(client) == [(at, b"%d" % at * 5000)]
-            await moved(client, "10-5")
+            assert client.id == "10-5"
         async with following(web, "", f"Last-Event-ID: {client.id}") as client:
             append(stream, (1, b"new"))
             assert await client.entries(1) == [(10, 1, b"new")]
+
+
+async def test_the_id_moves_past_updates_that_were_not_selected(stream: DataStream) -> None:
+    append(stream, (1, b"one"), (2, b"two"))
+    async with serving(stream) as web, following(web, "?from=0&type=2") as client:
+        client.selects = True
+        await client.entries(1)
+        await live(web)
+        await trio.to_thread.run_sync(update, stream, 0, b"new")
+        assert (await updates(client), client.id) == ([], "2-1")
 
 
 async def test_changes_that_are_not_known_any_more(stream: DataStream) -> None:

@@ -15,9 +15,9 @@ from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import Web, serving
 from tests.http.test_entries import refused
-from tests.http.test_follow import live
+from tests.http.test_follow import following, live
 from tests.network.fixtures import append
-from tests.programs import needs
+from tests.programs import needs, npm_package
 
 PATH = "/v1/streams/default"
 
@@ -64,8 +64,8 @@ async def test_head_and_writing(stream: DataStream) -> None:
             code, headers, _ = await ask(web.port, f"{method} {PATH} {line}".encode())
             assert (code, headers["Allow"]) == (405, "GET, HEAD")
         assert (await refused(web, "/v1/streams/other"))[0] == 404
-        for query in ("?offset=1", "?live=sse", "?live=long-poll", "?offset=now&live=on"):
-            assert (await refused(web, PATH + query))[0] == 400
+        for query in ("offset=1", "offset=", "live=sse", "live=long-poll", "offset=now&live=on"):
+            assert (await refused(web, f"{PATH}?{query}"))[0] == 400
 
 
 async def test_long_poll(stream: DataStream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +90,22 @@ async def test_long_poll(stream: DataStream, monkeypatch: pytest.MonkeyPatch) ->
         code, headers, body = await ask(web.port, f"{PATH}?offset=now&live=long-poll")
         assert (code, body, headers["Stream-Up-To-Date"]) == (204, b"", "true")
         assert "Stream-Cursor" in headers
+
+
+async def test_the_cursor_of_events_is_beyond_that_of_the_client(stream: DataStream) -> None:
+    append(stream, (1, b"one"))
+    async with serving(stream) as web:
+        _, headers, _ = await ask(web.port, f"{PATH}?offset=-1&live=long-poll")
+        seen = int(headers["Stream-Cursor"])
+        for cursor in (seen - 5, seen, seen + 1000):
+            target = f"{PATH}?offset=-1&live=sse&cursor={cursor}"
+            async with following(web, target=target) as client:
+                for _ in range(2):
+                    while (event := await client.event()) and event["event"] != "control":
+                        pass
+                    assert event is not None
+                    assert int(event["data"]["streamCursor"]) > cursor
+                    append(stream, (1, b"new"))
 
 
 async def test_an_offset_of_truncated_entries_is_no_good(stream: DataStream) -> None:
@@ -130,14 +146,7 @@ async def test_who_polls_is_a_follower_until_it_leaves(stream: DataStream) -> No
 @pytest.fixture
 def node() -> dict[str, str]:
     """The environment in which node finds the client, or a skipped test."""
-    folders = [os.environ.get("NODE_PATH", ""), str(Path(__file__).parents[2] / "node_modules")]
-    for folder in folders:
-        if folder and (Path(folder) / "@durable-streams" / "client").is_dir():
-            return {**os.environ, "DURABLE": str(Path(folder) / "@durable-streams" / "client")}
-    pytest.skip(
-        "@durable-streams/client is not installed: npm install it, and have NODE_PATH lead to its "
-        "node_modules"
-    )
+    return {**os.environ, "DURABLE": str(npm_package("@durable-streams/client"))}
 
 
 PROGRAM = """

@@ -32,7 +32,7 @@ HOST = b"Host: localhost\r\nConnection: close\r\n"
         ("/", 404),
         ("/metricsx", 404),
         ("/metrics/", 404),
-        ("/healthz?verbose=1", 400),
+        ("/healthz?verbose=%ff", 400),
         ("/v1/clients?limit=0", 200),
         ("/v1/clients?limit=10000", 200),
         ("/v1/clients?limit=10001", 400),

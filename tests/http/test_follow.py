@@ -64,7 +64,8 @@ class Events:
                 continue
             self._body = bytearray(rest)
             lines = [line for line in text.decode().split("\n") if not line.startswith(":")]
-            fields = dict(line.split(": ", 1) for line in lines)
+            parts = (line.partition(":") for line in lines)
+            fields = {name: value.removeprefix(" ") for name, _, value in parts}
             if "id" in fields:
                 self.id = fields["id"]
             if "data" in fields:
@@ -255,14 +256,31 @@ async def test_who_leaves_is_forgotten(stream: DataStream) -> None:
 async def test_heartbeats(stream: DataStream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datastreamer.http.answers.follow._HEARTBEAT_SECONDS", 0.01)
     async with serving(stream) as web, following(web) as client:
-        while client._body.count(b":\n\n") < 3:
+        while client._body.count(b"\n:\n") < 3:
             assert await client.more()
+        # An empty line after it would be an event without data to some clients.
+        assert b"\n\n" not in client._body
         append(stream, (1, b"one"))
         assert await client.entries(1) == held(stream, 0, 1)
 
 
+async def test_forms_of_the_last_id(stream: DataStream) -> None:
+    append(stream, *[(1, b"one")] * 5)
+    async with serving(stream) as web:
+        for query, *headers in (
+            ("?from=0&lastEventId=3",),
+            ("?Last-Event-ID=3",),
+            ("?last-event-id=3", "Last-Event-ID: "),
+            ("?lastEventId=1", "Last-Event-ID: 3"),
+            ("?from=3&lastEventId=", "Last-Event-ID: "),
+        ):
+            async with following(web, query, *headers) as client:
+                assert await client.entries(2) == held(stream, 3, 5), query
+
+
 @pytest.mark.parametrize(
-    "query, code", [("?from=1", 416), ("?from=x", 400), ("?from=block:1", 404), ("?to=1", 400)]
+    "query, code",
+    [("?from=1", 416), ("?from=x", 400), ("?from=block:1", 404), ("?lastEventId=x", 400)],
 )
 async def test_bad_requests(stream: DataStream, query: str, code: int) -> None:
     async with serving(stream) as web:

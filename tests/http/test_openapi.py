@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from datastreamer.cli.demo import DemoSequencer
 from datastreamer.http.answers.openapi import DOCUMENT
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import serving
+from tests.programs import needs
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
@@ -22,7 +27,7 @@ jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not install
 REQUESTS = {
     "/": [("/", 200)],
     "/console/{file}": [("/console/main.js", 200), ("/console/x.js", 404)],
-    "/v1/stream": [("/v1/stream", 200), ("/v1/stream?x=1", 400)],
+    "/v1/stream": [("/v1/stream", 200), ("/v1/stream?x=%ff", 400)],
     "/v1/entries/{number}": [
         ("/v1/entries/0", 200),
         ("/v1/entries/1?decode=zkevm", 200),
@@ -58,9 +63,15 @@ REQUESTS = {
     "/v1/overview": [("/v1/overview", 200)],
     "/v1/openapi.json": [("/v1/openapi.json", 200)],
     "/metrics": [("/metrics", 200)],
-    "/healthz": [("/healthz", 200)],
-    "/readyz": [("/readyz", 200)],
+    "/healthz": [("/healthz", 200), ("/healthz?verbose", 200)],
+    "/readyz": [("/readyz", 200), ("/readyz?verbose", 200)],
 }
+
+
+def test_operations_have_names_for_generated_clients() -> None:
+    operations = [each for path in DOCUMENT["paths"].values() for each in path.values()]
+    assert len({each["operationId"] for each in operations}) == len(operations)
+    assert all(each["operationId"].isidentifier() and each["tags"] for each in operations)
 
 
 def test_the_document_is_valid() -> None:
@@ -71,6 +82,7 @@ def test_the_document_is_valid() -> None:
 # Headers of every answer, and those of the connection.
 COMMON = {
     *("X-Content-Type-Options", "Referrer-Policy", "Cross-Origin-Resource-Policy", "Vary"),
+    "Ignored-Parameters",
     *("Content-Type", "Content-Length", "Transfer-Encoding", "Connection"),
 }
 # What no request alone is answered with: it takes time, a fault, or a change of the stream.
@@ -79,6 +91,7 @@ RARE = {"204", "408", "409", "410", "422", "429", "500", "501", "503"}
 ANYWHERE = [
     ("GET {} HTTP/1.1", "Host: localhost", "If-None-Match: *"),
     ("GET {}?nothing=1 HTTP/1.1", "Host: localhost"),
+    ("GET {}?nothing=%ff HTTP/1.1", "Host: localhost"),
     ("POST {} HTTP/1.1", "Host: localhost"),
     ("GET {} HTTP/1.1", "Host: localhost", "Content-Length: 1"),
     ("GET {} HTTP/1.1", "Host: evil.example"),
@@ -161,3 +174,32 @@ async def test_the_document_names_the_paths(stream: DataStream) -> None:
         _, _, body = await ask(web.port, "/nothing")
     served = set(re.findall(r"/[^ ,]*", json.loads(body)["detail"]))
     assert served == set(DOCUMENT["paths"]) == set(REQUESTS)
+
+
+@needs("openapi-python-client")
+async def test_a_generated_client(
+    filled: DataStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "openapi.json").write_text(json.dumps(DOCUMENT))
+    words = ["generate", "--path", "openapi.json", "--output-path", "made", "--meta", "none"]
+    subprocess.run(["openapi-python-client", *words], check=True, capture_output=True, cwd=tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "made"]:
+        monkeypatch.delitem(sys.modules, name)
+    module = {
+        name: importlib.import_module(f"made.api.{place}.get_{name}")
+        for place, name in (("stream", "stream"), ("stream", "entry"), ("zkevm", "block"))
+    }
+    async with serving(filled) as web:
+        client = importlib.import_module("made").Client(f"http://127.0.0.1:{web.port}")
+
+        def use() -> None:
+            with client:
+                assert module["stream"].sync(client=client).total_entries == filled.total_entries
+                entry = module["entry"].sync(2, client=client)
+                assert (entry.number, entry.type_) == (2, filled.entry(2).type)
+                assert module["block"].sync(1, client=client).number == 1
+                problem = module["entry"].sync(99999, client=client)
+                assert problem.status == 404
+
+        await trio.to_thread.run_sync(use)

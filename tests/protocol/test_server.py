@@ -207,7 +207,7 @@ def test_stop_while_not_streaming_is_refused(cut: Cut) -> None:
 
 
 @cuts
-@pytest.mark.parametrize("number", [0, 8, 99, 0xFFF, 0x100F, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("number", [0, 8, 99, 0xFFF, 0x1010, 2**63, 2**64 - 1])
 def test_an_unknown_command_takes_16_bytes_and_leaves_the_connection(cut: Cut, number: int) -> None:
     sent = request(number) + encoded(HeaderQuery())
     assert fed(ServerConnection(1), cut(sent)) == [INVALID_COMMAND, HeaderQuery()]

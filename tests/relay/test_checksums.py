@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,20 @@ def positions(stream: DataStream, count: int, seed: int) -> Iterator[tuple[int, 
         number = chosen.randrange(stream.total_entries)
         size = len(reader.packed(number))
         yield reader.cursor(number).offset + chosen.randrange(size), chosen.randrange(8)
+
+
+async def test_the_second_connection_has_a_name(
+    tmp_path: Path, source: DataStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    grow(source, 1.2)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source)
+        rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
+        await rig.has(source.total_entries)
+        await rig.stop()
+        await server.stop()
+    assert re.search(r"127\.0\.0\.1:\d+ \(relay: checksums\): disconnected", caplog.text)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.soak)])

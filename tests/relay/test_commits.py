@@ -436,6 +436,20 @@ async def test_what_fails_after_each_join_is_said_once(
     ]
 
 
+async def test_an_upstream_without_entries_is_not_caught_up_with(
+    tmp_path: Path, source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a relay that is catching up itself."""
+    caplog.set_level(logging.INFO)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source.stream)
+        rig, relay = await watching(nursery, tmp_path / "relay.bin", server.port)
+        await relay.until(lambda: relay.caught_up)
+        source.commit([8] * 5)
+        await rig.has(5)
+    assert "caught up with" not in caplog.text
+
+
 # Upstreams that report no ends of commits.
 
 

@@ -72,6 +72,9 @@ async def test_stops_where_the_upstream_was_rewritten(tmp_path: Path, upstream: 
         await again.relay.until(lambda: again.relay.failure is not None)
         assert isinstance(again.relay.failure, UpstreamRewritten)
         assert again.relay.failure.first_differing == 99
+        assert "; --on-rewrite follow (on_rewrite=" in str(again.relay.failure)
+        # The reason that /readyz answers.
+        assert "--on-rewrite follow" in again.relay._unready()
         assert contents(again.stream) == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ import pytest
 import trio
 
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.errors import ListenFailed
+from datastreamer.client.upstream import Upstream
+from datastreamer.errors import ConnectFailed, ConnectionLost, ListenFailed, UpstreamShorter
 from datastreamer.relay.relay import Relay
+from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
@@ -181,3 +184,15 @@ def test_for_synchronous_code(tmp_path: Path) -> None:
             urllib.request.urlopen(url, timeout=20)
         with DataStream.open(tmp_path / "r.bin", read_only=True, index="memory") as kept:
             assert contents(kept) == contents(server.stream)
+
+
+def test_a_failure_names_its_server_once(caplog: pytest.LogCaptureFixture) -> None:
+    state = UpstreamState(Upstream("h", 7))
+    state.log_failure(logging.WARNING, "", ConnectionLost("h:7 closed the connection; again"))
+    state.log_failure(logging.WARNING, "", ConnectFailed("cannot connect to h:7"))
+    state.log_failure(logging.ERROR, "is set aside", UpstreamShorter("h:7 holds only 1 entry", 1))
+    assert [record.getMessage() for record in caplog.records] == [
+        "h:7 closed the connection",
+        "h:7: cannot connect to h:7",
+        "h:7 is set aside: holds only 1 entry",
+    ]

@@ -42,7 +42,8 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def test_commands_have_the_labels_that_alerts_name() -> None:
     assert sorted(COMMANDS) == [
-        *("batch_read", "bookmark", "capabilities", "commit_start", "entry", "entry_at_time"),
+        *("batch_read", "bookmark", "capabilities", "client_name", "commit_start"),
+        *("entry", "entry_at_time"),
         *("filtered_read", "filtered_start", "filtered_start_bookmark", "follow_start", "header"),
         *("page_sums", "range_bookmark", "range_hash", "start", "start_bookmark", "stop"),
         "time_marks",

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from datastreamer.spark import STATE_SETTINGS, messages, reassemble_stream, session
+from datastreamer.spark.versions import HAS_LIMITS
 from tests.spark.settings import SETTINGS
 
 PER_BATCH = 100
@@ -28,7 +29,9 @@ def start(spark: Any, folder: str, server: str, *, to_the_end: bool = False) -> 
         "file": reader.load(f"{folder}/stream.bin"),
         "payloads": reassemble_stream(found, max_age=None).rows,
         # The last one: a reader keeps its options.
-        "server": reader.option("server", server).load(),
+        "server": (reader if HAS_LIMITS else spark.readStream.format("datastream"))
+        .option("server", server)
+        .load(),
     }
     trigger: dict[str, Any] = (
         {"availableNow": True} if to_the_end else {"processingTime": "0 seconds"}

@@ -19,6 +19,7 @@ from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 from datastreamer.spark.pipeline.source import Source
 from datastreamer.spark.pipeline.tables import columns_of
+from datastreamer.spark.versions import VERSION
 from tests.cli import process
 from tests.spark import settings
 from tests.spark.pipeline.test_pipeline import publish
@@ -105,6 +106,8 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"])
 def test_a_wrong_python_is_named(java: None, tmp_path: Path, name: str) -> None:
+    if VERSION < (4, 1) and name == "PYSPARK_DRIVER_PYTHON":
+        pytest.skip("Spark 4.0 looks for the source with PYSPARK_PYTHON alone, and the rest works")
     with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
         publish(stream, 1)
     words = ("ingest", tmp_path / "stream.bin", tmp_path / "out", "--master", "local[1]")

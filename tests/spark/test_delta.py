@@ -1,36 +1,30 @@
 """Delta tables, with Delta's own package for Spark: ingest, compaction, a sink, MERGE, changes.
 
-Needs a Spark that Delta has a package for, in an environment of its own:
-``pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'``.
+`make test-lakes` runs this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UsageError
 from datastreamer.spark import Ingest, open_tables, session
+from tests.spark.lakes import DELTA as PACKAGE
+from tests.spark.lakes import missing, settings
 from tests.spark.merging import merge_and_check
 from tests.spark.pipeline.worlds import World, expected
-from tests.spark.settings import SETTINGS
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.skipif(
-        find_spec("delta") is None or not pyspark.__version__.startswith("4.2."),
-        reason="Delta is not installed: pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'",
-    ),
+    pytest.mark.skipif(bool(missing(PACKAGE)), reason=missing(PACKAGE)),
 ]
 
 DELTA = {
-    "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Of 50 tasks that read a table's log, 48 have no work here.
@@ -42,7 +36,7 @@ DELTA = {
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = str(tmp_path_factory.mktemp("spark"))
     scratch = {"spark.local.dir": folder, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
-    made = session("local[2]", "delta", {**SETTINGS, **DELTA, **scratch})
+    made = session("local[2]", "delta", {**settings(PACKAGE), **DELTA, **scratch})
     made.sparkContext.setLogLevel("ERROR")
     yield made
     made.stop()

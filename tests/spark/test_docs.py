@@ -50,7 +50,7 @@ def test_examples_of_following_and_writing(
     # Those of Delta need packages that `[dev]` does not install; that of DuckDB reads tables; that
     # of Real-Time Mode runs for minutes.
     following, shown, writing, batches = (
-        it for it in examples if not re.search("delta|duckdb", it)
+        it for it in examples if not re.search("delta|duckdb|iceberg|realTime", it)
     )
     following = following.replace("query.awaitTermination()", "")
     with StreamServer(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.errors import BadCertificate, UsageError
-from datastreamer.transport.tls import ServerTLS, client_tls
+from datastreamer.transport.tls import ServerTLS, client_tls, server_fault
 from tests.network.secure import Authority
 
 Pair = tuple[Path, Path]
@@ -47,6 +47,13 @@ def test_when_the_first_certificate_expires(authority: Authority) -> None:
         for cert, _ in pairs
     ]
     assert server.expires_at == min(ends)
+
+
+def test_the_name_of_another_host_is_said_as_openssl_says_it(authority: Authority) -> None:
+    server = ServerTLS(authority.issue("server", "stream.example"))
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        talk(server.context, authority.context(), "127.0.0.2")
+    assert "not accepted: IP address mismatch, certificate" in server_fault(refused.value)
 
 
 def test_only_the_newest_version_is_spoken(authority: Authority) -> None:

@@ -23,6 +23,7 @@ from datastreamer.cli.commands.classes import SOURCES, ProgramGroup
 from datastreamer.cli.shared import logs
 from datastreamer.service.log import Style
 from datastreamer.transport.secret_files import ALLOW as ALLOW_READABLE_SECRETS
+from datastreamer.transport.secret_files import readable_again
 
 
 def _set_level(level: logs.Level | None) -> None:
@@ -69,8 +70,10 @@ _CONTEXT_OPTION = {
         ),
     ]
 }
-# Parameters that name a file with a secret, of any command.
+# Parameters that name a file with a secret, of any command; and all that may be given by a pipe.
 _SECRETS = {"tls_key", "server_tls_key", "token_file", "publish_token_file", "http_token_file"}
+_READ_AGAIN = _SECRETS | {"client_token_file", "server_token_file", "tls_client_ca"}
+_READ_AGAIN |= {f"{side}tls_{what}" for side in ("", "server_") for what in ("ca", "cert")}
 
 
 def new_program(
@@ -142,6 +145,11 @@ def expand(
     def run(**values: Any) -> None:
         for name in added or ():
             del values[name]
+        for name in _READ_AGAIN & values.keys():
+            value = values[name]
+            values[name] = [*map(readable_again, value)] if isinstance(value, list) else value
+            if isinstance(value, str):
+                values[name] = readable_again(value)
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)

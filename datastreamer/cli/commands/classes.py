@@ -11,13 +11,30 @@ from typer.core import TyperCommand, TyperGroup
 
 from datastreamer.cli.commands.conversion import use_plain_conversions
 
-SOURCES = ("source", "sources", "b", "upstreams")
+SOURCES = ("source", "sources", "b", "upstreams", "target")
 """The names of the parameters that --context replaces, and of those that are arguments
-DATASTREAMER_SERVER: `b` is the last argument, `upstreams` an option."""
+DATASTREAMER_SERVER: `b` is the last argument, `upstreams` an option. A `target` is written to: only
+--context replaces it."""
 
 
 # The usage says what is required, and the help of an argument what it is.
 _TYPE = re.compile(r" <(str|int)>$")
+
+
+# A help of more parameters has its options in groups, by their parameters' names.
+_MANY = 35
+_GROUPS = {
+    "Upstreams": re.compile("upstreams|server_.*|on_rewrite|ready_lag|context"),
+    "Stream": re.compile("create|system_id|stream_version|stream_type|follow"),
+    "Network": re.compile("port|host|unix|workers"),
+    "TLS and secrets": re.compile("tls_.*|client_token_file|publish_.*|allow_readable_secrets"),
+    "Durability": re.compile("sync|index"),
+    "Integrity": re.compile("scrub_rate|heal"),
+    "Limits": re.compile("max_.*|reserved_.*|.*_rate|.*_timeout|grace"),
+    "HTTP": re.compile("http_.*"),
+    "Metrics": re.compile("metrics_.*"),
+    "Logging": re.compile("log_.*"),
+}
 
 
 class VerbCommand(TyperCommand):
@@ -29,12 +46,18 @@ class VerbCommand(TyperCommand):
         return parameters
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            rows = [
-                (_TYPE.sub("", row[0]), row[1].replace("  [required]", ""))
-                for each in self.get_params(ctx)
-                if each.param_type_name == kind and (row := each.get_help_record(ctx))
-            ]
+        parameters = self.get_params(ctx)
+        many = len(parameters) > _MANY
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        sections |= {title: [] for title in _GROUPS if many}
+        for each in parameters:
+            if row := each.get_help_record(ctx):
+                title = "Arguments" if each.param_type_name == "argument" else "Options"
+                if many and title == "Options":
+                    found = (one for one, names in _GROUPS.items() if names.fullmatch(each.name))
+                    title = next(found, title)
+                sections[title].append((_TYPE.sub("", row[0]), row[1].replace("  [required]", "")))
+        for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -57,6 +80,11 @@ class VerbCommand(TyperCommand):
         values = [given.get(each.name) for each in arguments]
         complete = all(isinstance(each, str | list | tuple) and each for each in values)
         name, server = given.get("context"), os.environ.get("DATASTREAMER_SERVER")
+        writes = source.name == "target"
+        if not (isinstance(name, str) or server or complete or is_option or writes):
+            from datastreamer.cli.commands.contexts import current_context
+
+            name = current_context()
         if isinstance(name, str):
             if complete:
                 what = source.opts[0] if is_option else source.metavar
@@ -64,6 +92,10 @@ class VerbCommand(TyperCommand):
             server = self._use_context(ctx, name)
             if is_option:
                 ctx.default_map[source.name] = [server]
+            if writes and "://" not in server and not server.startswith("unix:"):
+                server = f"tcp://{server}"
+        elif writes:
+            return args
         if is_option or complete or not server:
             return args
         return [server, *args] if source is arguments[0] else [*args, server]

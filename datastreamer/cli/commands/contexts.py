@@ -1,7 +1,8 @@
 """Named contexts: servers with their TLS options, in one TOML file; and the servers seen before.
 
 ``[NAME]`` has `server` and options of commands under their names. A command that reads SOURCE takes
-it from `--context NAME`, or from the environment variable DATASTREAMER_SERVER, if none is given.
+it from `--context NAME`, from the environment variable DATASTREAMER_SERVER, or from the context
+that `current` names, if none is given.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from datastreamer.cli.shared.exit_codes import Failure
 
 SERVER_VARIABLE = "DATASTREAMER_SERVER"
 _MOST_SEEN = 50
+# The key of the name of the current one.
+_CURRENT = "current"
 
 Context = Mapping[str, str | int]
 
@@ -34,8 +37,7 @@ def _home(variable: str, default: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / default) / "datastreamer"
 
 
-def read_contexts() -> dict[str, Context]:
-    """The contexts by name; none without a file. Raises `Failure`."""
+def _read() -> dict[str, Any]:
     path = contexts_file()
     try:
         found = tomllib.loads(path.read_text())
@@ -46,14 +48,29 @@ def read_contexts() -> dict[str, Context]:
     except ValueError as error:
         raise Failure(f"{path}: not TOML: {error}") from None
     for name, context in found.items():
-        if not isinstance(context, dict) or not isinstance(context.get("server"), str):
+        named = isinstance(context, dict) and isinstance(context.get("server"), str)
+        if not named and not (name == _CURRENT and isinstance(context, str)):
             raise Failure(f"{path}: [{name}] has no server")
     return found
 
 
-def write_contexts(contexts: Mapping[str, Context]) -> None:
-    """Replace the file. Raises `Failure`."""
-    lines = []
+def read_contexts() -> dict[str, Context]:
+    """The contexts by name; none without a file. Raises `Failure`."""
+    return {name: each for name, each in _read().items() if not isinstance(each, str)}
+
+
+def current_context() -> str | None:
+    """The name of the context for commands without a SOURCE. Raises `Failure`."""
+    found = _read()
+    name = found.get(_CURRENT)
+    return name if isinstance(name, str) and name in found else None
+
+
+def write_contexts(contexts: Mapping[str, Context], current: str | None = None) -> None:
+    """Replace the file; `current` is the current context from now on (None: as before). Raises
+    `Failure`."""
+    name = current or current_context() or ""
+    lines = [f"{_CURRENT} = {_toml(name)}", ""] if name in contexts else []
     for name, context in sorted(contexts.items()):
         lines += [f"[{_toml(name)}]", *(f"{k} = {_toml(v)}" for k, v in context.items())]
     _replace(contexts_file(), "\n".join([*lines, ""]))

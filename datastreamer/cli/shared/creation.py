@@ -12,6 +12,7 @@ import typer
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import number_option
 from datastreamer.errors import FileMissing
+from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
 from datastreamer.storage.pages.page_states import Verify
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import IndexName
@@ -73,7 +74,7 @@ class CreationOptions:
         file: str,
         *,
         sync: SyncPolicy = "commit",
-        index: IndexName = "lmdb",
+        index: IndexName = LMDB_OR_MEMORY,
         verify: Verify = "cold",
     ) -> DataStream:
         """Open the stream in `file` for writing."""

@@ -53,7 +53,7 @@ class DamageFound(Failure):
 class WorkInterrupted(Failure):
     """A signal ended the work of a command, which says what is done."""
 
-    def __init__(self, text: str, number: signal.Signals) -> None:
+    def __init__(self, text: str, number: int) -> None:
         super().__init__(text)
         self.code = early_signals.code(number)
 
@@ -100,7 +100,8 @@ def guard(work: Callable[[], int]) -> int:
             if state.signal_expected:
                 _log.debug("ended by %s", number.name)
                 return SUCCESS
-            logs.say_error(early_signals.reason(number))
+            where = "".join(getattr(error, "__notes__", ()))
+            logs.say_error(early_signals.reason(number) + where)
             return early_signals.code(number)
         except BrokenPipeError:
             # The reader of our output has closed it, as `| head` does.
@@ -145,7 +146,8 @@ def _report(error: BaseException) -> int:
         # The command failed, and then closing the stream failed too.
         logs.say_error(_one_line(str(before)))
     if isinstance(error, DatastreamerError | Failure):
-        text = str(error)
+        # Commands have no option for that; those that need no index work without.
+        text = str(error).removesuffix("; or open the stream with index='memory'")
         if isinstance(error, DamagedFile) and "restore from a copy" not in text:
             text += f"; `datastreamer verify {shlex.quote(error.path)}` lists all damage"
     elif isinstance(error, OSError):

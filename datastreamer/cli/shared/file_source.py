@@ -10,6 +10,7 @@ from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import check_start
 from datastreamer.errors import DamagedFile, FileMissing, StreamBusy
 from datastreamer.format import Header
+from datastreamer.printable import counted
 from datastreamer.selection.clauses import Selection
 from datastreamer.storage.stream import DataStream
 
@@ -98,5 +99,5 @@ class FileSource:
             if not self._follow or stream.epoch != epoch or stream.total_entries < number:
                 raise Failure(
                     f"{self.name}: the stream was truncated or updated during the read (up to "
-                    f"entry {number - 1}); it now holds {stream.total_entries} entries"
+                    f"entry {number - 1}); it now holds {counted(stream.total_entries)}"
                 )

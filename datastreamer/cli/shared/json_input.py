@@ -16,6 +16,7 @@ from datastreamer.cli import early_signals
 from datastreamer.cli.shared.exit_codes import Failure, WorkInterrupted, signal_of, write_out
 from datastreamer.cli.shared.output import json_line
 from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
+from datastreamer.printable import counted
 
 
 class BadLine(Exception):
@@ -73,7 +74,7 @@ class InputLines:
             raise Failure(
                 f"{error.filename}: {error.strerror}; line {self.number} is done: the operation "
                 f"from entry {result['first_entry']} on is in the stream, which holds "
-                f"{result['total_entries']} entries"
+                f"{counted(result['total_entries'])}"
             ) from error
 
     def _read(self) -> bytes:

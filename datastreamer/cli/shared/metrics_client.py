@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from datastreamer.cli.shared.addresses import address_of
 from datastreamer.cli.shared.console import rendered, text
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import number_option
+from datastreamer.cli.shared.output import count
 from datastreamer.format import U64_MAX
 
 if TYPE_CHECKING:
@@ -41,16 +44,19 @@ _STATES = ("live", "catch-up", "idle", "draining")
 _COLUMNS = ("client", "state", "since", "entry", "lag", "lag bytes")
 _RATES = ("entries/s", "bytes/s")
 _WORDS = ("client", "state")
+# A terminal of fewer columns has no place for these: no cell is cut.
+_WIDE = 110
+_LESS = ("since", "lag bytes")
 
 
-def ask(address: str, limit: int) -> Overview:
-    """Request the state of the server at `address`, with at most `limit` clients."""
+def get(address: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+    """The answer of the metrics port at `address`. Raises `Failure`."""
     place = address_of(address)
     if place.tls or not place.port or ":" not in address:
         raise typer.BadParameter(f"{address!r}: write the metrics port as HOST:PORT")
     connection = http.client.HTTPConnection(place.host, place.port, timeout=_SECONDS)
     try:
-        connection.request("GET", f"/v1/clients?limit={limit}")
+        connection.request("GET", path)
         answer = connection.getresponse()
         body = answer.read(_MOST_BYTES)
     except (OSError, UnicodeError) as error:
@@ -63,6 +69,14 @@ def ask(address: str, limit: int) -> Overview:
         raise _not_metrics(address) from None
     finally:
         connection.close()
+    return answer, body
+
+
+def ask(address: str, limit: int) -> Overview:
+    """Request the state of the server at `address`, with at most `limit` clients."""
+    answer, body = get(address, f"/v1/clients?limit={limit}")
+    if b"port of a stream's protocol" in body:
+        raise Failure(f"{address}: this is the port of the stream; the metrics have their own port")
     if answer.status == http.client.INTERNAL_SERVER_ERROR:
         raise Failure(f"{address}: the server failed to answer; its log has the reason")
     try:
@@ -160,7 +174,7 @@ def table(state: Overview) -> rich.console.RenderableType:
     rated = state.get("entries_per_second") is not None
     first = "no stream is served yet"
     if state["head_entries"] is not None:
-        first = f"head {state['head_entries']:,} entries, {size(state['head_bytes'])}"
+        first = f"head {count(state['head_entries'], 'entry')}, {size(state['head_bytes'])}"
     if rated:
         first += (
             f"   {state['entries_per_second']:,.1f} entries/s"
@@ -169,18 +183,23 @@ def table(state: Overview) -> rich.console.RenderableType:
     upstreams = [
         text(
             f"upstream {each['upstream']}: {each['state']}"
-            + ("" if each["lag_entries"] is None else f", lag {each['lag_entries']:,} entries")
+            + ("" if (lag := each["lag_entries"]) is None else f", lag {count(lag, 'entry')}")
         )
         for each in state.get("upstreams", ())
     ]
     connected = state["connected"]
     counts = ", ".join(f"{connected[state]:,} {state}" for state in _STATES if state in connected)
-    clients = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in [*_COLUMNS, *(_RATES * rated)]:
+    narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE
+    clients = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0 if narrow else 1))
+    left_out = _LESS * narrow
+    for title in (*_COLUMNS, *(_RATES * rated)):
         justify: JustifyMethod = "left" if title in _WORDS else "right"
-        clients.add_column(title, justify=justify, no_wrap=True)
+        if title not in left_out:
+            folds = title == "client"
+            clients.add_column(title, justify=justify, no_wrap=not folds, overflow="fold")
     for client in state["clients"]:
-        clients.add_row(*map(text, _cells(client, rated)))
+        cells = zip((*_COLUMNS, *_RATES), _cells(client, rated), strict=False)
+        clients.add_row(*[text(cell) for title, cell in cells if title not in left_out])
     more = sum(connected.values()) - len(state["clients"])
     rest = [text(f"{more:,} more")] if more > 0 else []
     return Group(text(first), *upstreams, text(f"clients: {counts}"), clients, *rest)

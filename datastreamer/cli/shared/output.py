@@ -5,12 +5,18 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
 
 from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
-from datastreamer.printable import json_text, one_line
+from datastreamer.printable import counted, json_text, one_line
 from datastreamer.selection.times import AskTimes
 from datastreamer.zkevm.bookmark_keys import name_of_key
 from datastreamer.zkevm.entry_json import KnownTimes, timed_lines
@@ -136,6 +142,22 @@ def json_line(what: object) -> bytes:
     return f"{json_text(what)}\n".encode("ascii")
 
 
+@dataclass(frozen=True)
+class JsonResult:
+    """The option of a command whose result is a line for people on stderr, a group."""
+
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as a JSON object on standard output.")
+    ] = False
+
+    def report(self, text: str, facts: Mapping[str, Any]) -> None:
+        """Write the result: the text, or with --json the facts."""
+        if self.json:
+            write_out(json_line(facts))
+        else:
+            logs.say(text)
+
+
 # Reports for people.
 
 
@@ -155,4 +177,4 @@ def wrapped(text: str) -> list[str]:
 
 def count(number: int, what: str) -> str:
     """A number with its noun."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    return counted(number, what, ",")

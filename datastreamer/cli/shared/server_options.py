@@ -14,6 +14,7 @@ from datastreamer.cli.shared.options import SyncOption, number_option, rate_opti
 from datastreamer.format import U32_MAX
 from datastreamer.http.options import LOOPBACK, HttpOptions
 from datastreamer.http.options import MAX_CLIENTS as HTTP_CLIENTS
+from datastreamer.printable import counted
 from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
@@ -43,8 +44,8 @@ def log_serving(
     """Log which stream is served, and where."""
     shown = [address_of(each) for each in addresses]
     fields = {"file": path, "entries": stream.total_entries, "addresses": shown}
-    what = "serving %s (%d entries%s) on %s"
-    log.info(what, path, stream.total_entries, about, ", ".join(shown), extra=fields)
+    what = "serving %s (%s%s) on %s"
+    log.info(what, path, counted(stream.total_entries), about, ", ".join(shown), extra=fields)
 
 
 def _is_loopback(host: str) -> bool:

@@ -24,6 +24,7 @@ from datastreamer.cli.verbs.written import (
 )
 from datastreamer.errors import CommitInDoubt
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK
+from datastreamer.printable import counted
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.atomic_op import AtomicOp
 
@@ -38,7 +39,7 @@ _SHAPES = (
 
 
 def append(
-    file: TargetArgument,
+    target: TargetArgument,
     *,
     creation: CreationOptions,
     publisher: PublisherOptions,
@@ -57,7 +58,7 @@ def append(
       datastreamer cat a.bin --json | datastreamer append b.bin --create
     """
     lines = InputLines("operations", _MAX_LINE)
-    with opened(file, lines, creation, publisher, tls) as stream:
+    with opened(target, lines, creation, publisher, tls) as stream:
         _Appender(stream, lines).run()
 
 
@@ -83,11 +84,11 @@ class _Appender:
 
     def _roll_back(self) -> str:
         """Roll back the open operation; says what was done and what the stream holds."""
-        holds = f"the stream holds {held(self._stream)} entries"
+        holds = f"the stream holds {counted(held(self._stream))}"
         if not self._op.is_open:
             return f"no operation was open, {holds}"
         count = self._op.next_number - self._stream.total_entries
-        entries = "1 entry" if count == 1 else f"{count} entries"
+        entries = counted(count)
         try:
             self._stream.rollback_atomic_op()
         except CommitInDoubt as error:

@@ -1,4 +1,4 @@
-"""`datastreamer bench`: the performance of this machine, in a few seconds.
+"""`datastreamer bench`: the performance of this machine, or of a server, in a few seconds.
 
 The project's own benchmarks are in bench/.
 """
@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import typer
+
 from datastreamer.cli.shared.console import rendered
 from datastreamer.cli.shared.exit_codes import Failure, write_out
-from datastreamer.cli.shared.options import ReportOutput, fraction_option, text_option
+from datastreamer.cli.shared.options import (
+    ReportOutput,
+    SourceOptions,
+    fraction_option,
+    text_option,
+)
 from datastreamer.cli.shared.output import json_line
 
 if TYPE_CHECKING:
@@ -28,6 +37,12 @@ _MOST_ENTRIES = 1_000_000
 
 SecondsOption = Annotated[
     float, fraction_option("SECONDS", "Duration of each measurement.", least=0.01, most=60)
+]
+ServerArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SERVER", help="Measure this server: HOST:PORT, tcps://HOST:PORT, unix:PATH."
+    ),
 ]
 FolderOption = Annotated[
     Path,
@@ -44,47 +59,104 @@ class _Figure(NamedTuple):
 
 
 def bench(
+    server: ServerArgument = None,
     folder: FolderOption = Path(),
     seconds: SecondsOption = 0.5,
     *,
     output: ReportOutput,
+    options: SourceOptions,
 ) -> None:
-    """Measure writing, reading and serving on this machine.
+    """Measure this machine, or a server.
 
-    With entries of 200 bytes, over the loopback interface, with a server in its own process.
-    Takes some seconds.
+    This machine: writing, reading and serving, with entries of 200 bytes, over the loopback
+    interface. A server: catching up, queries one by one, and what is committed meanwhile; it only
+    reads. Takes some seconds.
 
     Examples:
       datastreamer bench
-      datastreamer bench --seconds 5 --json
+      datastreamer bench sequencer:6900 --seconds 5 --json
     """
     shape = output.chosen()
-    if not folder.is_dir():
+    figures = []
+
+    def show(work: Generator[_Figure, None, None]) -> None:
+        # Closed here: what it measures ends before the folder is removed.
+        with closing(work) as found:
+            for each in found:
+                figures.append(each)
+                if shape == "jsonl":
+                    figure = round(each.figure, 3 if each.unit == "ms" else 1)
+                    write_out(json_line({**each._asdict(), "figure": figure}))
+
+    if server is not None:
+        show(_of_server(server, seconds, options))
+    elif not folder.is_dir():
         raise Failure(f"{folder}: no such folder")
-    with tempfile.TemporaryDirectory(prefix="datastreamer-bench-", dir=folder) as place:
-        figures = []
-        for found in _measured(Path(place), seconds):
-            figures.append(found)
-            if shape == "jsonl":
-                write_out(json_line({**found._asdict(), "figure": round(found.figure, 1)}))
+    else:
+        with tempfile.TemporaryDirectory(prefix="datastreamer-bench-", dir=folder) as place:
+            show(_measured(Path(place), seconds))
     if shape == "table":
         write_out(_table(figures))
 
 
-def _measured(place: Path, seconds: float) -> Iterator[_Figure]:
+def _rate(seconds: float, work: str, unit: str, once: Callable[[], int]) -> _Figure:
+    """The rate of `once`, which returns how much it did, 0 at its end."""
+    done, begin = 0, time.perf_counter()
+    while True:
+        more = once()
+        done += more
+        spent = time.perf_counter() - begin
+        if not more or spent >= seconds:
+            return _Figure(work, done / spent, unit)
+
+
+def _of_server(
+    server: str, seconds: float, options: SourceOptions
+) -> Generator[_Figure, None, None]:
+    from datastreamer.cli.shared.addresses import address_of
+    from datastreamer.cli.shared.source import ServerSource
+
+    with ServerSource(address_of(server), options=options) as source:
+        client, total = source.client, source.header().total_entries
+
+        def times(work: str, once: Callable[[], object]) -> Iterator[_Figure]:
+            """The median and the 99th percentile of what `once` takes."""
+            taken: list[float] = []
+            until = time.perf_counter() + seconds
+            while not taken or time.perf_counter() < until:
+                begin = time.perf_counter()
+                once()
+                taken.append(1000 * (time.perf_counter() - begin))
+            taken.sort()
+            yield _Figure(f"{work}, one by one, median", taken[len(taken) // 2], "ms")
+            yield _Figure(f"{work}, one by one, 99 %", taken[len(taken) * 99 // 100], "ms")
+
+        yield from times("header", client.header)
+        if not total:
+            return
+        numbers = _scattered(total)
+        yield from times("entry by number", lambda: client.entry(next(numbers)))
+        entries, size, begin = 0, 0, time.perf_counter()
+        with client.batches(from_entry=0, stop=total) as batches:
+            for batch in batches:
+                entries, size = entries + len(batch), size + batch.nbytes
+                if time.perf_counter() - begin >= seconds:
+                    break
+        spent = time.perf_counter() - begin
+        yield _Figure("catch up", entries / spent, "entries/s")
+        yield _Figure("catch up", size / spent / 1e6, "MB/s")
+        before, begin = client.header().total_entries, time.perf_counter()
+        time.sleep(seconds)
+        committed = client.header().total_entries - before
+        yield _Figure("committed", committed / (time.perf_counter() - begin), "entries/s")
+
+
+def _measured(place: Path, seconds: float) -> Generator[_Figure, None, None]:
     from datastreamer.client.blocking_client import BlockingClient
     from datastreamer.service.embedded import StreamServer
     from datastreamer.storage.stream import DataStream
 
-    def rate(work: str, unit: str, once: Callable[[], int]) -> _Figure:
-        """The rate of `once`, which returns how much it did, 0 at its end."""
-        done, begin = 0, time.perf_counter()
-        while True:
-            more = once()
-            done += more
-            spent = time.perf_counter() - begin
-            if not more or spent >= seconds:
-                return _Figure(work, done / spent, unit)
+    rate = partial(_rate, seconds)
 
     def operation(stream: DataStream) -> int:
         with stream.atomic_op() as op:
@@ -150,5 +222,5 @@ def _table(figures: list[_Figure]) -> bytes:
     made.add_column("figure", justify="right")
     made.add_column("unit")
     for work, figure, unit in figures:
-        made.add_row(work, f"{figure:,.0f}", unit)
+        made.add_row(work, f"{figure:,.0f}" if unit != "ms" else f"{figure:,.3f}", unit)
     return rendered(made, width=120, styled=False)

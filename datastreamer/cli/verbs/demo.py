@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli import early_signals
 from datastreamer.cli.demo import SYSTEM_ID, VERSION, DemoSequencer, progress, write_at_pace
-from datastreamer.cli.shared import logs
-from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.exit_codes import Failure, WorkInterrupted
 from datastreamer.cli.shared.options import (
     FileArgument,
     SyncOption,
@@ -17,6 +17,7 @@ from datastreamer.cli.shared.options import (
     number_option,
     size_option,
 )
+from datastreamer.cli.shared.output import JsonResult, count
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.errors import FileMissing
@@ -60,6 +61,7 @@ def demo(
     sync: SyncOption = "commit",
     seed: SeedOption = 0,
     stream_version: VersionOption = None,
+    result: JsonResult,
 ) -> None:
     """Write the blocks of a demo sequencer to a stream.
 
@@ -75,11 +77,7 @@ def demo(
         raise typer.BadParameter("--ops and --size exclude each other")
     if size is None and ops is None:
         ops = 1000
-    with (
-        StopRequest() as stop,
-        _open(file, stream_version, sync) as stream,
-        ProgressBar(f"writing {file}", ops or size or 0) as bar,
-    ):
+    with StopRequest() as stop, _open(file, stream_version, sync) as stream:
         sequencer = DemoSequencer(stream, seed)
         began = time.monotonic()
 
@@ -91,11 +89,17 @@ def demo(
             return stream.header.total_length >= size
 
         pause = 1 / rate if rate else 0.0
-        done = write_at_pace(sequencer, ops, pause, stop, fixed=True, enough=enough)
-        logs.say(
-            f"{progress(sequencer, done, ops, time.monotonic() - began)}; {file} holds "
-            f"{stream.total_entries:,} entries"
-        )
+        with ProgressBar(f"writing {file}", ops or size or 0) as bar:
+            done = write_at_pace(
+                sequencer, ops, pause, stop, fixed=True, enough=enough, quiet=lambda: bar.shown
+            )
+        seconds = time.monotonic() - began
+        total, length = stream.total_entries, stream.header.total_length
+        text = f"{progress(sequencer, done, ops, seconds)}; {file} holds {count(total, 'entry')}"
+        if stop.is_set() and not (done == ops or (size is not None and length >= size)):
+            raise WorkInterrupted(f"{early_signals.reason(stop.number)}: {text}", stop.number)
+        facts = {"operations": done, "seconds": round(seconds, 3)}
+        result.report(text, facts | {"total_entries": total, "total_length": length})
 
 
 def _open(file: str, version: int | None, sync: SyncPolicy) -> DataStream:

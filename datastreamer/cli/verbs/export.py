@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import (
     FromTimeOption,
@@ -16,7 +15,7 @@ from datastreamer.cli.shared.options import (
     StreamVersionOption,
     number_option,
 )
-from datastreamer.cli.shared.output import count
+from datastreamer.cli.shared.output import JsonResult, count
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import ServerSource, open_source
 from datastreamer.cli.verbs.cat import PrefixOption, TypeOption, selection_of
@@ -76,6 +75,7 @@ def export(
     on_error: OnErrorOption = "raise",
     stream_version: StreamVersionOption = None,
     options: SourceOptions,
+    result: JsonResult,
 ) -> None:
     """Export entries to Parquet, JSON lines or CSV.
 
@@ -100,7 +100,7 @@ def export(
 
     with (
         open_source(source, options, batch_reads=from_time is not None) as stream,
-        ProgressBar(f"exporting {source}", 1) as progress,
+        ProgressBar(f"exporting {source}", 1, left="no unfinished file is left") as progress,
     ):
         if from_time is not None:
             start = stream.entry_at(from_time)
@@ -130,11 +130,20 @@ def export(
             raise Failure(f"{source}: {error}") from None
     rows = ", ".join(f"{number:,} {name}" for name, number in done.rows.items())
     if not done.next:
-        logs.say(f"{source} holds no entries")
+        text = f"{source} holds no entries"
     elif not done.files:
-        logs.say(f"{out} already has all entries before {done.next:,}")
+        text = f"{out} already has all entries before {done.next:,}"
     else:
-        logs.say(
+        text = (
             f"{out}: {rows}, from entries {done.first:,} to {done.next - 1:,}, in "
             f"{count(len(done.files), 'new file')}"
         )
+    result.report(
+        text,
+        {
+            "first": done.first,
+            "next": done.next,
+            "rows": dict(done.rows),
+            "files": [str(file) for file in done.files],
+        },
+    )

@@ -17,7 +17,7 @@ from datastreamer.cli.shared.options import (
     SourceOptions,
     StreamArgument,
 )
-from datastreamer.cli.shared.output import json_line, type_name
+from datastreamer.cli.shared.output import count, json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import ServerSource, open_source
 from datastreamer.errors import DamagedFile, IndexFailed, StreamFileError
@@ -120,9 +120,9 @@ def _kinds(batches: Iterable[EntryBatch], progress: ProgressBar) -> dict[str, di
         progress.advance(len(batch))
     entries: Counter[int] = Counter()
     sizes: Counter[int] = Counter()
-    for (kind, length), count in kinds.items():
-        entries[kind] += count
-        sizes[kind] += count * (ENTRY_HEAD_SIZE + length)
+    for (kind, length), number in kinds.items():
+        entries[kind] += number
+        sizes[kind] += number * (ENTRY_HEAD_SIZE + length)
     return {
         "entries_by_type": {str(kind): entries[kind] for kind in sorted(entries)},
         "bytes_by_type": {str(kind): sizes[kind] for kind in sorted(sizes)},
@@ -165,7 +165,7 @@ def _condition(found: Condition) -> Iterator[tuple[str, str]]:
 
 
 def _head(length: int, entries: int) -> str:
-    return f"{entries:,} entries, {length:,} bytes"
+    return f"{count(entries, 'entry')}, {length:,} bytes"
 
 
 def _index_state(stream: DataStream) -> str:
@@ -188,7 +188,7 @@ def _index_state(stream: DataStream) -> str:
         return f"{stream.index_name}, empty"
     if mark.entries and lag == stream.total_entries:
         return f"{stream.index_name}, of another file: the next writer rebuilds it"
-    return f"{stream.index_name}, up to entry {mark.entries:,}, lag {lag:,} entries"
+    return f"{stream.index_name}, up to entry {mark.entries:,}, lag {count(lag, 'entry')}"
 
 
 def _table(name: str, facts: dict[str, Any], rows: list[tuple[str, str]]) -> bytes:

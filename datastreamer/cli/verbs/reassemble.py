@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from datastreamer.consumer.options import Start
-    from datastreamer.reassembly.merge import Order
+    from datastreamer.reassembly.merge import Item, Order
 
 _LOOK_SECONDS = 0.5
 
@@ -225,7 +225,9 @@ def reassemble(
     _report_end(payloads)
 
 
-def _print_all(payloads: BlockingReassembly, shape: Format, stats: bool, live: Live | None) -> None:
+def _print_all(
+    payloads: BlockingReassembly[Item], shape: Format, stats: bool, live: Live | None
+) -> None:
     due = time.monotonic()
     while not payloads.over:
         item = payloads.next(_LOOK_SECONDS if stats else None)
@@ -240,7 +242,7 @@ def _print_all(payloads: BlockingReassembly, shape: Format, stats: bool, live: L
             due = time.monotonic() + _LOOK_SECONDS
 
 
-def _report_end(payloads: BlockingReassembly) -> None:
+def _report_end(payloads: BlockingReassembly[Item]) -> None:
     stats = payloads.stats
     if stats.in_flight:
         event = {"event": "unfinished", "in_flight": stats.in_flight, "messages": stats.messages}
@@ -323,7 +325,9 @@ def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream
 
 
 @contextmanager
-def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -> Iterator[None]:
+def _metrics(
+    payloads: BlockingReassembly[Item], hosts: list[str] | None, port: int
+) -> Iterator[None]:
     """Serve metrics within the block."""
     from datastreamer.metrics.exposition import MetricsSnapshot
     from datastreamer.server.metrics import of_process

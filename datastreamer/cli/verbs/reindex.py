@@ -9,6 +9,7 @@ import threading
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument
+from datastreamer.cli.shared.output import JsonResult, count
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.errors import DamagedEntry
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
@@ -21,7 +22,7 @@ from datastreamer.storage.stream import DataStream
 _PROGRESS_SECONDS = 0.1
 
 
-def reindex(file: FileArgument) -> None:
+def reindex(file: FileArgument, *, result: JsonResult) -> None:
     """Delete the bookmark index and rebuild it.
 
     A writer that opens a stream repairs a missing or lagging index by itself; use this command
@@ -39,9 +40,10 @@ def reindex(file: FileArgument) -> None:
         DataStream.open(file, index=LMDB_ANEW, verify="always") as stream,
     ):
         rebuild(stream)
-        logs.say(
-            f"{file}: indexed {len(stream.bookmarks):,} different bookmarks of "
-            f"{stream.total_entries:,} entries"
+        found, total = len(stream.bookmarks), stream.total_entries
+        result.report(
+            f"{file}: indexed {count(found, 'different bookmark')} of {count(total, 'entry')}",
+            {"bookmarks": found, "total_entries": total},
         )
 
 

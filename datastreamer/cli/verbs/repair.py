@@ -8,20 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from datastreamer.cli.consent import Consent
 from datastreamer.cli.shared.addresses import addresses_of
 from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput, SourceOptions, text_option
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.format import STREAM_TYPE_SEQUENCER
+from datastreamer.printable import counted
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan
 from datastreamer.storage.maintain.repair import repair as mend
 from datastreamer.storage.maintain.repair_plan import Plan
-from datastreamer.storage.maintain.report import counted
 
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
-]
 FromOption = Annotated[
     list[str] | None,
     text_option(
@@ -42,7 +40,7 @@ CutOption = Annotated[
     typer.Option(
         "--cut",
         help="Truncate the stream before the first damaged page: the entries of that page and all "
-        "later ones are removed.",
+        "later ones are removed. On a terminal it asks first; elsewhere it needs --yes.",
     ),
 ]
 
@@ -53,7 +51,7 @@ def repair(
     from_: FromOption = None,
     trust_peer: TrustOption = False,
     cut: CutOption = False,
-    dry_run: DryRunOption = False,
+    consent: Consent,
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
@@ -78,7 +76,12 @@ def repair(
         _servers(from_ or [], options, file, trust_peer=trust_peer) as sources,
         ProgressBar(f"checking {file}", 1) as bar,
     ):
-        if dry_run:
+        if cut and not (consent.dry_run or consent.yes):
+            planned = plan(file, cut=True, progress=bar.reach)
+            bar.close()
+            if planned.entries_cut:
+                consent.require(f"{file}: this permanently removes {_removed(planned)}")
+        if consent.dry_run:
             made, done = plan(file, cut=cut, sources=sources, progress=bar.reach), None
         else:
             done = mend(file, cut=cut, sources=sources, progress=bar.reach)
@@ -142,6 +145,11 @@ def _cut(made: Plan) -> dict[str, int] | None:
         return None
     first = made.header.total_entries
     return {"first": first, "last": first + made.entries_cut - 1}
+
+
+def _removed(made: Plan) -> str:
+    cut = _cut(made) or {}
+    return f"{counted(made.entries_cut)} ({_range(**cut)}), from the first damaged page on"
 
 
 def _losses(made: Plan, done: Repaired | None, *, servers_named: bool) -> list[str]:
@@ -209,5 +217,5 @@ def _table(name: str, made: Plan, done: Repaired | None) -> bytes:
     if done is not None:
         problems = done.report.problems
         verdict = count(len(problems), "problem") if problems else "no problems"
-        lines += [f"checked again: {verdict}, {done.report.entries:,} entries"]
+        lines += [f"checked again: {verdict}, {count(done.report.entries, 'entry')}"]
     return text_lines(lines)

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.addresses import server_address
+from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument
-from datastreamer.cli.shared.output import count
+from datastreamer.cli.shared.output import JsonResult, count
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.storage.maintain.snapshot import snapshot as take
 
@@ -26,7 +27,13 @@ NoVerifyOption = Annotated[
 ]
 
 
-def snapshot(file: FileArgument, out: OutArgument, *, no_verify: NoVerifyOption = False) -> None:
+def snapshot(
+    file: FileArgument,
+    out: OutArgument,
+    *,
+    no_verify: NoVerifyOption = False,
+    result: JsonResult,
+) -> None:
     """Copy a stream consistently, also while it is written.
 
     FILE may be served meanwhile. The copy holds the entries committed at the start; its first
@@ -37,10 +44,23 @@ def snapshot(file: FileArgument, out: OutArgument, *, no_verify: NoVerifyOption 
       datastreamer snapshot stream.bin copy.bin
       datastreamer snapshot stream.bin copy.bin && datastreamer verify copy.bin
     """
-    with ProgressBar(f"copying {file}", 1) as progress:
+    if ":" in file and server_address(file) is not None:
+        raise Failure(
+            f"{file}: is no file; of a server, `datastreamer relay --server {file} --file {out}` "
+            "makes a copy"
+        )
+    with ProgressBar(f"copying {file}", 1, left="no copy is left") as progress:
         taken = take(file, out, verify=not no_verify, advance=progress.reach)
     compared = "" if no_verify else f"; {count(taken.verified, 'page')} compared with checksums"
-    logs.say(
-        f"{out} holds {taken.header.total_entries:,} entries, {taken.header.total_length:,} bytes, "
-        f"in a file of {taken.size:,} bytes (by {taken.means}){compared}"
+    entries, length = taken.header.total_entries, taken.header.total_length
+    result.report(
+        f"{out} holds {count(entries, 'entry')}, {length:,} bytes, in a file of {taken.size:,} "
+        f"bytes (by {taken.means}){compared}",
+        {
+            "total_entries": entries,
+            "total_length": length,
+            "file_size": taken.size,
+            "means": taken.means,
+            "pages_compared": None if no_verify else taken.verified,
+        },
     )

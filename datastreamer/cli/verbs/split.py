@@ -22,6 +22,7 @@ from datastreamer.cli.verbs.written import (
     opened,
 )
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
+from datastreamer.printable import counted
 from datastreamer.reassembly.producer import MESSAGE_TYPE, Producer
 from datastreamer.reassembly.splitter import PREFIX_SIZE, SMALLEST_LIMIT, Part
 
@@ -45,7 +46,7 @@ LimitOption = Annotated[
 
 
 def split(
-    file: TargetArgument,
+    target: TargetArgument,
     *,
     creation: CreationOptions,
     publisher: PublisherOptions,
@@ -67,9 +68,9 @@ def split(
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
     lines = InputLines("payloads", _MAX_LINE)
-    with opened(file, lines, creation, publisher, tls) as stream:
-        target = stream.publisher if isinstance(stream, RemoteStream) else stream
-        producer = Producer(target, type, limit)
+    with opened(target, lines, creation, publisher, tls) as stream:
+        written = stream.publisher if isinstance(stream, RemoteStream) else stream
+        producer = Producer(written, type, limit)
 
         def publish(what: Any) -> None:
             if isinstance(what, dict) and "rolled_back" in what:
@@ -84,7 +85,7 @@ def split(
                 lambda: {"id": what["id"], "messages": len(producer.publish(own, parts))},
             )
 
-        lines.process(publish, lambda: f"the stream holds {held(stream)} entries")
+        lines.process(publish, lambda: f"the stream holds {counted(held(stream))}")
 
 
 _KEYS = [{"id", "parts"}, {"id", "blobs"}, {"id", "parts", "blobs"}]

@@ -29,7 +29,7 @@ from datastreamer.http.port.messages import (
     HttpRequest,
     unless_gone,
 )
-from datastreamer.printable import json_text
+from datastreamer.printable import counted, json_text
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.entry_json import KnownTimes
 
@@ -70,15 +70,15 @@ class DurableStreams:
             return HttpAnswer(200, JSON, b"", [*tail, ("Cache-Control", "no-store")])
         if live is not None and offset is None:
             raise HttpProblem(400, f"offset is required with live={live}")
-        at = _received(reading, offset or "-1")
+        at = _received(reading, "-1" if offset is None else offset)
         _verify(reading, at)
-        cursor = next_cursor(parameters.text("cursor"))
+        seen = _beyond(parameters.text("cursor"))
         if live == "sse":
-            follower = Follower(reading, at, DURABLE_EVENTS, seconds=_SSE_SECONDS)
+            follower = Follower(reading, at, DurableEvents(cursor=seen), seconds=_SSE_SECONDS)
             return HttpAnswer(200, EVENT_STREAM, follower.send, EVENT_HEADERS, follows=True)
         if live is None:
             return await self._chunk(reading, at, offset == "now", ())
-        found = [("Stream-Cursor", cursor)]
+        found = [("Stream-Cursor", _cursor(seen))]
         if at.number >= reading.total:
             with request.follower():
                 await unless_gone(request.until_gone, partial(self._wait, reading, at))
@@ -171,38 +171,46 @@ def _verify(reading: Reading, at: Received) -> None:
             "offset=-1",
         )
     if at.number > reading.total:
-        raise HttpProblem(400, f"the stream has {reading.total} entries, and none at this offset")
+        raise HttpProblem(400, f"the stream has {counted(reading.total)}, and none at this offset")
 
 
-def next_cursor(seen: str | None) -> str:
-    """The cursor of a live answer: the current interval, or beyond what the client has seen."""
-    now = int(time.time() - _CURSOR_EPOCH) // _CURSOR_SECONDS
+def _interval() -> int:
+    return int(time.time() - _CURSOR_EPOCH) // _CURSOR_SECONDS
+
+
+def _beyond(seen: str | None) -> int:
+    """A cursor beyond the one that a client has; 0 if the current interval is beyond it."""
     if seen is None or not (seen.isascii() and seen.isdigit() and len(seen) <= 18):
-        return str(now)
-    if int(seen) < now:
-        return str(now)
-    return str(int(seen) + random.randint(1, _MOST_JITTER))  # noqa: S311 - it spreads load
+        return 0
+    if int(seen) < _interval():
+        return 0
+    return int(seen) + random.randint(1, _MOST_JITTER)  # noqa: S311 - it spreads load
+
+
+def _cursor(least: int) -> str:
+    """The cursor of a live answer: the current interval, or `least`."""
+    return str(max(_interval(), least))
 
 
 @dataclass(frozen=True)
 class DurableEvents(EventForm):
-    """The events of `live=sse`: entries, and after them a control event with the next offset."""
+    """The events of `live=sse`: entries, and after them a control event with the next offset. The
+    protocol's clients look for data without a space before it."""
 
+    cursor: int = 0
+    """The least cursor that the client is sent."""
     reports_changes: ClassVar[bool] = False
 
     def begin(self, at: Received, total: int) -> bytes:
         return self._control(at, up_to_date=True) if at.number >= total else b""
 
     def entries(self, items: bytes, at: Received, up_to_date: bool) -> bytes:
-        return b"event: data\ndata: [%b]\n\n%b" % (items, self._control(at, up_to_date))
+        return b"event: data\ndata:[%b]\n\n%b" % (items, self._control(at, up_to_date))
 
     def _control(self, at: Received, up_to_date: bool) -> bytes:
         control = {
             "streamNextOffset": offset_of(at),
-            "streamCursor": next_cursor(None),
+            "streamCursor": _cursor(self.cursor),
             **({"upToDate": True} if up_to_date else {}),
         }
-        return f"event: control\ndata: {json_text(control)}\n\n".encode()
-
-
-DURABLE_EVENTS: Final = DurableEvents()
+        return f"event: control\ndata:{json_text(control)}\n\n".encode()

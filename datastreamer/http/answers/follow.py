@@ -44,15 +44,19 @@ from datastreamer.transport.server_stream import Buffer, Transport
 from datastreamer.zkevm.entry_json import KnownTimes
 
 EVENT_STREAM: Final = "text/event-stream"
-EVENT_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
+EVENT_HEADERS: Final = [("Cache-Control", "no-cache, no-store"), ("X-Accel-Buffering", "no")]
 _HEARTBEAT_SECONDS: Final = 15.0
-_HEARTBEAT: Final = b":\n\n"
+# A comment without an empty line, after which some clients have an event without data.
+_HEARTBEAT: Final = b":\n"
+# How clients give the id of the last event that they have, if not in the header of that name.
+_LAST_IDS: Final = ("lastEventId", "Last-Event-ID", "last-event-id")
 # How long a browser waits before it connects again.
-_RETRY: Final = b"retry: 1000\n\n"
+_RETRY: Final = b"retry: 1000\n"
 # Updates that wait to be sent to one client; one with more has to connect again.
 _MOST_UPDATES: Final = 1000
 # Of entries that were just committed nothing is asked: their times are not known everywhere yet.
 _NEW: Final = KnownTimes(lambda number, _: TimeMarks(next=number))
+_UPDATED: Final = b"event: updated\n%bdata: [%b]\n\n"
 _ID: Final = re.compile("([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 
@@ -63,10 +67,12 @@ class FollowQueries:
         self._source = source
 
     async def follow(self, request: HttpRequest) -> HttpAnswer:
-        parameters = request.parameters("from", repeated=["type", "prefix"])
+        parameters = request.parameters("from", *_LAST_IDS, repeated=["type", "prefix"])
         where = parameters.selection()
         reading = self._source.reading()
-        begin, seen = parameters.text("from"), request.header(b"last-event-id")
+        begin, ids = parameters.text("from"), [parameters.text(name) for name in _LAST_IDS]
+        # The header is newer: the page may have been opened with the parameter.
+        seen = next(filter(None, [request.header(b"last-event-id"), *ids]), None)
         if seen is not None:
             at = _received(seen)
             if reading.missed(at.epoch) is None:
@@ -119,7 +125,7 @@ class EventForm:
 
 
 class Follower:
-    """One client, which is at `at`. If there are fewer entries, what it has was truncated."""
+    """One client. It has the entries before `at`; if the stream has fewer, they were truncated."""
 
     def __init__(
         self, reading: Reading, at: Received, form: EventForm, *, seconds: float | None = None
@@ -228,8 +234,9 @@ class Follower:
         return self._cut is not None or bool(self._updated)
 
     async def _report(self, output: BodyOutput) -> None:
-        """Send the changes of what the client has. Its position moves with the last event: a client
-        that is lost before is sent all of them again."""
+        """Send the changes of what the client has. Its position moves with the last event, which
+        has data, since clients ignore an id without: one that is lost before is sent all of them
+        again."""
         reading = self._reading
         await reading.broadcast.turns.settled()
         cut, self._cut = self._cut, None
@@ -238,17 +245,23 @@ class Follower:
         if cut is not None:
             self.cursor = Cursor(0, cut)
         at = reading.received(self.cursor.number)
+        last = b""
         for entries in updated:
             first, stop = entries.start, min(entries.stop, at.number)
             while first < stop and (piece := await self._piece(Cursor(0, first), stop)):
                 if piece.data:
-                    await output.send(b"event: updated\ndata: [%b]\n\n" % piece.data)
+                    if last:
+                        await output.send(_UPDATED % (b"", last))
+                    last = piece.data
                 first = piece.number
         if cut is None:
-            await output.send(b"%b\n" % _id(at))
+            await output.send(_UPDATED % (_id(at), last))
         else:
+            if last:
+                await output.send(_UPDATED % (b"", last))
             words = b'event: truncated\n%bdata: {"total_entries": %d}\n\n'
             await output.send(words % (_id(at), at.number))
+        self._reported, self._heard_at = at.number, trio.current_time()
 
     async def _next_event(self) -> bytes:
         """The next selected entries; empty if there are none, or if entries were truncated or

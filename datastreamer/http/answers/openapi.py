@@ -292,6 +292,7 @@ _PATHS: Final = {
         {"text/event-stream": _TEXT},
         {**_FROM, "description": "First entry; by default the next to be committed"},
         {"name": "Last-Event-ID", "in": "header", "schema": _TEXT},
+        _parameter("lastEventId", "The same, of clients that cannot send that header"),
         *_SELECTION,
         headers=_CACHED | _EVENTS_TOO,
         errors=(404, 410, 416),
@@ -346,6 +347,39 @@ _PATHS: Final = {
     ),
 }
 
+# The name of each path in generated clients, and what it is about.
+_NAMED: Final = {
+    "/": ("console", "console"),
+    "/console/{file}": ("console_file", "console"),
+    "/v1/stream": ("stream", "stream"),
+    "/v1/entries/{number}": ("entry", "stream"),
+    "/v1/entries": ("entries", "stream"),
+    "/v1/bookmarks/{key}": ("bookmark", "stream"),
+    "/v1/blocks": ("blocks", "zkevm"),
+    "/v1/blocks/{number}": ("block", "zkevm"),
+    "/v1/transactions/{number}": ("transaction", "zkevm"),
+    "/v1/search/{key}": ("search", "zkevm"),
+    "/v1/batches/{number}": ("batch", "zkevm"),
+    "/v1/follow": ("follow", "stream"),
+    "/v1/streams/{name}": ("durable_stream", "stream"),
+    "/v1/clients": ("clients", "monitoring"),
+    "/v1/overview": ("overview", "monitoring"),
+    "/v1/openapi.json": ("openapi", "monitoring"),
+    "/metrics": ("metrics", "monitoring"),
+    "/healthz": ("healthz", "monitoring"),
+    "/readyz": ("readyz", "monitoring"),
+}
+
+
+def _operations(path: str) -> dict[str, Any]:
+    """The operations of a path, with their ids and tags."""
+    name, tag = _NAMED[path]
+    return {
+        method: {"operationId": f"{method}_{name}", "tags": [tag], **operation}
+        for method, operation in _PATHS[path].items()
+    }
+
+
 DOCUMENT: Final[dict[str, Any]] = {
     "openapi": "3.1.0",
     "info": {
@@ -353,9 +387,10 @@ DOCUMENT: Final[dict[str, Any]] = {
         "version": __version__,
         "description": "An append-only stream of numbered entries with bookmarks; read-only. Every "
         "answer has the headers X-Content-Type-Options, Referrer-Policy, Vary and "
-        "Cross-Origin-Resource-Policy.",
+        "Cross-Origin-Resource-Policy; and Ignored-Parameters, if the path does not know some "
+        "parameters of the request.",
     },
-    "paths": _PATHS,
+    "paths": {path: _operations(path) for path in _PATHS},
     "components": {
         "schemas": _SCHEMAS,
         "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

@@ -160,8 +160,7 @@ def _of_upstreams(upstreams: list[UpstreamStatus]) -> Iterator[Ailment]:
         if each["state"] == "set-aside":
             yield _bad(
                 since % "set aside",
-                "It holds another history and is not used any more. If its history is the right "
-                "one, restart the relay with --on-rewrite follow.",
+                "It is not used any more until the relay is restarted; the reason says why.",
             )
         elif each["state"] == "lost" and in_use:
             yield _warn(since % "lost", "Another upstream is in use; check this one.")

@@ -16,7 +16,10 @@ from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.command_labels import HTTP
 
 _ALLOWED: Final = "GET, HEAD"
-_READABLE: Final = "ETag, Link, Retry-After, Stream-Cursor, Stream-Next-Offset, Stream-Up-To-Date"
+_READABLE: Final = (
+    "ETag, Ignored-Parameters, Link, Retry-After, Stream-Cursor, Stream-Next-Offset, "
+    "Stream-Up-To-Date"
+)
 _PREFLIGHT_SECONDS: Final = 600
 _LOCAL_NAME: Final = re.compile(
     r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE

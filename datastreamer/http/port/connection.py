@@ -128,7 +128,7 @@ class HttpConnection:
                 try:
                     event: Any = self._h11.next_event()
                 except h11.RemoteProtocolError as error:
-                    raise _problem(error) from None
+                    raise _problem(error, self._h11.trailing_data[0]) from None
                 if event is h11.NEED_DATA:
                     data = await self.transport.receive()
                     if not self._h11.trailing_data[0]:
@@ -274,10 +274,14 @@ def _path_and_query(target: str) -> tuple[str, str]:
     return url.path or "/", url.query
 
 
-def _problem(error: h11.RemoteProtocolError) -> HttpProblem:
+def _problem(error: h11.RemoteProtocolError, received: bytes) -> HttpProblem:
     if error.error_status_hint == 431:
         return _too_long()
     what = _QUOTED.sub("", str(error))
+    if received[:2] == b"\x16\x03":
+        what = "it is TLS, which this port does not use"
+    elif received[:7] == bytes(7):
+        what = "it is a command of the stream's own protocol, which has another port"
     return HttpProblem(error.error_status_hint, f"not a request of HTTP/1.1: {what}")
 
 

@@ -61,8 +61,8 @@ class AnswerCut(Exception):
 async def unless_gone(
     until_gone: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[T]]
 ) -> T | None:
-    """The result of `work()`; it is cancelled when `until_gone()` returns: None then. Raises what
-    `work` raises."""
+    """The result of `work()`, or None if `until_gone()` returns first, which cancels the work.
+    Raises the errors of `work`."""
     results: list[T] = []
     # Not in a group: an error of the other task only says that the client has left.
     failure: Exception | None = None
@@ -163,6 +163,8 @@ class HttpRequest:
     follower: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """Within the block the client counts as a follower. Raises `HttpProblem` if there are too many
     of them."""
+    ignored: list[str] = field(default_factory=list)
+    """The parameters of the query that mean nothing here; the answer names them."""
 
     def header(self, name: bytes) -> str | None:
         """The values of a header, joined; None without it. `name` is in lower case."""
@@ -170,24 +172,26 @@ class HttpRequest:
         return ", ".join(values) if values else None
 
     def parameters(self, *names: str, repeated: Iterable[str] = ()) -> Parameters:
-        """The parameters of the query, which may have these names. Raises `HttpProblem`."""
+        """The parameters of the query that have these names; others are `ignored`. Raises
+        `HttpProblem`."""
         try:
             pairs = parse_qsl(
                 self.query,
                 keep_blank_values=True,
-                strict_parsing=bool(self.query),
                 errors="strict",
                 max_num_fields=_MOST_PARAMETERS,
             )
         except ValueError:
-            raise HttpProblem(400, f"the query {self.query!r:.200} is not name=value&...") from None
+            raise HttpProblem(
+                400,
+                f"the query {self.query!r:.200} is not UTF-8, or has more than {_MOST_PARAMETERS} "
+                "parameters",
+            ) from None
         values: dict[str, list[str]] = {}
         for name, value in pairs:
             if name not in names and name not in repeated:
-                known = ", ".join([*names, *repeated]) or "none"
-                raise HttpProblem(
-                    400, f"unknown parameter {name!r:.80}; {self.path} has these: {known}"
-                )
+                self.ignored.append(name)
+                continue
             values.setdefault(name, []).append(value)
             if len(values[name]) > 1 and name not in repeated:
                 raise HttpProblem(400, f"the parameter {name} is given twice; give it once")

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from datastreamer.http.port.access import HttpAccess
 from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
@@ -21,6 +21,8 @@ Handler = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 # Headers of an answer that a client has already.
 _OF_UNCHANGED: Final = {"etag", "cache-control", "vary", "link"}
+# The names of ignored parameters that an answer has, and the characters of each.
+_NAMED: Final = 8, 40
 
 
 class Routes:
@@ -47,6 +49,12 @@ class Routes:
             answer = HttpProblem(
                 500, "the server failed to answer; its log has the reason"
             ).answer()
+        if request.ignored:
+            most, length = _NAMED
+            names = ", ".join(quote(each[:length]) for each in request.ignored[:most])
+            answer = dataclasses.replace(
+                answer, headers=[*answer.headers, ("Ignored-Parameters", names)]
+            )
         return dataclasses.replace(self._access.secured(request, answer), route=route)
 
     async def _answer(

@@ -5,6 +5,7 @@ Knows neither trio nor connections.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import hmac
 import math
@@ -87,7 +88,7 @@ def read_tokens(path: str | os.PathLike[str]) -> list[bytes]:
     # A token that is cut off is not a token.
     if len(content) > _MOST_TOKEN_FILE:
         raise UsageError(f"{shown}: the token file is larger than {_MOST_TOKEN_FILE} bytes")
-    lines = [line.strip() for line in content.splitlines()]
+    lines = [line.strip() for line in content.removeprefix(codecs.BOM_UTF8).splitlines()]
     found = [line for line in lines if line]
     if not found:
         raise UsageError(f"{shown}: the file has no token; write one on each line")

@@ -10,12 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-)
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import UsageError
@@ -24,6 +18,12 @@ from datastreamer.spark.options import BATCH_PART_BYTES, read_options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.live import live_rows
 from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
 
 Request = Mapping[str, Any]
 

@@ -16,6 +16,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError, UsageError
 from datastreamer.format import PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
+from datastreamer.printable import counted
 from datastreamer.spark.read.page_sums import PageComparison, SumsState, open_records
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.remote_file import RemoteFile
@@ -302,7 +303,7 @@ def ensure_same(file: Readable, snapshot: FileSnapshot) -> bool:
         raise StreamFileError(
             path,
             "the stream was truncated or changed since this query was planned: it held "
-            f"{planned.total_entries} entries then and holds {header.total_entries} now; run the "
+            f"{counted(planned.total_entries)} then and holds {header.total_entries} now; run the "
             "query again",
         )
     size = file.size()

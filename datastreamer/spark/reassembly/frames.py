@@ -31,7 +31,8 @@ from datastreamer.spark.reassembly.event_rows import (
     without_key,
 )
 from datastreamer.spark.reassembly.groups import groups, node, wanted
-from datastreamer.spark.reassembly.state import STATE_SETTINGS, LaneProcessor
+from datastreamer.spark.reassembly.state import STATE_SETTINGS, LaneProcessor, PandasLaneProcessor
+from datastreamer.spark.versions import VERSION
 from datastreamer.transport.address import SERVERS
 
 BUDGET: Final = 1 << 30
@@ -188,9 +189,15 @@ def reassemble_stream(
     now = sql.lit(0.0) if max_age is None else sql.unix_millis(sql.current_timestamp()) / 1000
     found = found.withColumn("lane", sql.lit(0) if lanes is None else lanes)
     found = found.withColumn("now", now.cast("double"))
-    processor = LaneProcessor(subscribed, tuple(order), reorg_threshold, max_age, budget)
-    rows = found.groupBy("lane").transformWithState(processor, EVENT_SCHEMA, "Append", "None")
-    return views(rows)
+    processor: LaneProcessor
+    given = (subscribed, tuple(order), reorg_threshold, max_age, budget)
+    if VERSION < (4, 1):
+        message = sql.struct(*(name for name in found.columns if name != "lane")).alias("message")
+        lanes_of = found.select("lane", message).groupBy("lane")
+        transform, processor = lanes_of.transformWithStateInPandas, PandasLaneProcessor(*given)
+    else:
+        transform, processor = found.groupBy("lane").transformWithState, LaneProcessor(*given)
+    return views(transform(processor, EVENT_SCHEMA, "Append", "None"))
 
 
 def _check_budget(budget: int) -> None:

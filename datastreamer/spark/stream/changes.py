@@ -19,7 +19,6 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import LongType, StructField, StructType
 
 from datastreamer.errors import BadPosition, ConnectionLost, DatastreamerError, UsageError
@@ -31,6 +30,7 @@ from datastreamer.spark.read.partitions import cut_entries
 from datastreamer.spark.read.schemas import number_column
 from datastreamer.spark.stream.offsets import Delivered, StreamOffset
 from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.versions import ReadLimit
 
 _log = logging.getLogger(__name__)
 

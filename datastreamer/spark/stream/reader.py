@@ -6,6 +6,7 @@ Owns the bounds of a batch, and that it belongs to the history that the query ha
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +14,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import DatastreamerError, UnknownEntry, UsageError
@@ -29,6 +23,13 @@ from datastreamer.spark.options import Options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.offsets import StreamOffset
 from datastreamer.spark.stream.sources import FollowedStream, Looks, followed_stream
+from datastreamer.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 T = TypeVar("T")
 
@@ -149,6 +150,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = self._options.start
         return self._rows.read(partition, start if isinstance(start, int) else 0)
 
+    def reach(self) -> None:
+        """Wait until the stream answers. Raises as `initialOffset`."""
+        self._wait_for(lambda header: header)
+
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: the stream keeps all entries, and Spark keeps the offset."""
 
@@ -232,8 +237,15 @@ def lag(progress: Any) -> int | None:
     progress yet or the query follows no stream."""
     for source in (progress or {}).get("sources", ()):
         texts = [source.get(name) for name in ("endOffset", "latestOffset")]
-        read = [json.loads(text) if isinstance(text, str) else text for text in texts]
+        read = [_offset_of(text) if isinstance(text, str) else text for text in texts]
         if all(isinstance(offset, dict) and "entry" in offset for offset in read):
             end, latest = (StreamOffset.from_json(offset).entry for offset in read)
             return max(0, latest - end)
     return None
+
+
+def _offset_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)  # Spark 4.0 gives Python's form of it

@@ -10,20 +10,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import methodcaller
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.paths import local_path
+from datastreamer.spark.versions import VERSION, DataSourceStreamArrowWriter
 from datastreamer.spark.write import staging
 from datastreamer.spark.write.rows import PACKED, check_columns, packed
 from datastreamer.spark.write.target import Fences, append, file_output, server_output
@@ -32,6 +32,7 @@ _SHARED: Final = (
     "if executors run on other machines, set stagingPath to a folder that all of them share"
 )
 # A local property of the tasks of a streaming query.
+_ROWS: Final = 1000
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
@@ -135,6 +136,18 @@ class StreamSink(_Sink, DataSourceArrowWriter):
 
 class QuerySink(_Sink, DataSourceStreamArrowWriter):
     """Appends the batches of a streaming query to a stream, each once."""
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        self._schema = to_arrow_schema(schema)
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """In a task: pack the rows of a partition. Raises as the other sink."""
+        if VERSION < (4, 1):  # which passes rows
+            rows = map(methodcaller("asDict", recursive=True), iterator)
+            runs = iter(lambda: list(islice(rows, _ROWS)), [])
+            iterator = (pa.RecordBatch.from_pylist(run, self._schema) for run in runs)
+        return super().write(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """In the driver, after all tasks of a batch: append it, on disk on return, unless it is in

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import CorruptEntries, DamagedEntry, IndexFailed, UnknownEntry
 from datastreamer.format import TYPE_BOOKMARK
+from datastreamer.printable import counted
 from datastreamer.storage.bookmarks.interface import IndexUnmade, IndexUntrusted, Watermark
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
 from datastreamer.storage.bookmarks.trust import fingerprint
@@ -84,7 +85,7 @@ class IndexAudit:
             lag = head.entries - self._until
             if lag:
                 self.notes.append(
-                    f"the bookmark index lags by {lag} entries; the next writer or reindex "
+                    f"the bookmark index lags by {counted(lag)}; the next writer or reindex "
                     "adds them"
                 )
 

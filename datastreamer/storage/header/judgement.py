@@ -24,6 +24,7 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
+from datastreamer.printable import counted
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
@@ -100,7 +101,7 @@ def _check_size(size: int, header: Header, path: str, record: CommitRecord | Non
         entries == 0 and length != HEADER_PAGE_SIZE
     ):
         raise DamagedHeader(
-            path, 46, f"the header counts {entries} entries in {length - HEADER_PAGE_SIZE} bytes"
+            path, 46, f"the header counts {counted(entries)} in {length - HEADER_PAGE_SIZE} bytes"
         )
 
 
@@ -116,7 +117,7 @@ def _judge_unrecorded(
         raise DamagedHeader(
             path,
             HEADER_OFFSET,
-            f"the header says that the stream ends with {head.entries} entries at byte "
+            f"the header says that the stream ends with {counted(head.entries)} at byte "
             f"{head.length}, and its last page does not: {why}; "
             + (f"ends that were on disk: {known}" if known else "no other end is recorded"),
         )

@@ -26,6 +26,7 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
+from datastreamer.printable import counted
 from datastreamer.storage.bookmarks.audit import IndexAudit
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
@@ -168,12 +169,12 @@ class Examiner:
             return proven
         room = length - HEADER_PAGE_SIZE
         if entries > room // ENTRY_HEAD_SIZE or (entries == 0 and room):
-            what = f"the header counts {entries} entries in {room} bytes"
+            what = f"the header counts {counted(entries)} in {room} bytes"
             self._problem(_TOTAL_ENTRIES_OFFSET, what, Help.TOTALS)
             return proven
         if proven is not None and self._is_disproved(Head(length, entries), proven):
             what = (
-                f"the header says that the stream ends with {entries} entries at byte {length}, "
+                f"the header says that the stream ends with {counted(entries)} at byte {length}, "
                 f"and it does not; the commit record proves that it ended with {proven.entries} "
                 f"entries at byte {proven.length}"
             )
@@ -287,8 +288,8 @@ class Examiner:
         if claimed is not None and not walk.damages:
             self._problem(
                 _TOTAL_LENGTH_OFFSET,
-                f"the header says that the stream ends with {claimed.entries} entries at byte "
-                f"{claimed.length}; up to there are {walk.whole.entries} entries, which end at "
+                f"the header says that the stream ends with {counted(claimed.entries)} at byte "
+                f"{claimed.length}; up to there are {counted(walk.whole.entries)}, which end at "
                 f"byte {walk.whole.length}",
                 Help.CUT if self._done.page.record is not None else Help.TOTALS,
             )
@@ -438,7 +439,7 @@ class Examiner:
             )
             if self._proven is not None and end is not None and end < self._proven:
                 note += (
-                    f"; before, the stream had {self._proven.entries} entries: if no program "
+                    f"; before, the stream had {counted(self._proven.entries)}: if no program "
                     f"truncated it to {end.entries}, the header is damaged"
                 )
             notes.append(note)

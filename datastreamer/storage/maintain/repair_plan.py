@@ -17,11 +17,12 @@ from datastreamer.format import (
     Header,
     page_start,
 )
+from datastreamer.printable import counted
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header import records
 from datastreamer.storage.header.judgement import sums_up_to
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.maintain.report import Examination, Report, counted
+from datastreamer.storage.maintain.report import Examination, Report
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.restore import HealedPages
 
@@ -149,12 +150,12 @@ def steps_of(made: Plan, found: Examination, half_updated: bool) -> Iterator[str
             lost = f"entry {total} is lost"
             if made.entries_cut > 1:
                 lost = (
-                    f"{made.entries_cut:,} entries, {total} to {total + made.entries_cut - 1}, are "
-                    "lost"
+                    f"{counted(made.entries_cut, style=',')}, {total} to "
+                    f"{total + made.entries_cut - 1}, are lost"
                 )
-            yield f"truncate the stream to {total:,} entries: {lost}"
+            yield f"truncate the stream to {counted(total, style=',')}: {lost}"
         elif found.page.raw[3:] != header[3:]:
-            yield f"write the totals: {total:,} entries, {header.total_length:,} bytes"
+            yield f"write the totals: {counted(total, style=',')}, {header.total_length:,} bytes"
         if found.page.wrong or found.page.raw[:3] != header[:3]:
             yield (
                 f"write the header: version {header.version}, system id {header.system_id}, "

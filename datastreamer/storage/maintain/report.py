@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from datastreamer.format import HEADER_PAGE_SIZE, Header
+from datastreamer.printable import counted
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 
@@ -184,8 +185,3 @@ class Examination:
             "right",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
-
-
-def counted(entries: int) -> str:
-    """A number of entries in words."""
-    return f"{entries} entr{'y' if entries == 1 else 'ies'}"

@@ -1,7 +1,7 @@
 """The records of a stream's pages for a process that does not write the stream.
 
-Owns when the sidecar is opened and linked with the commit record: only records that this proves are
-given away.
+Decides when the sidecar is opened and linked with the commit record, and gives only the records
+that this proves.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from xxhash import xxh3_128_digest
 from datastreamer._codec import scan
 from datastreamer.errors import CorruptEntries, DatastreamerError, WriteFailed
 from datastreamer.format import ENTRY_HEAD_SIZE, ENTRY_HEAD_STRUCT, PAGE_SIZE, Header, page_start
+from datastreamer.printable import counted
 from datastreamer.storage.disk.atomic_file import keep_beside
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import undo_journal as journal
@@ -164,7 +165,9 @@ def _entries_of(peer: Peer, lost: LostPages, stream: KnownStream) -> bytes:
         raise RefusedError(f"it serves another stream: {what}")
     total = theirs.total_entries
     if total < lost.stop:
-        raise RefusedError(f"it has {total:,} entries, and entry {lost.stop - 1} is needed")
+        raise RefusedError(
+            f"it has {counted(total, style=',')}, and entry {lost.stop - 1} is needed"
+        )
     first = lost.first - 1 if lost.before else lost.first
     stop = lost.stop + 1 if lost.after and total > lost.stop else lost.stop
     same_id = stream.stream_id not in (NO_ID, b"") and peer.stream_id() == stream.stream_id

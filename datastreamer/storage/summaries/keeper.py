@@ -1,6 +1,6 @@
 """Keeps `FILE.pages` beside a stream that is written.
 
-Owns when a commit's time is noted, which records are written, and which remain when entries are
+Decides when a commit's time is noted, which records are written, and which remain when entries are
 changed. Nothing is synced, and a refusal of the system ends the use of the sidecar:
 the stream does not depend on it.
 """

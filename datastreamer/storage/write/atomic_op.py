@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, overload
 
 from datastreamer._codec import EntryBatch
 from datastreamer._packer import EntryPacker
@@ -155,6 +155,12 @@ class AtomicOp(EntryPacker):
             writer.owned.ensure_writable()
         # The space of an earlier operation, if the system refused to shrink the file then.
         writer.uncommitted.release()
+
+    @overload
+    def commit(self, *, wait: Literal[False]) -> PendingCommit: ...
+
+    @overload
+    def commit(self, *, wait: bool = True) -> PendingCommit | None: ...
 
     def commit(self, *, wait: bool = True) -> PendingCommit | None:
         """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""

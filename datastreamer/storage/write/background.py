@@ -1,6 +1,6 @@
 """Commits that did not wait: the thread that syncs after them, and their handle.
 
-Owns when a sync begins; `sync_policy.py` syncs, and knows which commits are on disk.
+Decides when a sync begins; `sync_policy.py` syncs, and knows which commits are on disk.
 """
 
 from __future__ import annotations

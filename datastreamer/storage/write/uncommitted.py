@@ -41,8 +41,8 @@ class UncommittedSpace:
         """Write parts of `arena` to their place after the end, invisible until a commit; the
         operation ends at `length` with them.
 
-        A thread writes them if it is not too busy: a later `place`, or the commit of this
-        operation, raises what it raised.
+        A thread writes them if it is not too busy. If it fails, a later `place`, or the commit of
+        this operation, raises its error.
 
         Raises `WriteFailed`; nothing visible has changed then, and the call can be repeated.
         """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import pytest
 
 from datastreamer.cli.commands.contexts import remember_server, seen_servers
+from datastreamer.server.publish.policy import Publishing
+from datastreamer.service.embedded import StreamServer
 from tests.cli.conftest import Invoke
 
 
@@ -29,6 +32,50 @@ def test_a_context_names_the_server(invoke: Invoke, server: str) -> None:
     ]
     assert invoke("context", "remove", "prod").code == 0
     assert invoke("context", "show").out == b""
+
+
+def test_the_current_context(
+    invoke: Invoke, server: str, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("context", "add", "prod", server)
+    invoke("context", "add", "other", "127.0.0.1:1")
+    assert invoke("context", "use", "prod").code == 0
+    assert invoke("info").objects[0]["total_entries"] == 200
+    assert invoke("entry", 7).objects[0]["number"] == 7
+    shown = invoke("context", "ls", "--format", "table").out.decode().splitlines()
+    assert [line[:7] for line in shown] == ["  other", "* prod "]
+    # What is given wins, and so do the option and the environment.
+    assert invoke("info", made).objects[0]["file_size"]
+    assert "connect to 127.0.0.1:1" in invoke("info", "--context", "other").failed()
+    monkeypatch.setenv("DATASTREAMER_SERVER", "127.0.0.1:1")
+    assert "connect to 127.0.0.1:1" in invoke("info").failed()
+    monkeypatch.delenv("DATASTREAMER_SERVER")
+    # Nothing is written to a server that is not named.
+    assert "Missing argument" in invoke("append").failed(2)
+    assert invoke("context", "remove", "prod").code == 0
+    assert "Missing argument" in invoke("info").failed(2)
+    assert "no context 'x'" in invoke("context", "use", "x").failed(2)
+
+
+def test_a_context_to_write_to(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (token := tmp_path / "token").write_text("a token of enough length\n")
+    token.chmod(0o600)
+    with StreamServer(
+        tmp_path / "s.bin",
+        create=True,
+        host="127.0.0.1",
+        port=0,
+        in_process=True,
+        publishing=Publishing(token_file=token),
+    ) as server:
+        invoke("context", "add", "prod", f"127.0.0.1:{server.port}")
+        lines = b'{"type": 3, "text": "a"}\n{"commit": true}\n'
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+        done = invoke("append", "--context", "prod", "--token-file", token)
+        assert done.objects == [{"first_entry": 0, "entries": 1, "total_entries": 1}], done
+        assert server.stream.total_entries == 1
 
 
 def test_a_context_for_a_relay(invoke: Invoke, server: str, home: Path) -> None:

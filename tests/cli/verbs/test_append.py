@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from datastreamer.storage.bookmarks import lmdb_environment
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke, Outcome
 from tests.cli.process import ENVIRONMENT, PATIENCE, command
@@ -344,3 +345,16 @@ def test_what_cat_prints_is_appended(
     assert held(new)[1] == (decoded[1]["type"], b"edited")
     # A line without a number is no copy: the operation needs a commit.
     assert "without a commit" in append(new, *printed[:3], event(1, b"a")).failed()
+
+
+def test_no_room_for_an_index(append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries are appended, and the next writer builds the index."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lmdb_environment, "_reserve", full)
+    done = append(copy, mark(b"new"), COMMIT)
+    assert done.code == 0, done
+    assert done.objects[0]["total_entries"] == ENTRIES + 1
+    assert "the bookmark index is kept in memory until it fits on disk" in done.err

@@ -20,6 +20,17 @@ def test_figures(invoke: Invoke, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_of_a_server(invoke: Invoke, server: str) -> None:
+    done = invoke("bench", server, *SHORT, "--json")
+    assert (done.code, done.err) == (0, "")
+    units = [each["unit"] for each in done.objects]
+    assert units == [*4 * ["ms"], "entries/s", "MB/s", "entries/s"]
+    *measured, committed = done.objects
+    assert all(each["figure"] > 0 for each in measured)
+    assert committed == {"work": "committed", "figure": 0, "unit": "entries/s"}
+    assert "cannot connect" in invoke("bench", "127.0.0.1:1", *SHORT).failed()
+
+
 def test_a_table(invoke: Invoke, tmp_path: Path) -> None:
     done = invoke("bench", "--folder", tmp_path, *SHORT, "--format", "table")
     assert (done.code, done.err) == (0, "")

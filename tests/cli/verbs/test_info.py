@@ -119,7 +119,7 @@ def test_the_records_in_the_table(invoke: Invoke, copy: Path) -> None:
         assert found["record"].startswith("matches the header; synced: 200 entries, ")
         assert found["visible"].startswith("201 entries, ")
         assert found["last synced"].startswith("200 entries, ")
-        assert found["index"] == "lmdb, up to entry 200, lag 1 entries"
+        assert found["index"] == "lmdb, up to entry 200, lag 1 entry"
         stream.truncate(100)
         assert rows(invoke, copy)["epoch"] == "1"
     assert rows(invoke, copy)["index"] == "lmdb, up to entry 100, lag 0 entries"

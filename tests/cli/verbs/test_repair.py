@@ -111,7 +111,11 @@ def test_repair_in_steps(invoke: Invoke, copy: Path) -> None:
     assert facts["cut"] == {"first": 0, "last": 199}
     assert facts["kept"] is None
 
-    done = invoke("repair", copy, "--cut", "--json")
+    assert invoke("repair", copy, "--cut").failed() == (
+        f"{copy}: this permanently removes 200 entries (0 to 199), from the first damaged page "
+        "on; nothing was changed: run it on a terminal, or with --yes"
+    )
+    done = invoke("repair", copy, "--cut", "--yes", "--json")
     assert done.code == 0
     (facts,) = done.objects
     assert (facts["changed"], facts["entries"], facts["entries_cut"]) == (True, 0, 200)
@@ -131,7 +135,7 @@ def test_repair_for_people(invoke: Invoke, copy: Path) -> None:
     assert "repair would do this (--dry-run: nothing was changed):" in text
     assert "truncate the stream to 0 entries: 200 entries, 0 to 199, are lost" in text
     assert "ATTENTION: 200 entries at the end of the stream would be removed." in text
-    text = invoke("repair", copy, "--cut", "--format", "table").out.decode()
+    text = invoke("repair", copy, "--cut", "--yes", "--format", "table").out.decode()
     assert "ATTENTION: 200 entries at the end of the stream were removed." in text
     assert f"the changed part was copied to {copy}." in text
     assert "checked again: no problems, 0 entries" in text
@@ -302,7 +306,11 @@ def test_repair_of_what_an_open_truncates_too(invoke: Invoke, tmp_path: Path) ->
 def test_the_exit_code_of_a_dry_run(invoke: Invoke, copy: Path) -> None:
     assert invoke("repair", copy, "--dry-run").code == 0
     damage(copy, 120)
-    for words, code in (((), 3), (("--cut",), 0), (("--from", f"127.0.0.1:{free_port()}"), 3)):
+    for words, code in (
+        ((), 3),
+        (("--cut", "--yes"), 0),
+        (("--from", f"127.0.0.1:{free_port()}"), 3),
+    ):
         planned = invoke("repair", copy, "--dry-run", *words)
         assert planned.code == code, words
         other = shutil.copyfile(copy, copy.with_name("other.bin"))

@@ -16,13 +16,18 @@ import pytest
 from datastreamer.storage.bookmarks import lmdb_environment as environment
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
+from tests.cli.process import command, terminal
 from tests.conftest import Golden
 from tests.storage.made import BOOKMARK, bookmarks_of, half_update, scan_file, trace_of
 
 BOOKMARKS = 80
 WRITING = ["append", "split", "truncate", "reindex", "import-leveldb"]
 ALL = [*WRITING, "snapshot"]
-MORE = {"truncate": ["1"], "snapshot": ["out.bin"], "import-leveldb": ["--db", "folder.db"]}
+MORE = {
+    "truncate": ["1", "--yes"],
+    "snapshot": ["out.bin"],
+    "import-leveldb": ["--db", "folder.db"],
+}
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("text", "text: not a stream file: it does not begin with polygonDATSTREAM"),
         ("short", "short: not a stream file: the header page is cut"),
         ("cut", "cut: at byte 6000: the file ends here, but its data ends at byte"),
-        ("torn", "torn: at byte 16: the header says that the stream ends with 1 entries"),
+        ("torn", "torn: at byte 16: the header says that the stream ends with 1 entry"),
     ],
 )
 def test_nothing_to_work_on(
@@ -73,9 +78,10 @@ def test_a_stream_that_is_written(invoke: Invoke, copy: Path, here: Path, verb: 
 
 def test_truncate(invoke: Invoke, copy: Path) -> None:
     before = scan_file(copy)
-    done = invoke("truncate", copy, 50)
+    done = invoke("truncate", copy, 50, "--yes")
     assert (done.code, done.out) == (0, b"")
     assert done.err.startswith(f"{copy} was truncated from 200 to 50 entries, ")
+    assert "removed 150 entries from entry 50 on, " in done.err
     assert scan_file(copy) == before[:50]
     with DataStream.open(copy) as stream:
         want = bookmarks_of(before[:50])
@@ -83,7 +89,7 @@ def test_truncate(invoke: Invoke, copy: Path) -> None:
         assert len(stream.bookmarks) == len(want)
     again = invoke("truncate", copy, 50)
     assert (again.code, again.err) == (0, f"{copy} already holds 50 entries; nothing was changed\n")
-    assert invoke("truncate", copy, 0).code == 0
+    assert invoke("truncate", copy, 0, "--yes").code == 0
     assert scan_file(copy) == []
 
 
@@ -92,6 +98,45 @@ def test_truncate_to_more_entries_than_there_are(invoke: Invoke, copy: Path, num
     failed = invoke("truncate", copy, number).failed()
     assert failed == f"{copy}: cannot truncate to {number} entries: the stream holds 200"
     assert len(scan_file(copy)) == ENTRIES
+
+
+def test_truncate_asks_and_refuses(invoke: Invoke, copy: Path, tmp_path: Path) -> None:
+    with DataStream.open(copy):
+        # Known times, and a writer: what is only planned needs no lock.
+        (facts,) = invoke("truncate", copy, 150, "--dry-run", "--json").objects
+    removed = scan_file(copy)[150:]
+    assert facts["removed_entries"] == len(removed) == 50
+    assert facts["removed_bytes"] == sum(len(entry.data) + 17 for entry in removed)
+    assert facts["removed_bookmarks"] == sum(entry.type == BOOKMARK for entry in removed) == 20
+    before = copy.read_bytes()
+    refused = invoke("truncate", copy, 150).failed()
+    assert refused.startswith(f"{copy}: this permanently removes 50 entries from entry 150 on, ")
+    assert ", among them 20 bookmarks" in refused
+    assert refused.endswith("nothing was changed: run it on a terminal, or with --yes")
+    for answer, code in (("n", 1), ("", 1), ("y", 0)):
+        words = command("truncate", copy.name, "150")
+        with terminal(words, tmp_path, dict(os.environ)) as (read_until, write):
+            read_until("permanently removes .* 20 bookmarks, ")
+            read_until(r"Remove them\? \[y/N\]")
+            assert copy.read_bytes() == before
+            write(f"{answer}\n")
+            read_until("nothing was changed" if code else "was truncated from 200 to 150")
+        assert (len(scan_file(copy)) == 150) == (code == 0)
+
+
+def test_a_snapshot_of_a_server(invoke: Invoke) -> None:
+    assert invoke("snapshot", "127.0.0.1:6900", "o.bin").failed() == (
+        "127.0.0.1:6900: is no file; of a server, `datastreamer relay --server 127.0.0.1:6900 "
+        "--file o.bin` makes a copy"
+    )
+
+
+def test_commands_say_what_their_options_can_do(invoke: Invoke, copy: Path) -> None:
+    """They have no option for the place of the index."""
+    Path(f"{copy}.index").write_text("no folder")
+    failed = invoke("truncate", copy, 10, "--yes").failed()
+    assert f"{copy}.index" in failed
+    assert "index='memory'" not in failed
 
 
 # reindex
@@ -355,7 +400,7 @@ def zeros_from(path: Path, number: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "verb, more", [("truncate", [150]), ("reindex", []), ("snapshot", ["out.bin"])]
+    "verb, more", [("truncate", [150, "--yes"]), ("reindex", []), ("snapshot", ["out.bin"])]
 )
 def test_damage_is_reported_once_with_advice(
     invoke: Invoke, copy: Path, here: Path, verb: str, more: list[object]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import signal
 import socket
 import threading
@@ -14,11 +15,17 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.shared.metrics_client import size, with_rates
+from datastreamer.cli.shared.console import new_console
+from datastreamer.cli.shared.metrics_client import size, table, with_rates
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.errors import UsageError
+from datastreamer.format import COMMAND_CLIENT_NAME
 from datastreamer.service.embedded import StreamServer
 from tests.cli.conftest import Invoke
 from tests.cli.process import command, on_terminal, running
+from tests.cli.test_terminal import Terminal
 from tests.network import model
+from tests.network.stub import Stub, StubServer, sample
 
 
 class Served:
@@ -61,6 +68,44 @@ def test_clients_as_lines_and_as_a_table(invoke: Invoke, served: Served) -> None
     assert "1 more" in none
 
 
+def test_a_client_with_a_name(invoke: Invoke, served: Served) -> None:
+    options = {"client_name": "indexer \u202e"}
+    with BlockingClient("127.0.0.1", served.server.port, **options) as client:
+        assert client.header().total_entries == 200
+        shown = invoke("clients", served.address, "--format", "table").out.decode()
+        [named] = [
+            each for each in invoke("clients", served.address).objects if "(" in each["client"]
+        ]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+ \(indexer \\u202e\)", named["client"])
+    assert named["client"] in shown
+    with pytest.raises(UsageError, match="a client's name must have 1 to 64 bytes, not 65"):
+        BlockingClient("127.0.0.1", served.server.port, client_name=65 * "x")
+
+
+def test_a_client_with_a_name_of_a_server_that_knows_none() -> None:
+    """It connects again without; with its token, if that was accepted."""
+    stub = Stub(sample(5))
+    seen = []
+
+    def handle(connection: socket.socket) -> None:
+        head = connection.recv(65536)
+        seen.append(int.from_bytes(head[:8], "big"))
+        if seen[-1] == COMMAND_CLIENT_NAME:
+            connection.sendall(model.result(9))
+            return
+        connection.sendall(stub.receive(head))
+        while data := connection.recv(65536):
+            connection.sendall(stub.receive(data))
+
+    with (
+        StubServer(handle, handle) as server,
+        BlockingClient("127.0.0.1", server.port, client_name="indexer") as client,
+    ):
+        assert client.entry(3).number == 3
+    assert seen[0] == COMMAND_CLIENT_NAME
+    assert len(seen) == 2
+
+
 def test_top_prints_a_line_per_update_without_a_terminal(invoke: Invoke, served: Served) -> None:
     done = invoke("top", served.address, "--interval", "0.1", "--count", 2)
     assert done.code == 0, done.err
@@ -78,6 +123,29 @@ def test_top_on_a_terminal(served: Served, tmp_path: Path) -> None:
     assert code == 0, shown
     assert served.client in shown
     assert "entries/s" in shown
+
+
+def test_nothing_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {"entry": 123_456_789_012, "offset": 10**12, "lag_entries": 123_456_789}
+    client = {"client": "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535", "state": "catch-up"}
+    rates = {"entries_per_second": 1_234_567.0, "bytes_per_second": 123.4 * 2**20}
+    state = {
+        "head_entries": 10**11,
+        "head_bytes": 10**13,
+        "sent_bytes_per_second": 1e8,
+        "connected": {"live": 1},
+        "clients": [{**client, **long, **rates, "seconds": 1e6, "lag_bytes": 10**10}],
+        "entries_per_second": 1.0,
+    }
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    console = new_console(terminal, width=80)
+    console.print(table(state))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert "\u2026" not in shown
+    for cell in ("123,456,789,012", "123,456,789", "1,234,567", "123.4 MiB", "catch-up"):
+        assert cell in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_signal_ends_it_with_exit_code_0(served: Served, tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
-"""A sink of Real-Time Mode for tests and benchmarks: a file with a line for each row."""
+"""A sink of Real-Time Mode for tests and benchmarks: a file with a line for each row.
+
+Spark gives a sink in Python its rows when the batch ends, so each row has the time at which the JVM
+had it.
+"""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 
 class Lines:
-    """Writes when each row came, in Unix ns, and its number, behind what other batches wrote."""
+    """Writes the time and the number of each row behind what other batches wrote."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
@@ -19,22 +22,24 @@ class Lines:
         return True
 
     def process(self, row: Any) -> None:
-        self._file.write(f"{time.time_ns()} {row.number}\n")
+        self._file.write(f"{row.at} {row.number}\n")
 
     def close(self, error: Exception | None) -> None:
         self._file.close()
 
 
 def written(path: Path) -> list[tuple[int, int]]:
-    """The lines, each as a time and a number."""
+    """The lines, each as a time of Python's `perf_counter_ns` and a number."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(when), int(number)) for when, number in map(str.split, lines)]
 
 
 def start(frame: Any, path: Path, checkpoint: Path, batch: str = "2 seconds") -> Any:
     """A query into that file."""
+    at = "cast(reflect('java.lang.System', 'nanoTime') as long) as at"
     return (
-        frame.writeStream.outputMode("update")
+        frame.selectExpr("number", at)
+        .writeStream.outputMode("update")
         .foreach(Lines(path))
         .option("checkpointLocation", str(checkpoint))
         .trigger(realTime=batch)

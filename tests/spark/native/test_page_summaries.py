@@ -175,7 +175,7 @@ def _ask(
 def test_rows_are_those_of_a_full_read(
     native: Any, copy: Callable[[], Path], rows: dict[str, list[dict[str, Any]]]
 ) -> None:
-    read, whole = _ask(native, copy(), rows, range(60))
+    read, whole = _ask(native, copy(), rows, range(25))
     assert read < 0.9 * whole
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming import DataStreamWriter
 
 from datastreamer import DataStream, StreamServer
 from datastreamer.errors import StreamFileError
@@ -23,8 +25,8 @@ SHORTEST = "spark.sql.streaming.realTimeMode.minBatchDuration"
 @pytest.fixture
 def real_time(native: Any) -> Iterator[Any]:
     """The session, with batches of seconds; skips where Spark lacks the mode."""
-    if tuple(map(int, native.version.split(".")[:2])) < (4, 1):
-        pytest.skip(f"Spark {native.version} has no Real-Time Mode")
+    if "realTime" not in signature(DataStreamWriter.trigger).parameters:
+        pytest.skip(f"PySpark {native.version} has no Real-Time Mode")
     native.conf.set(SHORTEST, "1s")
     yield native
     native.conf.unset(SHORTEST)

@@ -12,6 +12,7 @@ import pytest
 
 from datastreamer import StreamServer, arrow
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_start
+from datastreamer.spark.versions import VERSION
 from tests import oracle
 from tests.spark.conftest import Make
 from tests.spark.read.reading import Query
@@ -82,7 +83,7 @@ def test_the_real_stream_by_table(read: Callable[..., Any], real_stream: Path, t
 
 @pytest.fixture(params=["true", "false"])
 def pushing(spark: Any, request: pytest.FixtureRequest) -> Iterator[bool]:
-    before = spark.conf.get(PUSHING)
+    before = spark.conf.get(PUSHING, "false")
     spark.conf.set(PUSHING, request.param)
     yield request.param == "true"
     spark.conf.set(PUSHING, before)
@@ -179,8 +180,8 @@ def test_a_server(read: Callable[..., Any], make: Make) -> None:
         assert {(row.type, len(row.data)) for row in rows} == {(1, 1000), (2, 1)}
         with server.stream.atomic_op() as op:
             op.add_entry(3, b"later")
-        # A frame stays what it was when it was planned first.
-        assert frame.where("number >= 9990").count() == 10
+        # A frame stays what it was when it was planned first, except in Spark 4.0.
+        assert frame.where("number >= 9990").count() == (10 if VERSION >= (4, 1) else 11)
         anew = read(server=f"127.0.0.1:{server.port}", startingOffset=9990)
         assert anew.count() == 11
 

@@ -18,6 +18,7 @@ from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
 from datastreamer.spark import messages, read_messages, reassemble, reassemble_stream
 from datastreamer.spark.reassembly.groups import connected
+from datastreamer.spark.versions import HAS_LIMITS
 from tests.network.stub import Selecting, Stub, StubServer, handler
 from tests.reassembly.generated import name
 from tests.spark.reassembly.event_rows import Message, core_events, examples, in_order, plain
@@ -178,9 +179,8 @@ def test_portions_of_streams(stateful: Any, tmp_path: Path) -> None:
             write(tmp_path / f"{seed}.bin", produced(seed, 20)[half::2])
         with StreamServer(tmp_path / "1.bin", host="127.0.0.1", port=0, in_process=True) as server:
             places = {"a": tmp_path / "0.bin", "b": f"tcp://127.0.0.1:{server.port}"}
-            found = read_messages(
-                *(stateful, places, subscribe), stream=True, maxEntriesPerTrigger=50
-            )
+            limits = {"maxEntriesPerTrigger": 50} if HAS_LIMITS else {}
+            found = read_messages(stateful, places, subscribe, stream=True, **limits)
             sink.run(reassemble_stream(found, subscribe).rows, tmp_path / "checkpoint")
     assert {row.event for row in sink.rows} == {"complete"}
     found = {bytes(row.id): row.parts for row in sink.rows}
@@ -189,7 +189,7 @@ def test_portions_of_streams(stateful: Any, tmp_path: Path) -> None:
         own, parts = payload(number)
         whole = [m for m in Splitter(200).split(own, parts) if m[0][0] == 1]
         assert [(bytes(k), bytes(v)) for k, v in found[own]] == sorted(whole)
-    assert sink.batches > 2
+    assert sink.batches > (2 if HAS_LIMITS else 1)
 
 
 def test_the_example(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

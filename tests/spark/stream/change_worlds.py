@@ -21,6 +21,7 @@ from datastreamer.errors import HistoryChanged, StreamFileError
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.spark.stream.reader import TailReader
 from datastreamer.zkevm import Sequencer, decode_data
+from tests.spark.stream.following import made_by
 
 Row = dict[str, Any]
 BOOKMARK = 0xB0
@@ -133,7 +134,7 @@ class Query:
 
     def _start(self) -> TailReader:
         source = DatastreamSource(self._options)
-        reader = source.streamReader(source.schema())
+        reader = made_by(source)
         assert isinstance(reader, TailReader)
         return reader
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import pickle
 from typing import Any, ClassVar
-
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from unittest.mock import patch
 
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.spark.stream.reader import RefusedReader, TailReader
+from datastreamer.spark.versions import ReadAllAvailable
 
 Rows = list[dict[str, Any]]
+
+
+def made_by(source: DatastreamSource, schema: Any = None) -> Any:
+    """The reader as Spark 4.2 and the reader in Java have it, with each version of Spark."""
+    with patch("datastreamer.spark.source.HAS_LIMITS", True):
+        return source.streamReader(schema or source.schema())
 
 
 class Driver:
@@ -33,7 +39,7 @@ class Driver:
         cls.started.clear()
 
     def _made(self) -> TailReader:
-        made = self._source.streamReader(self._source.schema())
+        made = made_by(self._source)
         if isinstance(made, RefusedReader):
             made.initialOffset()
         assert isinstance(made, TailReader)

@@ -16,7 +16,7 @@ from datastreamer.spark.options import read_options
 from datastreamer.spark.source import DatastreamSource
 from tests.spark.read.reading import Query
 from tests.spark.stream.change_worlds import HOW, run
-from tests.spark.stream.following import Driver, Rows
+from tests.spark.stream.following import Driver, Rows, made_by
 
 
 def add(stream: DataStream, count: int, mark: str = "", size: int = 100) -> None:
@@ -348,8 +348,8 @@ def test_chosen_columns(growing: DataStream) -> None:
         ("data BINARY, _other INT", "has no column '_other'"),
     ):
         with pytest.raises(UsageError, match=message):
-            source.streamReader(_parsed(schema)).initialOffset()
-    reader = source.streamReader(_parsed("_change STRING, data BINARY"))
+            made_by(source, _parsed(schema)).initialOffset()
+    reader = made_by(source, _parsed("_change STRING, data BINARY"))
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     (part,) = reader.partitions(start, end)

@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from datastreamer import DataStream, StreamServer
 from datastreamer.spark import native_jar
 from datastreamer.spark.stream.merge import last_changes, with_values
+from datastreamer.spark.versions import HAS_LIMITS
 from tests.spark.stream.change_sink import forget_commit
 from tests.spark.stream.change_worlds import Stream
 
@@ -61,7 +62,8 @@ def test_the_table_is_the_stream(spark: Any, tmp_path: Path, served: bool) -> No
     ) as server:
         world = Stream(server.stream, chance, "entries")
         place = {"server": f"127.0.0.1:{server.port}"} if served else {"path": server.stream.path}
-        sink = Sink(spark, tmp_path / "checkpoint", maxEntriesPerTrigger="300", **place)
+        limits = {"maxEntriesPerTrigger": "300"} if HAS_LIMITS else {}
+        sink = Sink(spark, tmp_path / "checkpoint", **limits, **place)
         while server.stream.total_entries < 100:
             world.act(updates=False)
         for at in range(6):

@@ -8,7 +8,9 @@ from datastreamer.cli.commands.groups import group_class
 SECTIONS = {
     "Commands": {
         "add": "Add a context, or replace it.",
+        "use": "Use a context where no SOURCE is given.",
         "show": "List the contexts.",
+        "ls": "List the contexts.",
         "remove": "Remove a context.",
     }
 }

@@ -33,5 +33,7 @@ def add(name: NameArgument, server: ServerArgument, *, options: SourceOptions) -
     for key in ("tls_ca", "tls_cert", "tls_key"):
         if key in given:
             given[key] = os.path.abspath(given[key])
+            if given[key].startswith(f"/proc/{os.getpid()}/"):
+                raise typer.BadParameter("a pipe can be read once only; a context needs a file")
     context = {"server": server, **{key.replace("_", "-"): given[key] for key in given}}
     write_contexts({**read_contexts(), name: context})
