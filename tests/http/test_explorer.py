@@ -153,13 +153,14 @@ async def test_the_search_ends_at_a_damaged_page(path: Path) -> None:
         known, total = expected(stream), stream.total_entries + 1
         append(stream, *[(99, bytes(1_000_000))] * 3)
     with path.open("r+b") as file:
-        file.seek(page_start(1) + 500)
-        file.write(b"damage")
+        # No entry begins so: it is damaged also while the page has no checksum yet.
+        file.seek(page_start(1))
+        file.write(b"\xff" * 17)
     with DataStream.open(path, index="memory") as stream:
         async with serving(stream) as web:
             while not (found := await search(web, bytes(32)))["trouble"]:
                 await trio.sleep(0.02)
-            assert "do not match their checksum" in found["trouble"]
+            assert "the operator has to repair the file" in found["trouble"]
             assert found["searched_entries"] == total
             name, entries = known.popitem()
             assert [row["entry"] for row in (await search(web, name))["found"]] == entries
