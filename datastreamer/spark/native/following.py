@@ -35,6 +35,8 @@ class Following:
         self._options = read_options(request["options"], BATCH_PART_BYTES)
         schema = StructType.fromJson(json.loads(request["schema"]))
         self._tail = TailReader(self._options, schema)
+        # The offset at which a batch of Real-Time Mode began.
+        self._start: dict[str, Any] = {}
         self._reader = BatchReader(replace(self._options, from_latest=False), schema)
 
     def begun(self) -> dict[str, Any]:
@@ -66,13 +68,14 @@ class Following:
 
     def at(self, request: Request) -> dict[str, Any]:
         """The offset of an entry up to which tasks have read."""
+        self._tail.kept(self._start)
         return _offset(self._tail.offset_of(request["entry"]))
 
     def kept(self, request: Request) -> dict[str, Any]:
-        """Raises what `latestOffset` does if the entries before an offset are not kept."""
-        start = json.loads(request["start"])
-        self._tail.latestOffset(start, ReadAllAvailable())
-        return {"entry": start["entry"]}
+        """The entry to continue with after an offset. Raises what `latestOffset` does if the
+        entries before it are not kept."""
+        self._start = json.loads(request["start"])
+        return {"entry": self._tail.kept(self._start)}
 
     def parts(self, request: Request) -> dict[str, Any]:
         if self._options.servers:
@@ -92,7 +95,13 @@ def live(request: Request) -> Iterator[Any]:
     """The rows from an entry on, as they are committed."""
     options = read_options(request["options"])
     schema = StructType.fromJson(json.loads(request["schema"]))
-    return live_rows(options, schema, request["start"])
+    tail = TailReader(options, schema)
+    try:
+        # What the driver has asked, of the stream that this machine sees now.
+        start = tail.kept(json.loads(request["start"]))
+    finally:
+        tail.stop()
+    return live_rows(options, schema, start)
 
 
 def _offset(offset: dict[str, Any] | None) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import struct
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, Final
@@ -57,6 +59,8 @@ def serve(requests: IO[bytes], answers: IO[bytes], protocol: str = PROTOCOL) -> 
                 followed = following.Following(request)
                 found: dict[str, Any] | Iterator[Any] = followed.begun()
             elif what in _PLANS:
+                if what == "live":
+                    threading.Thread(target=_end_with, args=[requests], daemon=True).start()
                 found = _PLANS[what](request)
             else:
                 assert followed is not None
@@ -70,6 +74,14 @@ def serve(requests: IO[bytes], answers: IO[bytes], protocol: str = PROTOCOL) -> 
         except Exception as error:  # noqa: BLE001 - the JVM raises it
             _put(answers, b"E", _described(error).encode())
         answers.flush()
+
+
+def _end_with(requests: IO[bytes]) -> None:
+    """End the process when the JVM does: no request is read while rows are awaited."""
+    waiting = select.poll()
+    waiting.register(requests.fileno(), 0)  # of a hang-up alone
+    waiting.poll()
+    os._exit(0)
 
 
 def _put(answers: IO[bytes], letter: bytes, content: bytes | memoryview) -> None:

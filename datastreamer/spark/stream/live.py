@@ -16,10 +16,11 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import StreamFileError
+from datastreamer.errors import StreamFileError, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.server._inotify import reports_of_writes
 from datastreamer.spark.options import Options
+from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.rows import RowMaker
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.read.servers import (
@@ -58,8 +59,12 @@ def live_rows(options: Options, schema: StructType, start: int) -> Iterator[Any]
         rows = RowMaker(options, columns, header)
         entries = read_entries(snapshot, start, U64_MAX, index, rows.where)
     else:
-        (path,) = options.paths
-        stream = DataStream.open(path, follow=True, verify="cold" if options.verify else "never")
+        (location,) = find(options.paths)
+        if location.uri is not None:
+            raise UsageError(f"{location.path}: Real-Time Mode follows local files and servers")
+        stream = DataStream.open(
+            location.path, follow=True, verify="cold" if options.verify else "never"
+        )
         rows = RowMaker(options, columns, stream.header)
         entries = _follow(stream, start)
     for batch in entries:
@@ -87,7 +92,7 @@ def _follow(stream: DataStream, entry: int) -> Iterator[EntryBatch]:
         while True:
             if stream.epoch != epoch or stream.total_entries < entry:
                 raise StreamFileError(
-                    stream.path, f"entries before {entry}, which were read, changed or were removed"
+                    stream.path, f"entries that were read, before {entry}, or later ones changed"
                 )
             for batch in stream.batches(entry):
                 yield batch

@@ -173,6 +173,17 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _stream(self) -> FollowedStream:
         return self._looks.stream
 
+    def kept(self, start: dict[str, Any]) -> int:
+        """The entry from which a query that has read up to an offset continues. Raises as
+        `latestOffset`."""
+        begin = StreamOffset.from_json(start)
+
+        def entry(header: Header) -> int:
+            self._ensure_kept(begin, header)
+            return min(begin.entry, header.total_entries)
+
+        return self._wait_for(entry)
+
     def offset_of(self, entry: int) -> dict[str, Any]:
         """The offset of a query that has read all entries before this one."""
         return self._wait_for(lambda header: self._offset(header, entry)).as_json()

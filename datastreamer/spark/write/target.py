@@ -13,7 +13,13 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.errors import BadFromBookmark, SourceBusy, UnknownBookmark
+from datastreamer.errors import (
+    BadFromBookmark,
+    ConnectFailed,
+    SourceBusy,
+    UnknownBookmark,
+    UsageError,
+)
 from datastreamer.publisher.blocking_publisher import BlockingPublisher
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.servers import Failover, Servers
@@ -116,7 +122,9 @@ def server_output(options: Options) -> Iterator[Output]:
     """The stream of a server that lets this process publish. While another process does, waits for
     `retry_for` seconds. Raises what `BlockingPublisher` raises."""
     servers = Servers.of(options)
-    address = servers.addresses[0]
+    address, *others = servers.addresses
+    if others:
+        raise UsageError("option server: a stream is written to one server: name only that")
     failover = Failover(servers, 0)
     with ExitStack() as opened:
         while True:
@@ -132,7 +140,7 @@ def server_output(options: Options) -> Iterator[Output]:
                     retry_for=options.retry_for,
                 )
                 break
-            except SourceBusy as error:
+            except (SourceBusy, ConnectFailed) as error:
                 failover.failed(error)
         opened.enter_context(publisher)
         client = opened.enter_context(servers.connect(address))

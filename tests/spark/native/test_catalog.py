@@ -66,6 +66,23 @@ def test_tables_of_a_stream(native: Any, catalog: str, stream: str) -> None:
     assert native.readStream.table(f"{catalog}.{stream}.blocks").isStreaming
 
 
+@pytest.mark.parametrize("stream", ["mainnet", "served"])
+def test_options_of_one_query(native: Any, catalog: str, stream: str) -> None:
+    table = f"{catalog}.{stream}.entries"
+    assert native.read.option("endingOffset", "3").table(table).count() == 3
+    assert native.table(table).count() > 3
+    with pytest.raises(Exception, match=r"(?i)there is no option 'endoffset'"):
+        native.read.option("endOffset", "3").table(table).count()
+
+
+def test_keys_in_a_uri_are_not_shown(native: Any) -> None:
+    native.conf.set("spark.sql.catalog.keys", "datastreamer.spark.Catalog")
+    native.conf.set("spark.sql.catalog.keys.s.path", "s3://me:very-secret@b/x.bin?k=very-secret")
+    shown = str(rows(native, "describe namespace extended keys.s"))
+    assert "s3://b/x.bin" in shown
+    assert "very-secret" not in shown
+
+
 def test_a_table_as_it_was(native: Any, catalog: str) -> None:
     table = f"{catalog}.mainnet.entries"
     assert rows(native, f"select count(*) from {table} version as of 3") == [(3,)]

@@ -132,5 +132,7 @@ def test_entries_that_change_end_the_rows(tmp_path: Path) -> None:
         found = live_rows(options, table_schema(options, system_id=False), 0)
         assert next(found).num_rows == 5
         stream.truncate(3)
-        with pytest.raises(StreamFileError, match="entries before 5, which were read, changed"):
+        with pytest.raises(
+            StreamFileError, match="entries that were read, before 5, or later ones changed"
+        ):
             next(found)

@@ -1,6 +1,5 @@
 package datastreamer.spark;
 
-import java.util.HashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -24,8 +23,6 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * those of every stream.
  */
 public final class Catalog implements TableCatalog, SupportsNamespaces {
-  private final DatastreamProvider provider = new DatastreamProvider();
-
   /** The options of each stream. */
   private final Map<String, Map<String, String>> streams =
       new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
@@ -48,8 +45,12 @@ public final class Catalog implements TableCatalog, SupportsNamespaces {
                             + "one of its options, such as spark.sql.catalog.%1$s.mainnet.path",
                         name, key));
               }
-              streams.computeIfAbsent(words[0], it -> new HashMap<>()).put(words[1], value);
+              streams.computeIfAbsent(words[0], it -> options()).put(words[1], value);
             });
+  }
+
+  private static Map<String, String> options() {
+    return new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
   }
 
   @Override
@@ -101,7 +102,8 @@ public final class Catalog implements TableCatalog, SupportsNamespaces {
     String table = ident.name().toLowerCase(Locale.ROOT);
     Map<String, String> options;
     try {
-      options = new HashMap<>(stream(ident.namespace()));
+      options = options();
+      options.putAll(stream(ident.namespace()));
     } catch (NoSuchNamespaceException error) {
       throw new NoSuchTableException(ident);
     }
@@ -111,7 +113,8 @@ public final class Catalog implements TableCatalog, SupportsNamespaces {
     options.put("table", table);
     options.putAll(more);
     StructType schema = DatastreamTable.schema(new CaseInsensitiveStringMap(options), true);
-    return provider.getTable(schema, new Transform[0], options);
+    // A provider keeps the plan of the source in Python, which is that of one table.
+    return new DatastreamProvider().getTable(schema, new Transform[0], options);
   }
 
   @Override
@@ -131,7 +134,9 @@ public final class Catalog implements TableCatalog, SupportsNamespaces {
   @Override
   public Map<String, String> loadNamespaceMetadata(String[] namespace)
       throws NoSuchNamespaceException {
-    return Map.copyOf(stream(namespace));
+    Map<String, String> shown = options();
+    stream(namespace).forEach((option, value) -> shown.put(option, DatastreamTable.shown(value)));
+    return shown;
   }
 
   private UnsupportedOperationException refused(String what) {

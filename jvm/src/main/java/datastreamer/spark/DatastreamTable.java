@@ -12,6 +12,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.catalog.CatalogV2Util;
@@ -40,6 +41,9 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   private final CaseInsensitiveStringMap options;
   private final StructType schema;
   private final PythonTable python;
+
+  /** This table with the options of single queries, too. */
+  private final Map<CaseInsensitiveStringMap, DatastreamTable> others = new ConcurrentHashMap<>();
 
   /** A pickle of the parts that the first plan found: all scans of the table read the same. */
   private String parts;
@@ -206,11 +210,16 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
 
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    if (!isNative(this.options)) {
-      return python.newScanBuilder(with(options));
+    CaseInsensitiveStringMap all = with(options);
+    if (!isNative(all)) {
+      return python.newScanBuilder(all);
     }
     sendJar();
-    return new DatastreamScanBuilder(this);
+    // With the same options all scans of the table have one plan.
+    return new DatastreamScanBuilder(
+        all.equals(this.options)
+            ? this
+            : others.computeIfAbsent(all, it -> new DatastreamTable(it, schema, python)));
   }
 
   /** Sends executors the jar of this class, which may be in the class path of the driver alone. */
@@ -231,7 +240,8 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
 
   /** The options, and those of one query: of a table of a catalog Spark hands on only these. */
   private CaseInsensitiveStringMap with(CaseInsensitiveStringMap more) {
-    Map<String, String> all = new HashMap<>(options.asCaseSensitiveMap());
+    Map<String, String> all = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
+    all.putAll(options.asCaseSensitiveMap());
     all.putAll(more.asCaseSensitiveMap());
     return new CaseInsensitiveStringMap(all);
   }
@@ -242,6 +252,15 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
 
   @Override
   public String toString() {
-    return name() + " " + new TreeMap<>(options.asCaseSensitiveMap());
+    Map<String, String> shown = new TreeMap<>(options.asCaseSensitiveMap());
+    shown.replaceAll((option, value) -> shown(value));
+    return name() + " " + shown;
+  }
+
+  /** An option's value without the keys that a URI may have. */
+  static String shown(String value) {
+    return value.contains("://")
+        ? value.replaceAll("(?<=://)[^/@]*@", "").replaceAll("[?].*", "")
+        : value;
   }
 }

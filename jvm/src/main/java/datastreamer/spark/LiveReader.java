@@ -28,6 +28,7 @@ final class LiveReader implements SupportsRealTimeRead<InternalRow> {
 
   private final int columns;
   private final PythonProcess process;
+  private final Thread receiving = new Thread(this::receive, "datastreamer live rows");
   private final BlockingQueue<Object> arrived = new ArrayBlockingQueue<>(MOST_WAITING);
   private final BufferAllocator memory = new RootAllocator();
   private ArrowStreamReader arrow;
@@ -43,7 +44,7 @@ final class LiveReader implements SupportsRealTimeRead<InternalRow> {
 
   LiveReader(RealTimeStream.Live partition) {
     columns = partition.columns();
-    entry = ((Number) partition.request().get("start")).longValue();
+    entry = partition.entry();
     next = entry;
     try {
       process = PythonProcess.take(partition.python());
@@ -51,7 +52,6 @@ final class LiveReader implements SupportsRealTimeRead<InternalRow> {
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
-    Thread receiving = new Thread(this::receive, "datastreamer live rows");
     receiving.setDaemon(true);
     receiving.start();
   }
@@ -62,7 +62,9 @@ final class LiveReader implements SupportsRealTimeRead<InternalRow> {
         while (true) {
           arrived.put(process.receive().content());
         }
-      } catch (IOException | PythonFailure failure) {
+      } catch (InterruptedException ended) {
+        throw ended;
+      } catch (Throwable failure) {
         arrived.put(failure);
       }
     } catch (InterruptedException ended) {
@@ -104,10 +106,15 @@ final class LiveReader implements SupportsRealTimeRead<InternalRow> {
       if (found instanceof PythonFailure failure) {
         throw failure.inTask();
       }
-      if (found instanceof IOException error) {
-        throw error;
+      if (found instanceof Throwable failure) {
+        throw new IOException("the rows of the Python process cannot be received", failure);
       }
       load((byte[]) found);
+      if (rows == 0 && until - System.nanoTime() <= 0) {
+        row = rows;
+        entry = Math.max(entry, next);
+        return false;
+      }
     }
     entry = numbers.get(row) + 1;
     return true;
@@ -116,7 +123,9 @@ final class LiveReader implements SupportsRealTimeRead<InternalRow> {
   private void load(byte[] content) throws IOException {
     release();
     arrow = new ArrowStreamReader(new ByteArrayInputStream(content), memory);
-    arrow.loadNextBatch();
+    if (!arrow.loadNextBatch()) {
+      throw new IOException("the Python process ended within a record batch");
+    }
     VectorSchemaRoot root = arrow.getVectorSchemaRoot();
     ColumnVector[] vectors = new ColumnVector[columns];
     for (int i = 0; i < columns; i++) {
@@ -150,6 +159,8 @@ final class LiveReader implements SupportsRealTimeRead<InternalRow> {
   @Override
   public void close() throws IOException {
     process.close();
+    // It may wait for room.
+    receiving.interrupt();
     release();
     memory.close();
   }

@@ -9,6 +9,7 @@ import java.io.BufferedOutputStream;
 import java.io.Closeable;
 import java.io.DataInputStream;
 import java.io.DataOutputStream;
+import java.io.EOFException;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
@@ -139,7 +140,11 @@ final class PythonProcess implements Closeable {
   Frame receive() throws IOException, PythonFailure {
     try {
       byte letter = answers.readByte();
-      byte[] content = answers.readNBytes(answers.readInt());
+      int length = answers.readInt();
+      byte[] content = answers.readNBytes(length);
+      if (content.length < length) {
+        throw new EOFException();
+      }
       if (letter == 'E') {
         throw new PythonFailure(new String(content, StandardCharsets.UTF_8));
       }

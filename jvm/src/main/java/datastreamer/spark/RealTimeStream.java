@@ -28,7 +28,7 @@ final class RealTimeStream extends FollowedStream implements SupportsRealTimeMod
   record Reached(long entry) implements PartitionOffset {}
 
   /** What the one task of a batch reads, in JSON of its request to Python. */
-  record Live(String python, HashMap<String, Object> request, int columns)
+  record Live(String python, HashMap<String, Object> request, long entry, int columns)
       implements InputPartition {}
 
   @Override
@@ -43,8 +43,9 @@ final class RealTimeStream extends FollowedStream implements SupportsRealTimeMod
     HashMap<String, Object> live = new HashMap<>(request);
     live.put("do", "live");
     live.put("options", new HashMap<>((Map<?, ?>) request.get("options")));
-    live.put("start", ask(asked).get("entry").longValue());
-    return new InputPartition[] {new Live(PythonProcess.python(), live, columns.length())};
+    live.put("start", start.json());
+    long entry = ask(asked).get("entry").longValue();
+    return new InputPartition[] {new Live(PythonProcess.python(), live, entry, columns.length())};
   }
 
   @Override
