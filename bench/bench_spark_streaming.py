@@ -114,12 +114,12 @@ def test_real_time(spark: Any, record: Any, smoke: bool, tmp_path: Path) -> None
             rows = tmp_path / f"{name}.txt"
             frame = spark.readStream.format("datastream").options(**source).load()
             add_entry(server.stream)
-            query = start(frame, rows, tmp_path / name, "20 seconds")
+            query = start(frame, rows, tmp_path / name, "3 seconds" if smoke else "20 seconds")
             try:
                 while not written(rows):
                     time.sleep(0.05)
                 # The second batch has begun.
-                time.sleep(2)
+                time.sleep(0.1 if smoke else 2)
                 published = {}
                 for _ in range(count):
                     time.sleep(chance.uniform(0, 0.05))
