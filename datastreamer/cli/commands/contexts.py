@@ -1,8 +1,8 @@
 """Named contexts: servers with their TLS options, in one TOML file; and the servers seen before.
 
 ``[NAME]`` has `server` and options of commands under their names. A command that reads SOURCE takes
-it from `--context NAME`, from the environment variable DATASTREAMER_SERVER, or from the context
-that `current` names, if none is given.
+it from `--context NAME`. Without that option it takes the environment variable
+DATASTREAMER_SERVER, or else the context that `current` names.
 """
 
 from __future__ import annotations

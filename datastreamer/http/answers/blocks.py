@@ -169,8 +169,8 @@ class BlockQueries:
 
 
 async def block_before(reading: Reading, number: int) -> dict[str, Any] | None:
-    """The number, time and entry of the newest block that begins before entry `number`, None if
-    none of the entries that are read does. Raises `HttpProblem` and `DecodeFailed`."""
+    """The number, time and entry of the newest block that begins before entry `number`; None if
+    no block begins in the entries that are searched. Raises `HttpProblem` and `DecodeFailed`."""
     broadcast, version = reading.broadcast, reading.stream.header.version
 
     def look(stop: int) -> tuple[Entry | None, int]:

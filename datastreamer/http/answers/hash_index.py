@@ -134,7 +134,7 @@ class HashIndex:
                 return work(self._open())
 
     def state(self) -> IndexState | None:
-        """None of a new index."""
+        """What the index covers; None if it is new."""
 
         def read(database: sqlite3.Connection) -> IndexState | None:
             row = database.execute("SELECT stream, epoch, next FROM state").fetchone()

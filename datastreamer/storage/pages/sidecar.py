@@ -2,7 +2,7 @@
 
 Owns the bytes of that file, which ``docs/FILE.md`` specifies, and where a sidecar has the record of
 a page. A record that is missing, torn or of another stream says nothing about its page: the page is
-*unverified*, never damaged. Knows nothing of who writes it and when; `keeper.py` does.
+*unverified*, never damaged. `keeper.py` knows who writes it, and when.
 """
 
 from __future__ import annotations
