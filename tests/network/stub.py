@@ -291,6 +291,8 @@ def handler(stub: Stub) -> Handler:
 class StubServer:
     """Listens on loopback; the first connection goes to the first handler, and so on.
 
+    Connections beyond the handlers are refused.
+
     Errors of a handler whose client has gone are nothing; others are raised at the end.
     """
 
@@ -303,23 +305,34 @@ class StubServer:
         self.accepted = 0
         self.failure: Exception | None = None
         self.connections: list[socket.socket] = []
+        self.served: list[threading.Thread] = []
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self) -> None:
+        """Each connection has a thread: a client may ask on a second one beside the first."""
         for handle in self.handlers:
             try:
                 connection, _ = self.listener.accept()
             except OSError:
-                return
+                break
             self.accepted += 1
             self.connections.append(connection)
-            try:
-                handle(connection)
-            except OSError:
-                pass
-            except Exception as failure:  # noqa: BLE001 - raised in the test's own thread
-                self.failure = failure
-            connection.close()
+            thread = threading.Thread(target=self.handle, args=(handle, connection), daemon=True)
+            self.served.append(thread)
+            thread.start()
+        # One client more than handlers is refused at once, and does not wait for an answer.
+        self.listener.close()
+        for thread in self.served:
+            thread.join()
+
+    def handle(self, handle: Handler, connection: socket.socket) -> None:
+        try:
+            handle(connection)
+        except OSError:
+            pass
+        except Exception as failure:  # noqa: BLE001 - raised in the test's own thread
+            self.failure = failure
+        connection.close()
 
     def __enter__(self) -> StubServer:
         self.thread.start()
