@@ -1,0 +1,1 @@
+"""A stream in object storage: compressed immutable objects that prove themselves."""
