@@ -189,7 +189,12 @@ def stream_object(archive_id: str, header: Header) -> bytes:
         "system_id": header.system_id,
         "stream_type": header.stream_type,
     }
+    fields["sum"] = _sum_of(fields)
     return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def _sum_of(fields: dict[str, Any]) -> str:
+    return digest_of(json.dumps(fields, sort_keys=True).encode())
 
 
 def archive_id_of(packed: bytes) -> str:
@@ -198,6 +203,8 @@ def archive_id_of(packed: bytes) -> str:
         fields = json.loads(packed)
         if fields["format"] != FORMAT:
             raise BadManifest(f"the archive is of format {fields['format']}, a later one")
+        if fields.pop("sum") != _sum_of(fields):
+            raise BadManifest("stream.json does not match its sum")
         return str(fields["archive_id"])
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, BadManifest):
