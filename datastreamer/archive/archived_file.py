@@ -127,17 +127,17 @@ class ArchivedFile:
         """A whole page, which must have this hash; from any thread. `now` is the time of entries
         whose time is not known. Raises `DamagedPage`."""
         content = self._file.file.read(PAGE_SIZE, page_start(page))
-        found = hash_page(content, page)
-        if found is None or found.digest != digest:
+        found = self._archived(page, content, now)
+        if found.record.sum.digest != digest:
             raise self._damaged(page, "the entries do not match their checksum")
-        return self._archived(page, content, digest, now)
+        return found
 
     def last_page(self, state: DurableState, now: int) -> ArchivedPage:
         """The entries of the last page. Raises `DamagedPage`."""
         start = page_start(state.pages)
         content = self._file.file.read(state.head.length - start, start)
         # (A stream that was truncated may end with the padding.)
-        found = self._archived(state.pages, content, b"", now)
+        found = self._archived(state.pages, content, now)
         known = found.record.sum
         if state.known is not None and known.digest != state.known.tail:
             raise self._damaged(state.pages, "the entries do not match their checksum")
@@ -149,14 +149,14 @@ class ArchivedFile:
         """Whether the first `end` bytes of a page have this hash."""
         return xxh3_128_digest(self._file.file.read(end, page_start(page))).hex() == digest
 
-    def _archived(self, page: int, content: bytes, digest: bytes, now: int) -> ArchivedPage:
-        """The page with this content; `digest` is the hash of its entries, if that is known."""
+    def _archived(self, page: int, content: bytes, now: int) -> ArchivedPage:
+        """The page with this content."""
         try:
             batch = scan(content, None, file_offset=page_start(page))
         except CorruptEntries as error:
             raise self._damaged(page, str(error)) from None
         entries = content[: batch.end]
-        digest = digest or xxh3_128_digest(entries)
+        digest = xxh3_128_digest(entries)
         padding = zero_padding(len(entries))
         record = PageSum(NO_CHAIN, digest, batch.next_number, len(entries), padding)
         known = SegmentPage(record, self._time(page, now))

@@ -19,6 +19,7 @@ from datastreamer.archive.manifest import (
     archive_id_of,
     digest_of,
 )
+from datastreamer.archive.options import TIMEOUT
 from datastreamer.archive.segment import (
     END_SIZE,
     BadSegment,
@@ -27,7 +28,7 @@ from datastreamer.archive.segment import (
     read_footer,
     read_page,
 )
-from datastreamer.archive.store import TIMEOUT, Gone, Store
+from datastreamer.archive.store import Gone, Store
 from datastreamer.errors import ArchiveMissing, DamagedArchive, NotAnArchive, UnknownEntry
 from datastreamer.storage.pages._page_sums import chain_over
 

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from datastreamer.archive.options import TIMEOUT
 from datastreamer.errors import (
     ArchiveDenied,
     ArchiveError,
@@ -35,7 +36,6 @@ except ImportError:
 PREFIX = "archive:"
 """Before the URL of an archive, where a command takes a file or server too."""
 SCHEMES = ("s3", "gs", "az", "file")
-TIMEOUT = 30.0
 
 # Between two attempts, in seconds: doubled each time.
 _PAUSE, _MOST_PAUSE = 0.1, 2.0

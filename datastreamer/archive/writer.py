@@ -32,7 +32,8 @@ from datastreamer.archive.manifest import (
     stream_object,
 )
 from datastreamer.archive.opened import STREAM, OpenArchive, manifest_name, segment_name
-from datastreamer.archive.segment import LEVEL, compress, pack, page_content
+from datastreamer.archive.options import INTERVAL, LEVEL, SEGMENT_PAGES
+from datastreamer.archive.segment import compress, pack, page_content
 from datastreamer.archive.store import Store
 from datastreamer.errors import (
     ArchiveBusy,
@@ -48,10 +49,7 @@ from datastreamer.storage.pages._page_sums import chain_over
 from datastreamer.storage.pages.hashes import HASH_SIZE, NO_CHAIN
 from datastreamer.storage.pages.proof import KnownChain
 
-SEGMENT_PAGES: Final = 64
-INTERVAL: Final = 60.0
-# Segments that are made and put at a time, each in memory.
-_AT_ONCE = 4
+THREADS: Final = 4
 # Another file's archive counts as in use for this many intervals.
 _BUSY_INTERVALS = 10
 # A pruner deletes objects that no manifest names after 24 h.
@@ -81,18 +79,20 @@ class ArchiveWriter:
         level: int = LEVEL,
         interval: float = INTERVAL,
         takeover: bool = False,
+        threads: int = THREADS,
     ) -> None:
         """`takeover`: also from a writer that was at work a short time ago, or had other
-        entries."""
+        entries. `threads` make and put segments, each in memory."""
         self.source = source
         self._store = store
         self._segment_pages = segment_pages
         self._level = level
         self._busy_ms = _BUSY_INTERVALS * interval * 1000
         self._takeover = takeover
+        self._threads = threads
         self._archive: OpenArchive | None = None
         self._id = secrets.token_hex(16)
-        self._term = 0
+        self.term = 0
         self._fenced: ArchiveFenced | None = None
         self.newest: ArchiveManifest | None = None
         self._newest_digest = ""
@@ -114,7 +114,7 @@ class ArchiveWriter:
             numbers = archive.numbers()
             if numbers:
                 self.newest, self._newest_digest = archive.manifest(numbers[-1])
-            self._term = 1 if self.newest is None else self.newest.writer.term + 1
+            self.term = 1 if self.newest is None else self.newest.writer.term + 1
             self._archive = archive
         return self._archive
 
@@ -254,7 +254,7 @@ class ArchiveWriter:
         def put(bounds: tuple[int, int], chain: bytes) -> Row:
             return self._put_segment(state, digests, bounds, chain, advanced)
 
-        with ThreadPoolExecutor(_AT_ONCE, "archive") as threads:
+        with ThreadPoolExecutor(self._threads, "archive") as threads:
             try:
                 made = list(threads.map(put, ranges, before))
             except BaseException:
@@ -351,7 +351,7 @@ class ArchiveWriter:
             archive_id=archive.id,
             time=now_ms(),
             previous=self._newest_digest,
-            writer=ManifestWriter(self._term, self._id, socket.gethostname(), os.getpid()),
+            writer=ManifestWriter(self.term, self._id, socket.gethostname(), os.getpid()),
             generation=1 if before is None else before.generation + bool(reason),
             reason=reason or ("begun" if before is None else before.reason),
             stream=ArchivedStream(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from datastreamer.archive.beside import archiving
+from datastreamer.archive.options import ArchiveOptions
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ServerFailed, UsageError
@@ -56,6 +58,7 @@ def serve_until_signal(
     workers: int = 1,
     publishing: Publishing | None = None,
     heal_from: Sequence[Upstream] = (),
+    archive: ArchiveOptions | None = None,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
     """Serve a stream until SIGINT or SIGTERM; returns the signal's name. In the main thread.
@@ -73,6 +76,7 @@ def serve_until_signal(
 
     `publishing` accepts publishers; then this process serves alone. `heal_from` are servers that
     damaged pages are restored from, with a single worker and if this process writes the stream.
+    `archive` says where the stream is archived, if this process writes it.
 
     With more than one of `workers` this process keeps the stream open, with the writer's lock, and
     worker processes serve it (`worker_pool.py`); `ServerFailed` is raised if none of them can be
@@ -133,7 +137,7 @@ def serve_until_signal(
         lambda: systemd.take_listeners() or open_listeners(host, port, unix), metrics, http
     )
     try:
-        with shutdown.handling_signals(), open_stream() as stream:
+        with shutdown.handling_signals(), open_stream() as stream, archiving(stream, archive):
             if workers == 1:
                 trio.run(serve, stream)
             else:

@@ -21,6 +21,7 @@ from datastreamer.cli.shared.server_options import (
     log_serving,
     port_option,
 )
+from datastreamer.cli.verbs.archive.arguments import ArchiveGroup
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import StreamFileError, StreamLocked
 from datastreamer.format import DEFAULT_PORT
@@ -81,6 +82,7 @@ def serve(
     follow: FollowOption = False,
     workers: WorkersOption = 1,
     heal: HealOption = None,
+    archive: ArchiveGroup,
     metrics: MetricsOptions,
     http: HttpPortOptions,
 ) -> None:
@@ -121,6 +123,9 @@ def serve(
             "one of --workers"
         )
     peers = addresses_of("--heal", heal or [])
+    archived = archive.options()
+    if archived is not None and follow:
+        raise typer.BadParameter("--archive needs the process that writes the stream: no --follow")
     http_options = http.options()
     if check_config:
         metrics.address()
@@ -156,6 +161,7 @@ def serve(
         workers=workers,
         publishing=publishing,
         heal_from=[Upstream(*each) for each in peers],
+        archive=archived,
         listening=listening,
     )
     _log.info("ended by %s", name, extra={"signal": name})
