@@ -163,6 +163,10 @@ class Pages:
     def _page_holding(self, head: Head, number: int) -> int:
         """The page that holds an entry, if one does; skips pages that do not begin with an
         entry."""
+        known = getattr(self._file, "page_holding", None)
+        if known is not None:  # an archive's
+            page: int = known(number)
+            return page
         low, high = 0, pages_for(head.length)
         # Most look-ups are for the newest entries.
         newest = self._start_of(head, high - 1)
