@@ -167,8 +167,14 @@ class ArchiveFile:
         return b"".join(parts)
 
     def page_holding(self, number: int) -> int:
-        """The page of an entry, by its row and that one's footer."""
         return self._archive.page_with(self.manifest, number)
+
+    def first_number(self, page: int) -> int:
+        row = self.manifest.row_of(page)
+        if page == row.first_page:
+            return row.first_entry
+        at = row.frame + page - row.first_page - 1
+        return self._archive.footer(row).pages[at].sum.next_number
 
     def size(self) -> int:
         return page_start(self._shown[0].stop)
