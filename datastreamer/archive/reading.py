@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.archive.manifest import ArchiveManifest
-from datastreamer.errors import ArchiveChanged, StreamClosed, UnknownBookmark
+from datastreamer.errors import ArchiveChanged, DamagedArchive, StreamClosed, UnknownBookmark
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
 from datastreamer.selection.times import Moment, moment_ms
 from datastreamer.storage.disk.access import Access
@@ -77,9 +77,12 @@ class _Pages:
             return run.pages.result()[page - run.first]
         except CancelledError:
             raise StreamClosed(f"{self._archive.url}: it was closed while it was read") from None
-        except BaseException:
+        except BaseException as error:
             with self._guard:
                 self._runs.pop(run.first, None)
+            if isinstance(error, DamagedArchive) and run.stop > run.first + 1:
+                # Perhaps in another page of the run.
+                return self._archive.pages(self.manifest.row_of(page), page, page + 1)[0]
             raise
 
     def _run(self, page: int) -> _Run:
