@@ -159,15 +159,18 @@ class ArchivedFile:
         digest = xxh3_128_digest(entries)
         padding = zero_padding(len(entries))
         record = PageSum(NO_CHAIN, digest, batch.next_number, len(entries), padding)
-        known = SegmentPage(record, self._time(page, now))
+        known = SegmentPage(record, self._time(page, digest, now))
         return ArchivedPage(batch.first_number, entries, known, batch.bookmarks())
 
-    def _time(self, page: int, now: int) -> int:
-        """Unix ms of the newest commit in a page."""
+    def _time(self, page: int, digest: bytes, now: int) -> int:
+        """Unix ms of the newest commit in a page, or less than a resolution later."""
         with opened_summaries(self._file) as stored:
             found = None if stored is None else stored.get(page, self._file.stream_id)
-        spans = [] if found is None else found.spans
-        return spans[-1][2] if spans else now
+        if found is None or found.digest != digest or not found.spans:
+            return now
+        _, stop, last = found.spans[-1]
+        # The record may lack the times of the last commits.
+        return min(now, last + found.resolution - 1) if stop == found.next_number else now
 
     def _damaged(self, page: int, what: str) -> DamagedPage:
         first = self._file.reader.first_number(page)

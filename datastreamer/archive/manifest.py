@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
 from datastreamer.archive.segment import BadSegment, compress, decompress
 from datastreamer.format import Header, page_start
-from datastreamer.storage.header.records import Head
+from datastreamer.storage.header.records import NO_ID, Head
 from datastreamer.storage.pages.hashes import NO_CHAIN, last_page
 
 FORMAT: Final = 1
@@ -110,6 +110,12 @@ class ArchiveManifest:
     def header(self) -> Header:
         stream = self.stream
         return Header(stream.version, stream.system_id, stream.stream_type, *self.end)
+
+    @property
+    def stream_id(self) -> bytes:
+        """The stream's; one made of the archive's for a stream without one."""
+        found = bytes.fromhex(self.stream.stream_id)
+        return found if found != NO_ID else xxh3_128_digest(b"stream" + self.archive_id.encode())
 
     @property
     def chain(self) -> str:

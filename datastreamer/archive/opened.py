@@ -226,6 +226,19 @@ class OpenArchive:
             at for at, page in enumerate(pages) if number < page.sum.next_number
         )
 
+    def at_time(self, manifest: ArchiveManifest, ms: int) -> int:
+        """The first entry of the first page with a commit at or after a time, in Unix ms, or of an
+        unknown time; the number of entries if there is none."""
+        row = next((row for row in manifest.rows if not row.time or row.time >= ms), None)
+        if row is None:
+            return manifest.head.entries
+        first = row.first_entry
+        for page in self.footer(row).pages[row.frame : row.frame + row.pages]:
+            if not page.time or page.time >= ms:
+                break
+            first = page.sum.next_number
+        return first
+
     def bookmark(self, manifest: ArchiveManifest, key: bytes) -> int | None:
         """The newest entry with a key; the footers are asked from the last one back."""
         for row in reversed(manifest.rows):

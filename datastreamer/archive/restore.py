@@ -29,7 +29,6 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, pa
 from datastreamer.storage.disk.atomic_file import new_file
 from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
 from datastreamer.storage.header.records import (
-    NO_ID,
     Change,
     Head,
     put_change,
@@ -204,7 +203,7 @@ def _finish(file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
     file.resize(page_start(page_of(head.length) + 1))
     file.sync()
     header = Header(stream.version, stream.system_id, stream.stream_type, *head)
-    stream_id = _stream_id(manifest)
+    stream_id = manifest.stream_id
     # Entries after these may have been committed, and others will have their numbers.
     epoch = stream.epoch + 1
     page = settled_page(header, wanted.end_sum, stream_id, epoch, boot_id())
@@ -214,14 +213,8 @@ def _finish(file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
 
 
 def _write_sums(sums: File, file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
-    stream_id, epoch = _stream_id(manifest), manifest.stream.epoch + 1
+    stream_id, epoch = manifest.stream_id, manifest.stream.epoch + 1
     written = SumsFile(sums, "")
     written.put(0, wanted.sums, stream_id)
     identity = identity_of(file, stream_id)
     written.write_header(SumsHeader(stream_id, identity, epoch, epoch, ALL_TRUSTED))
-
-
-def _stream_id(manifest: ArchiveManifest) -> bytes:
-    """The stream's; one made of the archive's for a stream without one."""
-    found = bytes.fromhex(manifest.stream.stream_id)
-    return found if found != NO_ID else xxh3_128_digest(b"stream" + manifest.archive_id.encode())

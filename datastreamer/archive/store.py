@@ -33,8 +33,6 @@ try:
 except ImportError:
     raise ExtraMissing("archives need obstore, which is not installed", "archive") from None
 
-PREFIX = "archive:"
-"""Before the URL of an archive, where a command takes a file or server too."""
 SCHEMES = ("s3", "gs", "az", "file")
 
 # Between two attempts, in seconds: doubled each time.

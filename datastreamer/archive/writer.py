@@ -402,7 +402,7 @@ def _equal_parts(archive: OpenArchive, row: Row, digests: bytes) -> Iterator[Row
         elif not equal and first is not None:
             start = row.frame + first - row.first_page
             entry = footer.pages[start - 1].sum.next_number if start else row.first_entry
-            time = footer.pages[frame - 1].time
+            time = max(each.time for each in footer.pages[start:frame])
             yield row._replace(
                 first_page=first, pages=page - first, first_entry=entry, frame=start, time=time
             )

@@ -30,6 +30,7 @@ from datastreamer.server.ticks import next_tick
 from datastreamer.service import systemd
 from datastreamer.service.worker_pool import Workers
 from datastreamer.service.worker_process import StartAbandoned
+from datastreamer.storage.pages.restore import Peer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
@@ -57,7 +58,7 @@ def serve_until_signal(
     http: HttpOptions | None = None,
     workers: int = 1,
     publishing: Publishing | None = None,
-    heal_from: Sequence[Upstream] = (),
+    heal_from: Sequence[Upstream | Peer] = (),
     archive: ArchiveOptions | None = None,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
@@ -74,9 +75,9 @@ def serve_until_signal(
     `listening` is called with the addresses once clients can connect. Raises `ListenFailed` and
     what `open_stream` raises.
 
-    `publishing` accepts publishers; then this process serves alone. `heal_from` are servers that
-    damaged pages are restored from, with a single worker and if this process writes the stream.
-    `archive` says where the stream is archived, if this process writes it.
+    `publishing` accepts publishers; then this process serves alone. `heal_from` are servers
+    and other peers that damaged pages are restored from, with a single worker and if this process
+    writes the stream. `archive` says where the stream is archived, if this process writes it.
 
     With more than one of `workers` this process keeps the stream open, with the writer's lock, and
     worker processes serve it (`worker_pool.py`); `ServerFailed` is raised if none of them can be
@@ -86,7 +87,10 @@ def serve_until_signal(
 
     async def serve(stream: DataStream) -> None:
         kind = stream.header.stream_type
-        peers = [ServerPeer(each, stream_type=kind) for each in heal_from]
+        peers = [
+            ServerPeer(each, stream_type=kind) if isinstance(each, Upstream) else each
+            for each in heal_from
+        ]
         server = Server(
             stream,
             limits=limits,
