@@ -47,7 +47,8 @@ class BatchReader(DataSourceReader):
             for part in partition.parts:
                 yield from self.read(part, begin)
         elif isinstance(partition, FilePart):
-            rows = RowMaker(self._options, self._columns, partition.snapshot.header)
+            file, header = partition.snapshot.location.path, partition.snapshot.header
+            rows = RowMaker(self._options, self._columns, header, file)
             first, stop = partition.first_page, partition.stop_page
             runs = read_pages(partition.snapshot, first, stop, verify=self._options.verify)
             yield from rows.batches(runs, partition.start, partition.stop, begin)

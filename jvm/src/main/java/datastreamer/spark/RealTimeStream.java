@@ -17,10 +17,14 @@ import org.apache.spark.sql.types.StructType;
  */
 final class RealTimeStream extends FollowedStream implements SupportsRealTimeMode {
   private final Map<String, Object> request;
+  private final StructType live;
   private boolean isRealTime;
 
-  RealTimeStream(Map<String, ?> request, StructType columns, String description) {
+  /** A stream of these columns; in Real-Time Mode of those of `live`. */
+  RealTimeStream(
+      Map<String, ?> request, StructType columns, StructType live, String description) {
     super(request, columns, description);
+    this.live = live;
     this.request = new HashMap<>(request);
   }
 
@@ -40,12 +44,13 @@ final class RealTimeStream extends FollowedStream implements SupportsRealTimeMod
   public InputPartition[] planInputPartitions(Offset start) {
     Map<String, Object> asked = request("kept");
     asked.put("start", start.json());
-    HashMap<String, Object> live = new HashMap<>(request);
-    live.put("do", "live");
-    live.put("options", new HashMap<>((Map<?, ?>) request.get("options")));
-    live.put("start", start.json());
+    HashMap<String, Object> rows = new HashMap<>(request);
+    rows.put("do", "live");
+    rows.put("schema", live.json());
+    rows.put("options", new HashMap<>((Map<?, ?>) request.get("options")));
+    rows.put("start", start.json());
     long entry = ask(asked).get("entry").longValue();
-    return new InputPartition[] {new Live(PythonProcess.python(), live, entry, columns.length())};
+    return new InputPartition[] {new Live(PythonProcess.python(), rows, entry, live.length())};
   }
 
   @Override
