@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import UsageError
+from datastreamer.spark.failures import one_line
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import read_pages
 from datastreamer.spark.read.partitions import FilePart, PackedParts, ServerPart
@@ -21,6 +22,7 @@ from datastreamer.spark.read.schemas import wanted_columns
 from datastreamer.spark.read.servers import read_entries
 
 
+@one_line
 class BatchReader(DataSourceReader):
     """Reads what is committed when `partitions` is called.
 
