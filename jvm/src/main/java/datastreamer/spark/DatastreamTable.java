@@ -185,7 +185,7 @@ final class DatastreamTable implements SupportsRead, SupportsWrite, SupportsMeta
     Map<String, Object> request = request("follow", options);
     request.put("schema", all.json());
     return HAS_REAL_TIME
-        ? new RealTimeStream(request, all, columns, toString())
+        ? RealTimeStream.of(request, all, columns, toString())
         : new FollowedStream(request, all, toString());
   }
 

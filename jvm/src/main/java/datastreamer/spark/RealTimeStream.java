@@ -20,12 +20,20 @@ final class RealTimeStream extends FollowedStream implements SupportsRealTimeMod
   private final StructType live;
   private boolean isRealTime;
 
-  /** A stream of these columns; in Real-Time Mode of those of `live`. */
-  RealTimeStream(
+  private RealTimeStream(
       Map<String, ?> request, StructType columns, StructType live, String description) {
     super(request, columns, description);
     this.live = live;
     this.request = new HashMap<>(request);
+  }
+
+  /**
+   * A stream of these columns; in Real-Time Mode of those of `live`. To verify a caller, the JVM
+   * does not need this class, which Spark 4.0 could not load.
+   */
+  static FollowedStream of(
+      Map<String, ?> request, StructType columns, StructType live, String description) {
+    return new RealTimeStream(request, columns, live, description);
   }
 
   /** Where a task has read to. */
