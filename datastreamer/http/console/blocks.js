@@ -76,7 +76,7 @@ const SHOWN = {
       older.hidden = next === null
       older.href = `#address/${key}?before=${next}`
       if (found.length !== shown.querySelectorAll("tbody tr").length) {
-        shown.replaceChildren(transactions(found.map((each) => ({ entry: each.entry, opened: each })), ""))
+        shown.replaceChildren(transactions(found.map((each) => ({ entry: each.entry, opened: each.error ? null : each, error: each.error })), ""))
       }
       return found.length > 0
     })
