@@ -123,10 +123,12 @@ async function recent(before, signal) {
 
   function draw() {
     body.replaceChildren(...lines.map((each) => {
-      const cells = each.error
-        ? [each.error, "", "–", "", "–", "", "–", ""]
-        : [link("block", each.number, integer(each.number)), utc(each.timestamp), "", link("batch", each.batch, integer(each.batch)),
-           integer(each.transactions), integer(each.gas), each.fees === null ? "–" : ROUGH.format(Number(each.fees) / 1e18), short(each.hash)]
+      if (each.error) {
+        const which = each.number === null ? "" : `Block ${integer(each.number)}: `
+        return el("tr", {}, el("td.bad", { colSpan: COLUMNS.length }, which, each.error))
+      }
+      const cells = [link("block", each.number, integer(each.number)), utc(each.timestamp), "", link("batch", each.batch, integer(each.batch)),
+        integer(each.transactions), integer(each.gas), each.fees === null ? "–" : ROUGH.format(Number(each.fees) / 1e18), short(each.hash)]
       return el("tr", { title: each.hash ? `${each.hash}, fees of at most ${amount(each.fees ?? 0)} ether` : "" }, ...cells.map((cell, at) => el(`td.${COLUMNS[at][1]}`, {}, cell)))
     }))
     ages()
