@@ -159,7 +159,7 @@ def test_a_damaged_page_among_the_blocks(path: Path, opened: Opened) -> None:
     with served(path) as server:
         console = opened(url_of(server), viewport={"width": 900, "height": 500})
         console.show("blocks")
-        damaged = console.rows().first.locator("td")
+        damaged = console.rows().first.locator("td").first
         expect(damaged).to_contain_text(re.compile("^damaged at byte .* has to repair the file$"))
         expect(console.rows().nth(1)).to_contain_text("29")
         # The headings remain where the rows scroll.
@@ -167,6 +167,10 @@ def test_a_damaged_page_among_the_blocks(path: Path, opened: Opened) -> None:
         expect(console.page.locator("th").first).to_be_in_viewport()
         console.show("block/30")
         expect(console.page.locator(".note.bad")).to_contain_text("damaged at byte")
+        for view in ("entries", "entries/180"):
+            console.show(view)
+            expect(console.page.locator(".title .bad")).to_contain_text("damaged at byte")
+            expect(console.row(180)).to_be_visible()
 
 
 def test_an_empty_stream_shows_how_to_write(path: Path, opened: Opened) -> None:

@@ -125,7 +125,9 @@ async function recent(before, signal) {
     body.replaceChildren(...lines.map((each) => {
       if (each.error) {
         const which = each.number === null ? "" : `Block ${integer(each.number)}: `
-        return el("tr", {}, el("td.bad", { colSpan: COLUMNS.length }, which, each.error))
+        // As many columns as a narrow page shows, and the others.
+        return el("tr", {}, el("td.bad", { colSpan: 4 }, which, each.error),
+          ...COLUMNS.filter(([, kind]) => kind.includes("optional")).map(([, kind]) => el(`td.${kind}`)))
       }
       const cells = [link("block", each.number, integer(each.number)), utc(each.timestamp), "", link("batch", each.batch, integer(each.batch)),
         integer(each.transactions), integer(each.gas), each.fees === null ? "–" : ROUGH.format(Number(each.fees) / 1e18), short(each.hash)]
