@@ -41,6 +41,13 @@ class PublisherBase:
         """The number of committed operations that have no receipt yet."""
         return len(self._engine.source.underway)
 
+    def give_up(self) -> None:
+        """Make one last attempt to reconnect; calls that wait for a lost server raise its failure.
+
+        A signal's handler may call it.
+        """
+        self._engine.retry_for = 0.0
+
 
 class OperationBase(Outgoing):
     """An operation that is being made. It is in memory as a whole."""

@@ -533,7 +533,7 @@ def test_a_hash_and_an_address_are_found(server: StreamServer, opened: Opened) -
     assert found.to is not None
     console.show("overview")
     field = page.get_by_label("Search")
-    field.fill(f"0x{found.hash.hex()}")
+    field.fill(found.hash.hex())  # as some programs write it
     field.press("Enter")
     expect(page.get_by_role("heading", name="Transaction")).to_be_visible()
     expect(page).to_have_url(f"{console.url}/#hash/0x{found.hash.hex()}")

@@ -258,7 +258,7 @@ export function transaction(found) {
     to: open.to ? copyable(open.to, "address") : "creates a contract",
     value: `${amount(open.value)} ether`,
     "fee at most": `${amount(BigInt(open.gas) * paid)} ether for ${integer(open.gas)} gas`,
-    "gas price": `${amount(paid, GWEI)} gwei, which is ${percentage + 1}/256 of ${amount(price, GWEI)}`,
+    "gas price": `${amount(paid, GWEI)} gwei${percentage === 255 ? "" : `, which is ${percentage + 1}/256 of ${amount(price, GWEI)}`}`,
     nonce: integer(open.nonce), type: open.type, "chain id": open.chain_id ?? "none",
     valid: found.fields.is_valid === false ? el("span.bad", {}, "no") : "yes",
   })), el("h2.gap", {}, "Input"), el("div.panel", {}, input, el("pre.wrap", { tabindex: "0" }, open.input)),
