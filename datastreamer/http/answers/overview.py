@@ -126,8 +126,8 @@ class Overview:
             pages = "1 page is" if damaged == 1 else f"{damaged} pages are"
             yield _bad(
                 f"{pages} damaged: readers of these entries get an error",
-                "The log names them. Restart the server with `--heal HOST:PORT`, another server of the "
-                "stream, or stop it and run `datastreamer repair FILE --from HOST:PORT`.",
+                "The log names them. Restart the server with `--heal HOST:PORT`, another server of "
+                "the stream, or stop it and run `datastreamer repair FILE --from HOST:PORT`.",
             )
         yield from _of_upstreams(upstreams or [])
         limit, used = number("clients_limit"), self._samples[-1].clients if self._samples else 0
