@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
-from typing import Final
+import sys
+from collections.abc import Callable, Iterator
+from inspect import isgenerator
+from typing import Any, Final, TypeVar
 
 from pyspark.errors import PySparkException
 
-__all__ = ["PySparkException", "reason"]
+from datastreamer.errors import DatastreamerError
+
+__all__ = ["PySparkException", "one_line", "reason"]
+
+C = TypeVar("C", bound=type)
+
+# What Spark's workers call.
+_CALLED: Final = (
+    *("schema", "reader", "writer", "streamWriter", "partitions", "read", "write", "commit"),
+    *("initialOffset", "getDefaultReadLimit", "prepareForTriggerAvailableNow", "latestOffset"),
+)
+# Only Spark's workers import it. They look into the environment when they report an exception.
+_OF_WORKERS: Final = "pyspark.worker_util"
+_HIDDEN: Final = "SPARK_HIDE_TRACEBACK"
 
 # The last line of a Python traceback that Spark quotes, for an exception of this package.
 _OURS: Final = re.compile(r"datastreamer\.errors\.\w+: (.+)")
@@ -30,3 +48,38 @@ def reason(error: Exception) -> str:
         return str(found[-1]).strip()
     first, causes = text.strip().partition("\n")[0], _CAUSE.findall(text)
     return f"{first}: {causes[-1]}" if causes and causes[-1] not in first else first
+
+
+def one_line(of: C) -> C:
+    """A class that Spark's workers use: they show errors of this package without a trace."""
+    for name in _CALLED:
+        if name in vars(of):
+            setattr(of, name, _in_one_line(vars(of)[name]))
+    return of
+
+
+def _in_one_line(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            found = method(*args, **named)
+        except DatastreamerError:
+            _hide_trace()
+            raise
+        return _rows(found) if isgenerator(found) else found
+
+    return call
+
+
+def _rows(found: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from found
+    except DatastreamerError:
+        _hide_trace()
+        raise
+
+
+def _hide_trace() -> None:
+    # The worker ends after it has reported the exception.
+    if _OF_WORKERS in sys.modules:
+        os.environ[_HIDDEN] = "1"

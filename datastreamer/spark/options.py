@@ -108,6 +108,9 @@ class Options:
     batch_reads: bool = True
     """Whether servers are asked for extensions of the protocol."""
 
+    deep: bool = False
+    """Whether the files in the subfolders of a folder are read, too."""
+
     reader: Implementation = "auto"
     """Which implementation reads files: `native` is in Java, `auto` is that one if Spark has it."""
 
@@ -143,7 +146,7 @@ class Options:
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
     *("startingTimestamp", "endingTimestamp", "types", "prefixes", "batchReads"),
-    *("partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
+    *("recursiveFileLookup", "partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "changes"),
     *("reader", "tokenFile", "stagingPath", "txnAppId", "txnVersion"),
@@ -197,6 +200,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         timeout=read.seconds("timeout", 10.0, least=0.001),
         retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
         batch_reads=read.flag("batchReads") is not False,
+        deep=read.flag("recursiveFileLookup") is True,
         reader=reader,
         from_latest=from_latest,
         max_entries=read.count("maxEntriesPerTrigger"),

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import DatastreamerError, UsageError
+from datastreamer.spark.failures import one_line
 from datastreamer.spark.options import (
     BATCH_PART_BYTES,
     PARTITION_BYTES,
@@ -33,6 +34,7 @@ from datastreamer.spark.versions import HAS_LIMITS
 from datastreamer.spark.write.sink import QuerySink, StreamSink
 
 
+@one_line
 class DatastreamSource(DataSource):
     """``format("datastream")``, of ``spark.read``, ``spark.readStream`` and ``df.write``."""
 

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import UsageError
+from datastreamer.spark.failures import one_line
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import read_pages
 from datastreamer.spark.read.partitions import FilePart, PackedParts, ServerPart
@@ -21,6 +22,7 @@ from datastreamer.spark.read.schemas import wanted_columns
 from datastreamer.spark.read.servers import read_entries
 
 
+@one_line
 class BatchReader(DataSourceReader):
     """Reads what is committed when `partitions` is called.
 
@@ -47,7 +49,8 @@ class BatchReader(DataSourceReader):
             for part in partition.parts:
                 yield from self.read(part, begin)
         elif isinstance(partition, FilePart):
-            rows = RowMaker(self._options, self._columns, partition.snapshot.header)
+            file, header = partition.snapshot.location.path, partition.snapshot.header
+            rows = RowMaker(self._options, self._columns, header, file)
             first, stop = partition.first_page, partition.stop_page
             runs = read_pages(partition.snapshot, first, stop, verify=self._options.verify)
             yield from rows.batches(runs, partition.start, partition.stop, begin)

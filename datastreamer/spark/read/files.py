@@ -45,6 +45,13 @@ class Lost(NamedTuple):
     next: int | None
 
 
+class Placed(NamedTuple):
+    """Entries of a page, which begins at byte `start` of the file."""
+
+    batch: EntryBatch
+    start: int
+
+
 @dataclass(frozen=True, slots=True)
 class FileSnapshot:
     """A stream file at one moment: what was committed, and in which history.
@@ -155,7 +162,7 @@ def open_reader(snapshot: FileSnapshot, *, verify: bool) -> Iterator[Reader]:
 
 def read_pages(
     snapshot: FileSnapshot, first: int, stop: int, *, verify: bool = True
-) -> Iterator[EntryBatch | Lost]:
+) -> Iterator[Placed | Lost]:
     """The entries of the pages from `first` up to, not including, `stop`, a page at a time.
 
     What cannot be read is returned as `Lost`, in its place; the other pages are unaffected. With
@@ -183,10 +190,10 @@ def read_pages(
 
 def _sweep(
     file: Readable, snapshot: FileSnapshot, first: int, stop: int, sums: PageComparison | None
-) -> Iterator[EntryBatch | Lost]:
+) -> Iterator[Placed | Lost]:
     path, head = snapshot.location.path, snapshot.head
     chain = Chain(None if first else 0)
-    held: EntryBatch | None = None
+    held: Placed | None = None
     for page in range(first, min(stop + 1, snapshot.pages)):
         start = page_start(page)
         content = file.read(min(PAGE_SIZE, head.length - start), start)
@@ -215,17 +222,17 @@ def _sweep(
         yield from _settled(held, chain)
         yield from _lost(path, chain.damages)
         if page < stop:
-            held = chain.take(to_the_end=start + PAGE_SIZE <= head.length)
+            held = Placed(chain.take(to_the_end=start + PAGE_SIZE <= head.length), start)
         else:
             held = None
     if stop >= snapshot.pages:
-        _end(chain, head, held)
+        _end(chain, head, held is not None and bool(held.batch))
     yield from _settled(held, chain)
     yield from _lost(path, chain.damages)
     yield from _lost(path, chain.missing)
 
 
-def _end(chain: Chain, head: Head, held: EntryBatch | None) -> None:
+def _end(chain: Chain, head: Head, held: bool) -> None:
     """Compare the end of the last page with the header, which counts the entries."""
     last = head.entries - 1
     # Bytes after the last entry are the remains of an entry that is missing.
@@ -246,15 +253,16 @@ def _end(chain: Chain, head: Head, held: EntryBatch | None) -> None:
         chain.missing.append(Damage(chain.whole.length, what, chain.due - 1, head.entries))
 
 
-def _settled(held: EntryBatch | None, chain: Chain) -> Iterator[EntryBatch]:
+def _settled(held: Placed | None, chain: Chain) -> Iterator[Placed]:
     """A page's entries, without those that the next page has put in doubt."""
-    if held is None or not held:
+    if held is None:
         return
+    batch = held.batch
     for damage in (*chain.damages, *chain.missing):
-        if damage.first is not None and damage.first < held.next_number:
-            held = held[: max(0, damage.first - held.first_number)]
-    if held:
-        yield held
+        if batch and damage.first is not None and damage.first < batch.next_number:
+            batch = batch[: max(0, damage.first - batch.first_number)]
+    if batch:
+        yield Placed(batch, held.start)
 
 
 def _first(file: Readable, page: int, chain: Chain) -> int | None:

@@ -68,42 +68,50 @@ def is_single(paths: tuple[str, ...]) -> bool:
     return bool(_info(system, path, paths[0]).type != fs.FileType.Directory)
 
 
-def find(paths: tuple[str, ...]) -> list[FileLocation]:
+def find(paths: tuple[str, ...], *, deep: bool = False) -> list[FileLocation]:
     """The stream files that `paths` mean, without duplicates, sorted by name within each path.
 
-    In a folder, files that begin as streams; names that begin with a dot or an underscore are
-    skipped, as Spark does. Raises `FileMissing` for a path that leads to no stream file.
+    In a folder (`deep`: and its subfolders), files that begin as streams; names that begin with a
+    dot or an underscore are skipped, as Spark does. Raises `FileMissing` for a path that leads to
+    no stream file.
     """
     found: dict[str, FileLocation] = {}
     for path in paths:
         local = local_path(path)
         # Executors may have another working directory.
         locations = list(
-            _find_remote(path) if local is None else _find_local(os.path.abspath(local))
+            _find_remote(path, deep=deep)
+            if local is None
+            else _find_local(os.path.abspath(local), deep=deep)
         )
         if not locations:
-            raise FileMissing(_shown(path), "it holds no stream file")
+            more = "" if deep else "; for those in its subfolders set recursiveFileLookup to true"
+            raise FileMissing(_shown(path), f"it holds no stream file{more}")
         found |= {location.path: location for location in locations}
     return list(found.values())
 
 
-def _find_local(path: str) -> Iterator[FileLocation]:
+def _find_local(path: str, *, deep: bool) -> Iterator[FileLocation]:
     # A file whose name contains a bracket is that file, not a glob.
     if os.path.isfile(path):
         yield FileLocation(path)
     elif os.path.isdir(path):
-        with os.scandir(path) as entries:
-            names = sorted(entry.path for entry in entries if entry.is_file())
-        for name in names:
-            if not _is_hidden(name) and _begins_as_stream(name):
-                yield FileLocation(name)
+        for folder, subfolders, names in os.walk(path, onerror=_refuse_folder):
+            subfolders[:] = sorted(it for it in subfolders if deep and not _is_hidden(it))
+            for name in sorted(os.path.join(folder, name) for name in names):
+                if not _is_hidden(name) and os.path.isfile(name) and _begins_as_stream(name):
+                    yield FileLocation(name)
     elif _MAGIC_CHARACTERS.search(path):
         for name in sorted(glob.glob(path)):
-            yield from _find_local(name)
+            yield from _find_local(name, deep=deep)
     elif os.path.exists(path):
         raise StreamFileError(path, "neither a file nor a folder")
     else:
         raise FileMissing(path, "no such file")
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise StreamFileError(error.filename, f"cannot be listed: {error.strerror}") from error
 
 
 def _begins_as_stream(path: str) -> bool:
@@ -114,7 +122,7 @@ def _begins_as_stream(path: str) -> bool:
         raise StreamFileError(path, f"cannot be read: {error.strerror or error}") from error
 
 
-def _find_remote(uri: str) -> Iterator[FileLocation]:
+def _find_remote(uri: str, *, deep: bool) -> Iterator[FileLocation]:
     base, query = _parts(uri)
     magic = _MAGIC_CHARACTERS.search(base)
     if magic is not None:
@@ -133,8 +141,9 @@ def _find_remote(uri: str) -> Iterator[FileLocation]:
     if info.type == fs.FileType.File:
         yield _remote_location(base, query, path, path)
         return
-    for info in _listing(system, path, uri, deep=False):
-        if info.type != fs.FileType.File or _is_hidden(info.path):
+    for info in _listing(system, path, uri, deep=deep):
+        below = info.path[len(path) :].split("/")
+        if info.type != fs.FileType.File or any(map(_is_hidden, below)):
             continue
         location = _remote_location(base, query, path, info.path)
         file = location.open_remote()

@@ -46,7 +46,7 @@ def plan(options: Options) -> Iterator[InputPartition]:
 
 def plan_files(options: Options) -> Iterator[FilePart]:
     """A part for the entries of each file that a query of what is committed now reads."""
-    for location in find(options.paths):
+    for location in find(options.paths, deep=options.deep):
         yield from _plan_file(options, take_snapshot(location, options.stream_type))
 
 

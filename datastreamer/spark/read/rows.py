@@ -10,16 +10,24 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from datastreamer._codec import EntryBatch
 from datastreamer.arrow.record_batches import Converter
 from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES
 from datastreamer.errors import UsageError
-from datastreamer.format import U64_MAX, Header
+from datastreamer.format import U64_MAX, Header, page_of
 from datastreamer.selection.clauses import Selection
 from datastreamer.spark.options import Options
-from datastreamer.spark.read.files import Lost
-from datastreamer.spark.read.schemas import SYSTEM_ID, Columns, number_column
+from datastreamer.spark.read.files import Lost, Placed
+from datastreamer.spark.read.schemas import (
+    FILE,
+    OFFSET,
+    PAGE,
+    SYSTEM_ID,
+    Columns,
+    number_column,
+)
 
 _MOST: Final = U64_MAX >> 1
 
@@ -27,8 +35,12 @@ _MOST: Final = U64_MAX >> 1
 class RowMaker:
     """Makes the record batches of one part of one stream."""
 
-    def __init__(self, options: Options, columns: Columns, header: Header) -> None:
+    def __init__(
+        self, options: Options, columns: Columns, header: Header, file: str | None = None
+    ) -> None:
         self._columns = columns
+        self._file = file
+        self._placed = not {FILE, PAGE, OFFSET}.isdisjoint(columns.schema.names)
         self._mode = options.mode
         self._number = number_column(options.table)
         self._system_id = header.system_id
@@ -41,6 +53,8 @@ class RowMaker:
         self._selection = options.where
         # The converter counts rows by a column, so it needs one even if the query has none.
         own = columns.own or (self._number,)
+        if self._placed and self._number not in own:
+            own += (self._number,)
         if ERROR in columns.schema.names and options.table != ENTRIES:
             own += (ERROR,)
         self._converter = Converter(
@@ -54,7 +68,7 @@ class RowMaker:
 
     def batches(
         self,
-        runs: Iterable[EntryBatch | Lost],
+        runs: Iterable[EntryBatch | Placed | Lost],
         start: int,
         stop: int,
         begin: int | None = None,
@@ -71,25 +85,41 @@ class RowMaker:
             if isinstance(run, Lost):
                 yield from self._lost(run, start, stop, start if begin is None else begin)
                 continue
-            within = run
-            if run.first_number < start or run.next_number > stop:
-                within = run.since(start).before(stop)
+            within, page_start = run if isinstance(run, Placed) else (run, 0)
+            if within.first_number < start or within.next_number > stop:
+                within = within.since(start).before(stop)
             if self._selection is not None:
                 within = within.select(self._selection)
             if not within:
                 continue
             found = self._converter.convert(within)
             if found.batch.num_rows:
-                yield self._shaped(found.batch)
+                places = self._places(found.batch, within, page_start) if self._placed else {}
+                yield self._shaped(found.batch, places)
             if found.error is not None:
                 raise found.error
 
-    def _shaped(self, batch: Any) -> Any:
+    def _places(self, batch: Any, entries: EntryBatch, page_start: int) -> dict[str, Any]:
+        """Where the entries of the rows are in the file."""
+        numbers, offsets = (
+            pa.Array.from_buffers(pa.int64(), len(entries), [None, pa.py_buffer(column)])
+            for column in (entries.numbers, entries.offsets)
+        )
+        found = offsets.take(pc.index_in(batch.column(self._number), numbers))
+        return {
+            FILE: pa.repeat(pa.scalar(self._file, pa.string()), len(found)),
+            PAGE: pa.repeat(pa.scalar(page_of(page_start), pa.int64()), len(found)),
+            OFFSET: pc.add(found, page_start),
+        }
+
+    def _shaped(self, batch: Any, places: dict[str, Any]) -> Any:
         """The converter's batch with the columns that the query needs."""
         rows = batch.num_rows
         columns = [
             pa.repeat(pa.scalar(self._system_id, pa.int64()), rows)
             if field.name == SYSTEM_ID
+            else places[field.name]
+            if field.name in places
             else batch.column(field.name)
             if field.name in batch.schema.names
             else pa.nulls(rows, field.type)
@@ -107,7 +137,9 @@ class RowMaker:
             raise lost.error
         first = max(first, begin)
         if self._mode == "PERMISSIVE" and first >= start:
+            offset = lost.error.offset
             values = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
+            values |= {FILE: self._file, PAGE: page_of(offset), OFFSET: offset}
             columns = [
                 pa.array([values.get(field.name)], field.type) for field in self._columns.schema
             ]

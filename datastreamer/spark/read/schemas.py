@@ -1,7 +1,8 @@
 """The tables as Spark schemas, and the columns that a query selects.
 
 Owns the columns beyond those of the Arrow tables: ``system_id`` if rows may be of several streams,
-``error`` if bad entries become rows (mode PERMISSIVE).
+``error`` if bad entries become rows (mode PERMISSIVE), and those that say where in a file a row's
+entry is, which only a query that names them has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ from datastreamer.errors import UsageError
 from datastreamer.spark.options import Options
 
 SYSTEM_ID: Final = "system_id"
+FILE: Final = "_file"
+PAGE: Final = "_page"
+OFFSET: Final = "_offset"
+
+_PLACE: Final = (
+    StructField(FILE, StringType()),
+    StructField(PAGE, LongType()),
+    StructField(OFFSET, LongType()),
+)
 
 
 class Columns(NamedTuple):
@@ -59,6 +69,8 @@ def wanted_columns(options: Options, wanted: StructType) -> Columns:
     Raises `UsageError` for an unknown column or a column of another type.
     """
     full = {field.name: field for field in table_schema(options, system_id=True)}
+    if options.paths:
+        full |= {field.name: field for field in _PLACE}
     own = []
     for field in wanted:
         column = full.get(field.name)
@@ -76,7 +88,7 @@ def wanted_columns(options: Options, wanted: StructType) -> Columns:
             )
         if column.nullable and not field.nullable:
             raise UsageError(f"the column {field.name} may be null: leave NOT NULL out")
-        if field.name not in (SYSTEM_ID, ERROR):
+        if field.name not in (SYSTEM_ID, ERROR, FILE, PAGE, OFFSET):
             own.append(field.name)
     if not wanted.fields:
         raise UsageError("the schema has no column: name at least one")

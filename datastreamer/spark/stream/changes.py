@@ -25,6 +25,7 @@ from datastreamer.errors import BadPosition, ConnectionLost, DatastreamerError, 
 from datastreamer.format import U64_MAX, Header
 from datastreamer.position import KEPT, Identity
 from datastreamer.protocol.commands import KnownHistory
+from datastreamer.spark.failures import one_line
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.partitions import cut_entries
 from datastreamer.spark.read.schemas import number_column
@@ -61,6 +62,7 @@ class ChangePart(InputPartition):
     digest: str = ""
 
 
+@one_line
 class ChangeReader(TailReader):
     """Follows one stream, and the changes of the entries that it has delivered."""
 

@@ -22,7 +22,7 @@ from datastreamer.server._inotify import reports_of_writes
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.rows import RowMaker
-from datastreamer.spark.read.schemas import number_column, wanted_columns
+from datastreamer.spark.read.schemas import FILE, OFFSET, PAGE, number_column, wanted_columns
 from datastreamer.spark.read.servers import (
     Servers,
     ServerSnapshot,
@@ -47,6 +47,8 @@ def live_rows(options: Options, schema: StructType, start: int) -> Iterator[Any]
     Raises `HistoryChanged` or `StreamFileError` if entries that were read change.
     """
     options = replace(options, from_latest=False)
+    if not {FILE, PAGE, OFFSET}.isdisjoint(schema.names):
+        raise UsageError(f"Real-Time Mode has no columns {FILE}, {PAGE} and {OFFSET}")
     number = StructField(number_column(options.table), LongType(), False)
     own = [field for field in schema if field.name != number.name]
     columns = wanted_columns(options, StructType([*own, number]))

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from datastreamer.errors import DatastreamerError, UnknownEntry, UsageError
 from datastreamer.format import U64_MAX, Header
 from datastreamer.position import Identity
+from datastreamer.spark.failures import one_line
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.offsets import StreamOffset
@@ -36,6 +37,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+@one_line
 class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows one stream. The driver determines how far it goes; executors `read` the entries."""
 
@@ -228,6 +230,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._looks.wait_for(work)
 
 
+@one_line
 class RefusedReader(DataSourceStreamReader):
     """In the place of a reader that cannot be made: raises why, when Spark first uses it."""
 

@@ -11,10 +11,12 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from datastreamer.errors import UsageError
+from datastreamer.spark.failures import one_line
 from datastreamer.spark.stream.reader import TailReader
 from datastreamer.spark.versions import VERSION, ReadAllAvailable
 
 
+@one_line
 class UnlimitedReader(DataSourceStreamReader):
     """Knows where a batch begins from the calls that precede it.
 

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
+from datastreamer.spark.failures import one_line
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.paths import local_path
 from datastreamer.spark.versions import VERSION, DataSourceStreamArrowWriter
@@ -47,6 +48,7 @@ class Written(WriterCommitMessage):
     """The id of the streaming query that they are a part of."""
 
 
+@one_line
 class _Sink:
     """What both kinds of writes have in common. Raises `UsageError` and `FileMissing`."""
 
@@ -106,6 +108,7 @@ class _Sink:
             append(output, _batches(written), fences)
 
 
+@one_line
 class StreamSink(_Sink, DataSourceArrowWriter):
     """Appends rows to a stream. The driver makes one per write."""
 
@@ -134,6 +137,7 @@ class StreamSink(_Sink, DataSourceArrowWriter):
             staging.remove(self._staging)
 
 
+@one_line
 class QuerySink(_Sink, DataSourceStreamArrowWriter):
     """Appends the batches of a streaming query to a stream, each once."""
 

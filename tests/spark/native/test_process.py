@@ -6,6 +6,8 @@ import io
 import json
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from datastreamer.spark.native import plans
 from datastreamer.spark.native.process import PROTOCOL, serve
 from datastreamer.spark.options import read_options
 from datastreamer.spark.read.schemas import table_schema
+from datastreamer.spark.stream.offsets import StreamOffset
 from datastreamer.zkevm import L2Block, encode
 from tests.spark.conftest import Make
 from tests.spark.settings import ROOT
@@ -39,6 +42,32 @@ def test_a_jar_of_another_version_is_refused(protocol: str) -> None:
 def test_the_jar_speaks_the_version_of_the_package() -> None:
     source = ROOT / "jvm/src/main/java/datastreamer/spark/PythonProcess.java"
     assert re.findall(r'String PROTOCOL = "(.*)"', source.read_text()) == [PROTOCOL]
+
+
+def test_a_process_that_waits_for_rows_ends_with_its_jvm(make: Make) -> None:
+    """Of which it notices the end of its requests alone."""
+    options = {"path": str(make([(9, b"x")]))}
+    schema = table_schema(read_options(options), system_id=False).json()
+    start = json.dumps(StreamOffset(0).as_json())
+    request = {"do": "live", "options": options, "schema": schema, "start": start}
+    packed = json.dumps(request).encode()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "datastreamer.spark.native.process", PROTOCOL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    with process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(struct.pack(">I", len(packed)) + packed)
+            process.stdin.flush()
+            assert process.stdout.read(1) == b"A"
+            process.stdin.close()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_counts_of_many_files(make: Make, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import DataStreamWriter
 
 from datastreamer import DataStream, StreamServer
@@ -122,6 +123,60 @@ def test_record_batches_say_where_to_continue(
         assert nothing.num_rows == 0
         assert int(nothing.schema.metadata[NEXT]) == total + 1
     found.close()
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_a_query_that_begins_after_a_loss(real_time: Any, tmp_path: Path, allowed: str) -> None:
+    """With `failOnDataLoss` false it continues with what there is, and its offset with it."""
+    path, rows, checkpoint = tmp_path / "stream.bin", tmp_path / "rows.txt", tmp_path / "checkpoint"
+    frame = real_time.readStream.format("datastream").option("failOnDataLoss", allowed)
+    with DataStream.create(path, version=2, sync="os") as stream:
+        add(stream, 0, 6)
+        frame = frame.load(str(path))
+        query = start(frame, rows, checkpoint)
+        try:
+            wait_for(query, rows, 6)
+            while '"entry": 6' not in getattr(query.lastProgress, "json", ""):
+                time.sleep(0.05)
+        finally:
+            query.stop()
+        stream.truncate(4)
+        query = start(frame, rows, checkpoint)
+        try:
+            if allowed == "true":
+                with pytest.raises(StreamingQueryException, match="it holds 4 entries"):
+                    query.awaitTermination()
+                return
+            while '"entry": 4' not in getattr(query.lastProgress, "json", ""):
+                assert query.isActive
+                time.sleep(0.05)
+            add(stream, 10, 3)
+            assert wait_for(query, rows, 9) == [0, 1, 2, 3, 4, 5, 4, 5, 6]
+        finally:
+            query.stop()
+
+
+def test_a_query_that_waits_for_rows_can_be_stopped(real_time: Any, tmp_path: Path) -> None:
+    """Long before its batch ends: Spark interrupts the task."""
+
+    def is_waiting() -> bool:
+        threads = real_time._jvm.java.lang.Thread.getAllStackTraces().keySet()
+        return any(thread.getName() == "datastreamer live rows" for thread in threads)
+
+    path = tmp_path / "stream.bin"
+    DataStream.create(path, version=2).close()
+    frame = real_time.readStream.format("datastream").load(str(path))
+    query = start(frame, tmp_path / "rows.txt", tmp_path / "checkpoint", batch="1 hour")
+    try:
+        while not is_waiting():
+            assert query.isActive
+            time.sleep(0.05)
+    finally:
+        query.stop()
+    end = time.monotonic() + 60
+    while is_waiting():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_entries_that_change_end_the_rows(tmp_path: Path) -> None:

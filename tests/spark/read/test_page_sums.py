@@ -61,7 +61,7 @@ def found_in(snapshot: FileSnapshot, *, step: int) -> tuple[list[int], list[Lost
             if isinstance(run, Lost):
                 lost.append(run)
             else:
-                numbers += run.numbers
+                numbers += run.batch.numbers
     return numbers, lost
 
 

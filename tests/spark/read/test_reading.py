@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     BinaryType,
     IntegerType,
     LongType,
+    StringType,
     StructField,
     StructType,
 )
@@ -262,6 +263,32 @@ def test_a_folder_and_a_glob_name_their_streams(tmp_path: Path) -> None:
     assert single.schema.names == ["number", "type", "data"]
     assert Query(path=tmp_path / "s3.bin", systemId="true").rows()[0]["system_id"] == 3
     assert "system_id" not in Query(path=tmp_path, systemId="false").rows()[0]
+
+
+def test_folders_in_a_folder(tmp_path: Path) -> None:
+    """Read if that is asked for, without hidden ones; folders `key=value` are no columns."""
+    for name in ("day=1/a.bin", "day=1/deeper/b.bin", "day=2/a.bin", "_old/a.bin", "day=2/.c.bin"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_chain(path, 1)
+    (tmp_path / "day=2" / "notes.txt").write_text("no stream")
+    with pytest.raises(FileMissing, match=r"in its subfolders set recursiveFileLookup to true$"):
+        Query(path=tmp_path)
+    place = StructType([StructField("_file", StringType())])
+    for path in (tmp_path, f"file://{tmp_path}", tmp_path / "day=?"):
+        deep = Query(path=path, recursiveFileLookup="true", schema=place).table()
+        files = [os.path.relpath(it, tmp_path) for it in dict.fromkeys(deep["_file"].to_pylist())]
+        assert files == ["day=1/a.bin", "day=1/deeper/b.bin", "day=2/a.bin"]
+    one = len(as_arrow(tmp_path / "day=1" / "a.bin"))
+    deep = Query(path=tmp_path, recursiveFileLookup="true")
+    assert deep.table().num_rows == 3 * one
+    assert "system_id" in deep.schema.names
+    assert Query(path=tmp_path / "day=1").table().num_rows == one
+    (tmp_path / "day=1" / "loop").symlink_to(tmp_path)
+    assert Query(path=tmp_path, recursiveFileLookup="true").table().num_rows == 3 * one
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(FileMissing, match=r"it holds no stream file$"):
+        Query(path=tmp_path / "nothing", recursiveFileLookup="true")
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:

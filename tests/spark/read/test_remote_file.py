@@ -161,6 +161,10 @@ def test_prefixes_and_globs(bucket: Bucket, tmp_path: Path) -> None:
         ids = Query(path=bucket.uri(path)).table().column("system_id").to_pylist()
         assert ids == [3] * one + [4] * one
     assert Query(path=bucket.uri("in/*/*.bin")).table().num_rows == one
+    bucket.put("in/_old/6.bin", tmp_path / "3.bin")
+    for path in ("in", "in/"):
+        deep = Query(path=bucket.uri(path), recursiveFileLookup="true")
+        assert deep.table().num_rows == 3 * one
     assert "system_id" not in Query(path=bucket.uri("in/3.bin")).schema.names
     hadoops = bucket.uri("in/3.bin").replace("s3://", "s3a://")
     assert Query(path=hadoops).table().num_rows == one

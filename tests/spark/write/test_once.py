@@ -4,6 +4,7 @@ repeated; and the same for `df.write` with an application and a version."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import pyarrow as pa
 import pytest
 
 from datastreamer import DataStream, Publishing, StreamServer
-from datastreamer.errors import DatastreamerError, UsageError
+from datastreamer.errors import ConnectFailed, DatastreamerError, PeerError, UsageError
 from datastreamer.reassembly import Splitter, pack_message
 from datastreamer.spark import messages, reassemble
 from datastreamer.spark.options import read_options
+from datastreamer.spark.read.servers import Failover
 from datastreamer.spark.write.rows import PACKED
 from datastreamer.spark.write.target import Fences, append, file_output, server_output
 from datastreamer.zkevm.bookmark_keys import name_of_key
 from datastreamer.zkevm.proto.datastream_pb2 import BookMark
+from tests.ports import free_port
 
 TOKEN = "of-the-sink-and-32-bytes-long-or-more"
 
@@ -32,16 +35,22 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def server(path: Path, tmp_path: Path) -> Iterator[StreamServer]:
-    """It serves that stream, and takes operations."""
-    token_file = tmp_path / "token"
+def write_token(folder: Path) -> Path:
+    token_file = folder / "token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)
-    publishing = Publishing(token_file=token_file)
-    with StreamServer(
-        path, host="127.0.0.1", port=0, in_process=True, publishing=publishing
-    ) as server:
+    return token_file
+
+
+def serve(path: Path, tmp_path: Path, port: int = 0) -> StreamServer:
+    """It serves a stream, and takes operations."""
+    publishing = Publishing(token_file=write_token(tmp_path))
+    return StreamServer(path, host="127.0.0.1", port=port, in_process=True, publishing=publishing)
+
+
+@pytest.fixture
+def server(path: Path, tmp_path: Path) -> Iterator[StreamServer]:
+    with serve(path, tmp_path) as server:
         yield server
 
 
@@ -156,6 +165,26 @@ def test_a_publisher_that_holds_the_lease_is_waited_for(
     with output(target) as opened:
         append(opened, rows((None, None, 1, b"row")), None)
     assert [entry.type for batch in server.stream.batches(0) for entry in batch] == [1, 1]
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, failed = free_port(), Failover.failed
+    with ExitStack() as opened:
+
+        def start(failover: Failover, error: PeerError) -> None:
+            assert isinstance(error, ConnectFailed)
+            monkeypatch.undo()
+            opened.enter_context(serve(path, tmp_path, port))
+            failed(failover, error)
+
+        monkeypatch.setattr(Failover, "failed", start)
+        write_token(tmp_path)
+        target = {"server": f"127.0.0.1:{port}", "tokenFile": str(tmp_path / "token")}
+        with output(target) as to:
+            append(to, rows((None, None, 1, b"row")), None)
+    assert entries(path) == [(1, b"row")]
 
 
 @pytest.mark.parametrize(

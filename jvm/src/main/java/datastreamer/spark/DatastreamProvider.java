@@ -14,10 +14,17 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 public final class DatastreamProvider implements TableProvider, DataSourceRegister {
   static final String NAME = "datastream";
 
-  private final PythonDataSourceV2 python = new PythonDataSourceV2();
+  private final PythonDataSourceV2 python = python();
 
-  public DatastreamProvider() {
+  private static PythonDataSourceV2 python() {
+    PythonDataSourceV2 python = new PythonDataSourceV2();
     python.setShortName(NAME);
+    return python;
+  }
+
+  /** A table of these columns, which the source in Python reads. */
+  static PythonTable python(StructType schema, CaseInsensitiveStringMap options) {
+    return (PythonTable) python().getTable(schema, new Transform[0], options);
   }
 
   @Override

@@ -16,6 +16,8 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.catalog.CatalogV2Util;
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -29,7 +31,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import scala.jdk.javaapi.CollectionConverters;
 
 /** A table of a stream. Java reads its files; for everything else the source in Python is used. */
-final class DatastreamTable implements SupportsRead, SupportsWrite {
+final class DatastreamTable implements SupportsRead, SupportsWrite, SupportsMetadataColumns {
   /** Whether Spark has the interfaces of Real-Time Mode: 4.0 has not. */
   private static final boolean HAS_REAL_TIME =
       DatastreamTable.class
@@ -178,11 +180,13 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   }
 
   FollowedStream follow(StructType columns) {
+    // Up to Spark 4.2 a streaming query does not say whether it names the columns of places.
+    StructType all = metadataColumns().length == 0 ? columns : PlaceColumn.addedTo(columns);
     Map<String, Object> request = request("follow", options);
-    request.put("schema", columns.json());
+    request.put("schema", all.json());
     return HAS_REAL_TIME
-        ? new RealTimeStream(request, columns, toString())
-        : new FollowedStream(request, columns, toString());
+        ? RealTimeStream.of(request, all, columns, toString())
+        : new FollowedStream(request, all, toString());
   }
 
   @Override
@@ -194,6 +198,14 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   @SuppressWarnings("deprecation") // its successor returns the same columns in another form
   public StructType schema() {
     return schema;
+  }
+
+  /** Those of files: servers and the source in Python have none. */
+  @Override
+  public MetadataColumn[] metadataColumns() {
+    return isNative(options) && !options.containsKey("server")
+        ? PlaceColumn.ALL
+        : new MetadataColumn[0];
   }
 
   @Override
@@ -212,7 +224,12 @@ final class DatastreamTable implements SupportsRead, SupportsWrite {
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
     CaseInsensitiveStringMap all = with(options);
     if (!isNative(all)) {
-      return python.newScanBuilder(all);
+      // The plan may name the columns of places, for which Spark does not ask this source.
+      PythonTable source =
+          metadataColumns().length == 0
+              ? python
+              : DatastreamProvider.python(PlaceColumn.addedTo(schema), all);
+      return source.newScanBuilder(all);
     }
     sendJar();
     // With the same options all scans of the table have one plan.

@@ -36,7 +36,13 @@ final class EntryRows implements Rows {
     return rows;
   }
 
-  private int entry(int row) {
+  @Override
+  public Page page() {
+    return page;
+  }
+
+  @Override
+  public int entry(int row) {
     return selection == null ? from + row : entries[row];
   }
 

@@ -71,6 +71,16 @@ final class EventRows implements Rows {
     return rows;
   }
 
+  @Override
+  public Page page() {
+    return page;
+  }
+
+  @Override
+  public int entry(int row) {
+    return entries[row];
+  }
+
   /** Let the wanted columns keep the values of the event of a row. */
   private void decode(byte[] bytes, int start, int end, int row) throws Doubt {
     cells.clear();

@@ -12,6 +12,9 @@ final class Page {
   /** Those of the page, and some more: a word can be read from each of them on. */
   final byte[] bytes;
 
+  /** Which page of the file it is. */
+  int number;
+
   /** The bytes of the page that belong to the stream. */
   int size;
 
@@ -47,7 +50,8 @@ final class Page {
   }
 
   /** Begin with a page of this size, whose bytes are read into `bytes` one piece after another. */
-  void begin(int size) {
+  void begin(int number, int size) {
+    this.number = number;
     this.size = size;
     count = 0;
     parsed = 0;

@@ -70,7 +70,7 @@ final class PageReader implements Closeable {
   }
 
   private void load(Page into, int number, long due) throws IOException, Doubt {
-    into.begin(part.file.sizeOf(number));
+    into.begin(number, part.file.sizeOf(number));
     PageSums.Comparison sums = part.sums.comparison(number - part.firstPage);
     for (int read = 0; read < into.size; ) {
       int more = Math.min(PIECE, into.size - read);

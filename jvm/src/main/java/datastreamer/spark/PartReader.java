@@ -29,7 +29,7 @@ final class PartReader implements Closeable {
     this.part = part;
     EventTable events = part.file.events;
     rows = events == null ? new EntryRows(context.where()) : new EventRows(events);
-    batch = new ColumnarBatch(columns(context.columns(), rows, part.file.systemId));
+    batch = new ColumnarBatch(columns(context.columns(), rows, part.file));
     try {
       pages = new PageReader(part);
     } catch (Doubt | IOException doubt) {
@@ -38,15 +38,16 @@ final class PartReader implements Closeable {
     }
   }
 
-  private static ColumnVector[] columns(StructType wanted, Rows rows, long systemId) {
+  private static ColumnVector[] columns(StructType wanted, Rows rows, FileState file) {
     StructField[] fields = wanted.fields();
     ColumnVector[] columns = new ColumnVector[fields.length];
     for (int i = 0; i < fields.length; i++) {
       ColumnVector own = rows.column(fields[i].name());
-      if (own != null) {
-        columns[i] = own;
+      ColumnVector place = PlaceColumn.of(fields[i].name(), file, rows);
+      if (own != null || place != null) {
+        columns[i] = own != null ? own : place;
       } else if (fields[i].name().equals("system_id")) {
-        columns[i] = ConstantColumn.of(systemId);
+        columns[i] = ConstantColumn.of(file.systemId);
       } else {
         columns[i] = ConstantColumn.nulls(fields[i].dataType());
       }

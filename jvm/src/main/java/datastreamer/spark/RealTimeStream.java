@@ -17,11 +17,23 @@ import org.apache.spark.sql.types.StructType;
  */
 final class RealTimeStream extends FollowedStream implements SupportsRealTimeMode {
   private final Map<String, Object> request;
+  private final StructType live;
   private boolean isRealTime;
 
-  RealTimeStream(Map<String, ?> request, StructType columns, String description) {
+  private RealTimeStream(
+      Map<String, ?> request, StructType columns, StructType live, String description) {
     super(request, columns, description);
+    this.live = live;
     this.request = new HashMap<>(request);
+  }
+
+  /**
+   * A stream of these columns; in Real-Time Mode of those of `live`. To verify a caller, the JVM
+   * does not need this class, which Spark 4.0 could not load.
+   */
+  static FollowedStream of(
+      Map<String, ?> request, StructType columns, StructType live, String description) {
+    return new RealTimeStream(request, columns, live, description);
   }
 
   /** Where a task has read to. */
@@ -40,12 +52,13 @@ final class RealTimeStream extends FollowedStream implements SupportsRealTimeMod
   public InputPartition[] planInputPartitions(Offset start) {
     Map<String, Object> asked = request("kept");
     asked.put("start", start.json());
-    HashMap<String, Object> live = new HashMap<>(request);
-    live.put("do", "live");
-    live.put("options", new HashMap<>((Map<?, ?>) request.get("options")));
-    live.put("start", start.json());
+    HashMap<String, Object> rows = new HashMap<>(request);
+    rows.put("do", "live");
+    rows.put("schema", live.json());
+    rows.put("options", new HashMap<>((Map<?, ?>) request.get("options")));
+    rows.put("start", start.json());
     long entry = ask(asked).get("entry").longValue();
-    return new InputPartition[] {new Live(PythonProcess.python(), live, entry, columns.length())};
+    return new InputPartition[] {new Live(PythonProcess.python(), rows, entry, live.length())};
   }
 
   @Override

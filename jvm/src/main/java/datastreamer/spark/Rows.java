@@ -8,6 +8,12 @@ interface Rows {
    * rows they are. */
   int take(Page page, int from, int to) throws Doubt;
 
+  /** The page that was taken last. */
+  Page page();
+
+  /** The index in it of the entry of a row. */
+  int entry(int row);
+
   /** The column of this name; null if the table of this stream has no values for it. */
   ColumnVector column(String name);
 }
