@@ -41,7 +41,7 @@ _MOST_RUNS: Final = 8
 _PAUSE_SECONDS: Final = 0.05
 
 
-class _Run(NamedTuple):
+class _PageRun(NamedTuple):
     """Consecutive pages, from `first` up to, not including, `stop`."""
 
     first: int
@@ -60,8 +60,8 @@ class _Pages:
         self._archive = archive
         self._threads = threads
         self._guard = threading.Lock()
-        self._runs: OrderedDict[int, _Run] = OrderedDict()
-        # The page that a sequential reader goes on with.
+        self._runs: OrderedDict[int, _PageRun] = OrderedDict()
+        # The page that a sequential reader continues with.
         self._next = -1
 
     def get(self, page: int) -> bytes:
@@ -85,7 +85,7 @@ class _Pages:
                 return self._archive.pages(self.manifest.row_of(page), page, page + 1)[0]
             raise
 
-    def _run(self, page: int) -> _Run:
+    def _run(self, page: int) -> _PageRun:
         """The run that a page is in, which is being fetched. Requires the guard."""
         row, manifest = self.manifest.row_of(page), self.manifest
         first = page - (page - row.first_page) % _RUN
@@ -93,7 +93,7 @@ class _Pages:
         if run is None:
             stop, last = min(first + _RUN, row.stop), row is manifest.tail
             fetched = self._threads.submit(self._archive.pages, row, first, stop, last=last)
-            run = self._runs[first] = _Run(first, stop, fetched)
+            run = self._runs[first] = _PageRun(first, stop, fetched)
         self._runs.move_to_end(first)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
@@ -104,7 +104,7 @@ class ArchiveFile:
     """The stream file that a manifest describes, a `File` that is read only.
 
     With `interval` it looks for a newer manifest when its header is read, at most once in that
-    many seconds, and goes on with it. Raises `ArchiveChanged` for one of another generation, and
+    many seconds, and continues with it. Raises `ArchiveChanged` for one of another generation, and
     what `OpenArchive` raises.
     """
 
