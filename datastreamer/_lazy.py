@@ -1,9 +1,11 @@
-"""Names of a package that are loaded when first used."""
+"""What is loaded when it is first used: names of a package, and zstd."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -29,3 +31,12 @@ def load_on_use(
         return sorted({*loaded, *homes})
 
     return [*homes], load, listed
+
+
+@cache
+def zstd() -> Any:
+    """The module ``compression.zstd`` of Python 3.14, or its backport; None without either."""
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            return import_module(name)
+    return None

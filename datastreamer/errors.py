@@ -5,6 +5,7 @@
 - `StreamFileError`: the stream file or a file beside it; `WriteFailed`, `DamagedFile` and their
   subclasses are below it
 - `CorruptEntries`, `DecodeFailed`: the bytes that were passed
+- `ArchiveError`: an archive in object storage
 - `ServerFailed`: the server of this process
 - `UpstreamDiffers`: a relay's upstream
 - `PeerError`: the other side of a connection; `ServerRefused` and its subclasses are below it
@@ -255,6 +256,56 @@ class DamagedPage(DamagedEntry):
         self.first = first
         self.end = end
         self.why = what
+
+
+class ArchiveError(DatastreamerError):
+    """A problem with an archive in object storage; ``url`` names it."""
+
+    def __init__(self, url: str, what: str) -> None:
+        super().__init__(f"{url}: {what}")
+        self.url = url
+        self.what = what
+
+
+class ArchiveMissing(ArchiveError, FileNotFoundError):
+    """There is no archive at the URL: no bucket, or nothing in it that begins one."""
+
+
+class NotAnArchive(ArchiveError):
+    """What is at the URL is no archive that this version reads."""
+
+
+class ArchiveUnreachable(ArchiveError, ConnectionError):
+    """The store did not answer, also after retries."""
+
+
+class ArchiveDenied(ArchiveError, PermissionError):
+    """The store refuses the credentials, or they lack a right."""
+
+
+class DamagedArchive(ArchiveError):
+    """An object is missing, or is not what was put there."""
+
+
+class ArchiveUnsafe(ArchiveError):
+    """The store replaces objects although a writer only creates them: two writers would destroy
+    each other's work."""
+
+
+class ArchiveBusy(ArchiveError):
+    """Another stream file was archived there a short time ago."""
+
+
+class ArchiveFenced(ArchiveError):
+    """Another writer has taken the archive over; this one publishes nothing more."""
+
+
+class ArchiveDiverged(ArchiveError):
+    """The archive has other entries than the file, or more of them."""
+
+
+class ArchiveChanged(ArchiveError):
+    """Entries that are being read were truncated or updated: open the archive again."""
 
 
 class ServerFailed(DatastreamerError):

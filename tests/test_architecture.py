@@ -36,7 +36,7 @@ LAYERS = [
     {"_pages"},
     {"_filtered", "_lines", "_packer"},
     {"protocol", "storage", "reassembly", "zkevm"},
-    {"transport", "arrow"},
+    {"transport", "arrow", "archive"},
     {"client", "server"},
     {"http"},
     {"publisher", "relay", "consumer"},
@@ -68,6 +68,7 @@ ONLY_FOR = {
     "pyspark": {"spark"},
     "fastavro": {"reassembly"},
     "matplotlib": {"spark"},
+    "obstore": {"archive"},
 }
 # Bytes in, events out: these parts do no input or output, read no clock and write no log.
 SANS_IO = {

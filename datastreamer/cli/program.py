@@ -46,6 +46,7 @@ SECTIONS = {
         "split": "Split payloads, read as JSON lines, into messages.",
         "truncate": "Truncate a stream to its first N entries, permanently.",
         "snapshot": "Copy a stream consistently, also while it is written.",
+        "archive": "Keep a stream in object storage.",
         "demo": "Write the blocks of a demo sequencer to a stream.",
     },
     "Check": {

@@ -46,6 +46,8 @@ class _SumsClient(BlockingClient):
 class ServerPeer:
     """A server of a stream, a `Peer`. A context manager that closes the connection."""
 
+    only_proven = False
+
     def __init__(
         self,
         server: Upstream,

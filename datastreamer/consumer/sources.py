@@ -1,4 +1,4 @@
-"""The sources of a reassembly, each read by a task of its own: servers and files.
+"""The sources of a reassembly, each read by a task of its own: servers, files and archives.
 
 Owns which of a source's failures is retried at once, which at longer intervals and which is final,
 and that a failure of one source does not stop another. A source appends what it reads to the
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from datastreamer._codec import EntryBatch
+from datastreamer.archive import open_to_read
 from datastreamer.client.effects import (
     AsyncDriver,
     Beside,
@@ -399,12 +400,8 @@ class _File(_SourceReader):
             yield InThread(stream.close)
 
     def _open(self) -> DataStream:
-        return DataStream.open(
-            self._path,
-            stream_type=self._options.stream_type,
-            read_only=True,
-            follow=self._options.follow,
-        )
+        options = self._options
+        return open_to_read(self._path, stream_type=options.stream_type, follow=options.follow)
 
     def _read_from(self, stream: DataStream) -> Steps[bool]:
         """Read to the end. True if entries that were read may have changed: compare them."""
@@ -412,9 +409,11 @@ class _File(_SourceReader):
         identity, epoch = Identity.of(header), stream.epoch
         start = yield from self._begin(header, partial(self._compare, stream))
         if isinstance(start, datetime):
-            number = stream.entry_at(moment_ms(start))
+            number = yield InThread(stream.entry_at, (moment_ms(start),))
+        elif isinstance(start, bytes):
+            number = yield InThread(stream.bookmark, (start,))
         else:
-            number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
+            number = start.next_entry
         if number > header.total_entries:
             raise UnknownEntry(number, header.total_entries)
         yield from self._send_begun(Position(number, b"", identity))
@@ -428,7 +427,7 @@ class _File(_SourceReader):
                 yield from self._send_batch(batch, trail.position(identity))
             if not self._options.follow:
                 return False
-            while not stream.refresh():
+            while not (yield InThread(stream.refresh)):
                 yield Sleep((yield Now()) + _POLL_SECONDS)
             if stream.epoch != epoch or stream.total_entries < number:
                 return True

@@ -92,6 +92,38 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_sync_seconds": Metric(
         "histogram", "Duration of syncs to disk, background syncs included.", "max", bounds=_SECONDS
     ),
+    # The archive that the writer keeps; every process that serves its file reads the same values.
+    "datastreamer_archive_entries": Metric("gauge", "Entries in the archive.", "max"),
+    "datastreamer_archive_lag_seconds": Metric(
+        "gauge", "Time since when the archive lacks entries; 0: it lacks none.", "max"
+    ),
+    "datastreamer_archive_lag_bytes": Metric(
+        "gauge", "Bytes of the stream that the archive lacks.", "max"
+    ),
+    "datastreamer_archive_generation": Metric(
+        "gauge", "The archive's generation, which truncations and updates raise.", "max"
+    ),
+    "datastreamer_archive_term": Metric(
+        "gauge", "The writer's term in the archive, which each writer raises.", "max"
+    ),
+    "datastreamer_archive_uploaded_bytes_total": Metric(
+        "counter", "Bytes of the objects that were put to the store.", "max"
+    ),
+    "datastreamer_archive_publications_total": Metric(
+        "counter", "Manifests that were published.", "max"
+    ),
+    "datastreamer_archive_failures_total": Metric(
+        "counter", "Publications that failed; the log has the reasons.", "max"
+    ),
+    "datastreamer_archive_failures_in_a_row": Metric(
+        "gauge", "Publications that failed since the last one that did not.", "max"
+    ),
+    "datastreamer_archive_fenced": Metric(
+        "gauge", "1 if another writer has taken the archive over.", "max"
+    ),
+    "datastreamer_archive_diverged": Metric(
+        "gauge", "1 if the archive has other entries than the stream.", "max"
+    ),
     # Connected clients.
     "datastreamer_clients": Metric("gauge", "Connected clients, by state.", labels=("state",)),
     "datastreamer_clients_limit": Metric("gauge", "Maximum number of connected clients."),

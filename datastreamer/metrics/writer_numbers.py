@@ -9,6 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import time
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -25,7 +27,22 @@ COMMIT_NS: Final = 3
 COMMIT_BUCKETS: Final = 4
 SYNC_NS: Final = COMMIT_BUCKETS + _BUCKETS
 SYNC_BUCKETS: Final = SYNC_NS + 1
-SLOTS: Final = SYNC_BUCKETS + _BUCKETS
+ARCHIVE: Final = SYNC_BUCKETS + _BUCKETS
+SLOTS: Final = ARCHIVE + 12
+
+# What the archiver of the stream writes, as pairs of metric and place from `ARCHIVE` on.
+_ARCHIVED: Final = (
+    ("entries", 2),
+    ("lag_bytes", 3),
+    ("generation", 4),
+    ("term", 5),
+    ("uploaded_bytes_total", 6),
+    ("publications_total", 7),
+    ("failures_total", 8),
+    ("failures_in_a_row", 9),
+    ("fenced", 10),
+    ("diverged", 11),
+)
 
 
 def shared_memory(name: str, size: int) -> int:
@@ -68,6 +85,7 @@ class WriterNumbers:
             slots = numbers.tolist()
         commits = _histogram(slots, COMMIT_NS, COMMIT_BUCKETS)
         return {
+            **_archive_samples(slots[ARCHIVE:]),
             "datastreamer_committed_operations_total": [([], commits["buckets"][-1])],
             "datastreamer_committed_entries_total": [([], slots[ENTRIES])],
             "datastreamer_committed_bytes_total": [([], slots[BYTES])],
@@ -75,6 +93,13 @@ class WriterNumbers:
             "datastreamer_commit_seconds": [([], commits)],
             "datastreamer_sync_seconds": [([], _histogram(slots, SYNC_NS, SYNC_BUCKETS))],
         }
+
+    def put_archive(self, values: Sequence[int]) -> None:
+        """Set what the archiver counts: 1, Unix ms since when it lacks entries (0: it lacks none),
+        then as the metrics say."""
+        with memoryview(self.memory) as view, view.cast("Q") as numbers:
+            for at, value in enumerate(values, ARCHIVE):
+                numbers[at] = value
 
     def close(self) -> None:
         """Unmap the memory. The writer must have stopped using it."""
@@ -85,3 +110,14 @@ class WriterNumbers:
 def _histogram(slots: list[int], total: int, first: int) -> Histogram:
     buckets = list(accumulate(slots[first : first + _BUCKETS]))
     return {"buckets": buckets, "sum": slots[total] / 1e9}
+
+
+def _archive_samples(values: list[int]) -> Samples:
+    """Those of a stream that is archived; none of another."""
+    if not values[0]:
+        return {}
+    lag = max(0.0, time.time() - values[1] / 1000) if values[1] else 0.0
+    found: Samples = {"datastreamer_archive_lag_seconds": [([], round(lag, 3))]}
+    for name, at in _ARCHIVED:
+        found[f"datastreamer_archive_{name}"] = [([], values[at])]
+    return found

@@ -59,6 +59,8 @@ async def restore_pages(
 class _ReceivedPage:
     """An upstream's answer for one page, as a `Peer`."""
 
+    only_proven = False
+
     def __init__(self, name: str, header: Header, stream_id: bytes, content: bytes) -> None:
         self.name = name
         self.content = content

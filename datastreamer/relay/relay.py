@@ -10,11 +10,14 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final, Literal
 
 import trio
 
+from datastreamer.archive.beside import archiving, restored
+from datastreamer.archive.options import ArchiveOptions
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream, upstream_of
 from datastreamer.errors import DatastreamerError, FileMissing, UsageError
@@ -71,6 +74,9 @@ class Relay(Listening):
 
     `metrics_port`, `metrics_host` and `http` are those of `StreamServer`; /readyz answers 503 while
     the relay lacks more than `ready_lag` entries.
+
+    `archive`: a relay without a file begins with the entries of this archive; with its mode
+    "push" the relay also archives what it has.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Relay(Listening):
         metrics_host: Hosts = None,
         ready_lag: int = READY_LAG,
         http: HttpOptions | None = None,
+        archive: ArchiveOptions | None = None,
     ) -> None:
         if isinstance(upstreams, str):
             raise UsageError(f'upstreams is a list such as ["host:6900"], not {upstreams!r}')
@@ -116,6 +123,7 @@ class Relay(Listening):
                 f"{twice[0]} is given {names[twice[0]]} times as a server; give it once"
             )
         self.path = os.fspath(path)
+        self._archive = archive
         self.stream: DataStream | None = None
         self.server: Server | None = None
         self.download = Download(
@@ -229,10 +237,13 @@ class Relay(Listening):
         port: HttpPort | None,
         task_status: trio.TaskStatus[list[tuple[str, int]]],
     ) -> None:
+        await self._restore()
         stream = self.stream = await self._open()
         stream.parts.relay.leave_times()
+        archiver = ExitStack()
         try:
             self._ensure_not_finished()
+            archiver.enter_context(archiving(stream, self._archive))
             if self._metrics is not None or self._http is not None:
                 self._numbers = stream.parts.counters.share()
             kind = stream.header.stream_type
@@ -253,7 +264,14 @@ class Relay(Listening):
                 nursery.start_soon(self.download.run, stream)
         finally:
             with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(archiver.close)
                 await trio.to_thread.run_sync(stream.close)
+
+    async def _restore(self) -> None:
+        """Make the file from the archive, if there is none."""
+        if self._archive is not None:
+            made = partial(restored, self._archive, self.path)
+            await trio.to_thread.run_sync(made, abandon_on_cancel=True)
 
     def _ensure_not_finished(self) -> None:
         if self.download.scope.cancel_called:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from datastreamer.archive.beside import archiving
+from datastreamer.archive.options import ArchiveOptions
 from datastreamer.client.server_peer import ServerPeer
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ServerFailed, UsageError
@@ -28,6 +30,7 @@ from datastreamer.server.ticks import next_tick
 from datastreamer.service import systemd
 from datastreamer.service.worker_pool import Workers
 from datastreamer.service.worker_process import StartAbandoned
+from datastreamer.storage.pages.restore import Peer
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
@@ -55,7 +58,8 @@ def serve_until_signal(
     http: HttpOptions | None = None,
     workers: int = 1,
     publishing: Publishing | None = None,
-    heal_from: Sequence[Upstream] = (),
+    heal_from: Sequence[Upstream | Peer] = (),
+    archive: ArchiveOptions | None = None,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
     """Serve a stream until SIGINT or SIGTERM; returns the signal's name. In the main thread.
@@ -71,8 +75,9 @@ def serve_until_signal(
     `listening` is called with the addresses once clients can connect. Raises `ListenFailed` and
     what `open_stream` raises.
 
-    `publishing` accepts publishers; then this process serves alone. `heal_from` are servers that
-    damaged pages are restored from, with a single worker and if this process writes the stream.
+    `publishing` accepts publishers; then this process serves alone. `heal_from` are servers
+    and other peers that damaged pages are restored from, with a single worker and if this process
+    writes the stream. `archive` says where the stream is archived, if this process writes it.
 
     With more than one of `workers` this process keeps the stream open, with the writer's lock, and
     worker processes serve it (`worker_pool.py`); `ServerFailed` is raised if none of them can be
@@ -82,7 +87,10 @@ def serve_until_signal(
 
     async def serve(stream: DataStream) -> None:
         kind = stream.header.stream_type
-        peers = [ServerPeer(each, stream_type=kind) for each in heal_from]
+        peers = [
+            ServerPeer(each, stream_type=kind) if isinstance(each, Upstream) else each
+            for each in heal_from
+        ]
         server = Server(
             stream,
             limits=limits,
@@ -133,7 +141,7 @@ def serve_until_signal(
         lambda: systemd.take_listeners() or open_listeners(host, port, unix), metrics, http
     )
     try:
-        with shutdown.handling_signals(), open_stream() as stream:
+        with shutdown.handling_signals(), open_stream() as stream, archiving(stream, archive):
             if workers == 1:
                 trio.run(serve, stream)
             else:

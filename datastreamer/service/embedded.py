@@ -11,8 +11,11 @@ import logging
 import os
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from types import TracebackType
 
+from datastreamer.archive.beside import archiving
+from datastreamer.archive.options import ArchiveOptions
 from datastreamer.errors import ServerFailed, StreamClosed, UsageError
 from datastreamer.http.options import HttpOptions
 from datastreamer.http.ports import Listening, Ports
@@ -51,7 +54,8 @@ class StreamServer(Listening):
 
     `metrics_port` is the port of the Prometheus endpoint (0: a free port, see `metrics_port`), on
     `metrics_host` (None: 127.0.0.1); needs the extra ``metrics``. `http` answers HTTP on one more
-    port (``docs/HTTP.md``).
+    port (``docs/HTTP.md``). `archive` says where this process archives the stream
+    (``docs/ARCHIVE.md``).
 
     Raises `ListenFailed`, `UsageError` and what `DataStream.open` raises. If a serving process
     dies, its clients are disconnected and it is restarted; if all processes die repeatedly, the
@@ -79,6 +83,7 @@ class StreamServer(Listening):
         metrics_host: Hosts = None,
         publishing: Publishing | None = None,
         http: HttpOptions | None = None,
+        archive: ArchiveOptions | None = None,
     ) -> None:
         self._closed = False
         if publishing is not None and not in_process:
@@ -117,6 +122,12 @@ class StreamServer(Listening):
                     if in_process
                     else Workers(self.stream, ports, limits, tls, workers)
                 )
+                try:
+                    self._archiver = ExitStack()
+                    self._archiver.enter_context(archiving(self.stream, archive))
+                except BaseException:
+                    self._serving.close()
+                    raise
             except BaseException:
                 self.stream.close()
                 raise
@@ -183,6 +194,7 @@ class StreamServer(Listening):
                 self._serving.close()
             finally:
                 self._ports.close()
+                self._archiver.close()
                 self.stream.__exit__(kind, error, trace)
 
 

@@ -111,6 +111,9 @@ class Options:
     deep: bool = False
     """Whether the files in the subfolders of a folder are read, too."""
 
+    generation: int | None = None
+    """Which generation of an archive is read. None: the newest one."""
+
     reader: Implementation = "auto"
     """Which implementation reads files: `native` is in Java, `auto` is that one if Spark has it."""
 
@@ -149,7 +152,7 @@ NAMES_OF_OPTIONS: Final = (
     *("recursiveFileLookup", "partitionBytes", "systemId", "verify", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
     *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "changes"),
-    *("reader", "tokenFile", "stagingPath", "txnAppId", "txnVersion"),
+    *("generation", "reader", "tokenFile", "stagingPath", "txnAppId", "txnVersion"),
 )
 
 
@@ -201,6 +204,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
         batch_reads=read.flag("batchReads") is not False,
         deep=read.flag("recursiveFileLookup") is True,
+        generation=read.number("generation", None, U64_MAX, least=1),
         reader=reader,
         from_latest=from_latest,
         max_entries=read.count("maxEntriesPerTrigger"),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from datastreamer.archive.archived_file import ArchivedFile
+from datastreamer.archive.store import Store
+from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.cli import dsapp, main
 from datastreamer.cli.demo import SYSTEM_ID, DemoSequencer
 from datastreamer.service.embedded import StreamServer
@@ -99,7 +103,20 @@ def server(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         yield f"127.0.0.1:{serving.port}"
 
 
-@pytest.fixture(params=["file", "server"])
+@pytest.fixture(scope="module")
+def archive(made: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An archive of the demo stream."""
+    return archived(made, tmp_path_factory.mktemp("archive"))
+
+
+def archived(path: Path, folder: Path) -> str:
+    """The SOURCE that a stream file is pushed to, a folder."""
+    with closing(ArchivedFile(path)) as source:
+        ArchiveWriter(source, Store(folder.as_uri())).publish()
+    return f"archive:{folder.as_uri()}"
+
+
+@pytest.fixture(params=["file", "server", "archive"])
 def source(request: pytest.FixtureRequest, made: Path) -> str:
-    """The demo stream, as a file and from a server."""
-    return str(made) if request.param == "file" else str(request.getfixturevalue("server"))
+    """The demo stream, as a file, from a server and from an archive."""
+    return str(made) if request.param == "file" else str(request.getfixturevalue(request.param))

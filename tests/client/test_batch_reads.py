@@ -191,8 +191,7 @@ async def test_an_iteration_meets_such_a_server_too(kind: str, extensions: str) 
 async def test_a_lost_server_is_not_mistaken_for_an_old_one(kind: str) -> None:
     with StubServer(handler(Stub(HUNDRED, extensions="closed"))) as server:
         async with opened(kind, server.port, resume=False) as client:
-            server.listener.shutdown(socket.SHUT_RDWR)
-            server.listener.close()
+            server.refuse()
             with pytest.raises(ConnectFailed):
                 await client.batch_read(0)
             with StubServer(handler(Stub(HUNDRED)), port=server.port):

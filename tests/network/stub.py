@@ -321,9 +321,15 @@ class StubServer:
             self.served.append(thread)
             thread.start()
         # One client more than handlers is refused at once, and does not wait for an answer.
-        self.listener.close()
+        self.refuse()
         for thread in self.served:
             thread.join()
+
+    def refuse(self) -> None:
+        """Accept no more connections; from any thread, also twice."""
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
 
     def handle(self, handle: Handler, connection: socket.socket) -> None:
         try:

@@ -47,6 +47,8 @@ class Flip:
 class ServedStream:
     """What an operator restores pages from: the stream of a machine that serves."""
 
+    only_proven = False
+
     def __init__(self, name: str, stream: DataStream) -> None:
         self.name = name
         self._stream = stream

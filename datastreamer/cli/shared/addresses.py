@@ -8,21 +8,26 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
+from datastreamer.archive import is_archive
 from datastreamer.cli.commands.contexts import read_contexts
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.errors import ConnectFailed, UsageError
 from datastreamer.transport.address import UNIX, Address, has_syntax, parse_address
 
+if TYPE_CHECKING:
+    from datastreamer.archive.peer import ArchivePeer
+
 
 def server_address(text: str) -> Address | None:
     """The server that a SOURCE names; None if it names a file.
 
-    A path that exists, one with a slash, and a name that ends in .bin are files.
+    A path that exists, one with a slash, and a name that ends in .bin are files; so is an archive.
     """
-    if os.path.lexists(text):
+    if os.path.lexists(text) or is_archive(text):
         return None
     if not text.startswith(UNIX) and "://" not in text:
         if "/" in text or text.endswith(".bin"):
@@ -41,7 +46,7 @@ def server_addresses(text: str) -> list[Address]:
 
     Raises `typer.BadParameter`.
     """
-    if os.path.lexists(text):
+    if os.path.lexists(text) or is_archive(text):
         return []
     found = [server_address(part.strip()) for part in text.split(",")]
     servers = [address for address in found if address is not None]
@@ -71,6 +76,15 @@ def address_of(text: str, option: str | None = None) -> Address:
         return parse_address(text)
     except UsageError as error:
         raise typer.BadParameter(f"{option}: {error}" if option else str(error)) from None
+
+
+def sources_of(option: str, texts: Sequence[str]) -> tuple[list[Address], list[ArchivePeer]]:
+    """The servers and the archives that an option names, each once."""
+    archives = [text for text in dict.fromkeys(texts) if is_archive(text)]
+    if archives:
+        from datastreamer.archive.peer import ArchivePeer
+    servers = [text for text in texts if text not in archives]
+    return addresses_of(option, servers), [ArchivePeer(text) for text in archives]
 
 
 def addresses_of(option: str, texts: Sequence[str]) -> list[Address]:

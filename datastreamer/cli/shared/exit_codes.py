@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from datastreamer.cli import early_signals
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.console import Rendered
-from datastreamer.errors import CommitInDoubt, DamagedFile, DatastreamerError
+from datastreamer.errors import CommitInDoubt, DamagedArchive, DamagedFile, DatastreamerError
 from datastreamer.printable import PrintableStream, printable_bytes
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ def _report(error: BaseException) -> int:
         text = f"internal error: {type(error).__name__}: {error}"
     logs.say_error(_one_line(text))
     _log.debug("traceback", exc_info=error)
+    if isinstance(error, DamagedArchive):
+        return DAMAGED
     return error.code if isinstance(error, Failure) else FAILED
 
 

@@ -1,4 +1,4 @@
-"""A stream file as SOURCE. Nothing is written, not even beside it."""
+"""A stream file or an archive as SOURCE. Nothing is written, not even beside a file."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import time
 from collections.abc import Generator
 
 from datastreamer._codec import Entry, EntryBatch
+from datastreamer.archive import open_to_read
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import check_start
 from datastreamer.errors import DamagedFile, FileMissing, StreamBusy
 from datastreamer.format import Header
 from datastreamer.printable import counted
 from datastreamer.selection.clauses import Selection
-from datastreamer.storage.stream import DataStream
 
 # Interval between checks of a followed file for new entries; a check is one small read.
 _POLL_SECONDS = 0.01
 
 
 class FileSource:
-    """A stream file; a context manager that closes it."""
+    """A stream file, or an archive; a context manager that closes it."""
 
     def __init__(self, path: str, stream_type: int | None, follow: bool) -> None:
         self.name = path
         self._follow = follow
         try:
             # What is printed or exported is right, also if its page was in the page cache.
-            self.stream = DataStream.open(
-                path, stream_type=stream_type, read_only=True, follow=follow, verify="always"
+            self.stream = open_to_read(
+                path, stream_type=stream_type, follow=follow, verify="always"
             )
         except FileMissing:
             raise Failure(f"{path}: no such file") from None

@@ -148,8 +148,8 @@ SourceArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
-        "servers of one stream, separated by commas: one is used while the others fail. "
-        "Without one: the server of DATASTREAMER_SERVER.",
+        "servers of one stream, separated by commas: one is used while the others fail; or an "
+        "archive: archive:URL. Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]
 StreamArgument = Annotated[
@@ -157,8 +157,8 @@ StreamArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
-        "servers of one stream, separated by commas: what one does not answer, the next is asked. "
-        "Without one: the server of DATASTREAMER_SERVER.",
+        "servers of one stream, separated by commas: what one does not answer, the next is asked; "
+        "or an archive: archive:URL. Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file.")]

@@ -6,14 +6,17 @@ command ends before its commit, the operation is rolled back.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import typer
 
+from datastreamer.archive.beside import archiving
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
 from datastreamer.cli.shared.options import Key, TLSOptions
+from datastreamer.cli.verbs.archive.arguments import ArchiveGroup
 from datastreamer.cli.verbs.written import (
     PublisherOptions,
     RemoteStream,
@@ -42,6 +45,7 @@ def append(
     target: TargetArgument,
     *,
     creation: CreationOptions,
+    archive: ArchiveGroup,
     publisher: PublisherOptions,
     tls: TLSOptions,
 ) -> None:
@@ -58,7 +62,12 @@ def append(
       datastreamer cat a.bin --json | datastreamer append b.bin --create
     """
     lines = InputLines("operations", _MAX_LINE)
-    with opened(target, lines, creation, publisher, tls) as stream:
+    archived = archive.options()
+    with opened(target, lines, creation, publisher, tls) as stream, ExitStack() as ending:
+        if isinstance(stream, DataStream):
+            ending.enter_context(archiving(stream, archived))
+        elif archived is not None:
+            raise typer.BadParameter("--archive is for files, and FILE is a server")
         _Appender(stream, lines).run()
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from datastreamer.archive import is_archive
 from datastreamer.cli.reassembly_output import (
     described,
     event_line,
@@ -73,7 +74,8 @@ SourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE",
-        help="Stream files, or servers: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+        help="Stream files, servers (HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH) or archives "
+        "(archive:URL).",
     ),
 ]
 FromBookmarkOption = Annotated[
@@ -308,16 +310,22 @@ def _start(start: str | None, bookmark: str | None) -> Start:
     return 0 if start is None else read_number(start, U64_MAX, "--from")
 
 
-def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream | Path]:
+def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream | Path | str]:
     addresses = [server_address(text) for text in sources]
     servers = [address for address in addresses if address is not None]
     upstreams = iter(options.upstreams(servers, sources[0]))
-    found: dict[str, Upstream | Path] = {}
+    found: dict[str, Upstream | Path | str] = {}
     for text, address in zip(sources, addresses, strict=True):
-        place: Upstream | Path = Path(text) if address is None else next(upstreams)
-        if address is None and not os.path.lexists(text):
+        place: Upstream | Path | str
+        if is_archive(text):
+            name = place = text
+        elif address is not None:
+            place = next(upstreams)
+            name = place.name
+        elif os.path.lexists(text):
+            name, place = text, Path(text)
+        else:
             raise Failure(f"{text}: no such file")
-        name = text if isinstance(place, Path) else place.name
         if name in found:
             raise typer.BadParameter(f"{text!r} is named twice")
         found[name] = place

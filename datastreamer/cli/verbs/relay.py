@@ -25,6 +25,7 @@ from datastreamer.cli.shared.server_options import (
     log_serving,
     port_option,
 )
+from datastreamer.cli.verbs.archive.arguments import ArchiveGroup
 from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
@@ -79,6 +80,13 @@ ReadyLagOption = Annotated[
         "N", "Maximum lag in entries at which /readyz on the metrics port reports ready."
     ),
 ]
+ArchiveModeOption = Annotated[
+    Literal["push", "read"],
+    typer.Option(
+        help="read: begin a missing FILE with the entries in the archive; push: also archive "
+        "what the relay has."
+    ),
+]
 
 
 def relay(
@@ -96,6 +104,8 @@ def relay(
     server_tls_key: UpstreamKeyOption = None,
     server_tls_name: UpstreamNameOption = None,
     server_token_file: UpstreamTokenFileOption = None,
+    archive: ArchiveGroup,
+    archive_mode: ArchiveModeOption = "read",
     metrics: MetricsOptions,
     http: HttpPortOptions,
     ready_lag: ReadyLagOption = READY_LAG,
@@ -136,6 +146,7 @@ def relay(
         metrics_host=metrics.metrics_host or None,
         ready_lag=ready_lag,
         http=http.options(),
+        archive=archive.options(archive_mode),
     )
     if check_config:
         say("the options are right")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from datastreamer.cli.consent import Consent
-from datastreamer.cli.shared.addresses import addresses_of
+from datastreamer.cli.shared.addresses import sources_of
 from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput, SourceOptions, text_option
 from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
@@ -24,8 +24,9 @@ FromOption = Annotated[
     list[str] | None,
     text_option(
         "HOST:PORT",
-        "Restore damaged pages from this server of the same stream; may be repeated. A page that "
-        "has no checksum is restored if two servers send the same bytes, and none other bytes.",
+        "Restore damaged pages from this server of the same stream, or from archive:URL; may be "
+        "repeated. A page that has no checksum is restored if two servers send the same bytes, and "
+        "none other bytes.",
         name="--from",
     ),
 ]
@@ -101,13 +102,14 @@ def _servers(
 ) -> Iterator[Sources]:
     from datastreamer.client.server_peer import ServerPeer
 
-    upstreams = options.upstreams(addresses_of("--from", named), " and ".join(named) or file)
+    servers, archives = sources_of("--from", named)
+    upstreams = options.upstreams(servers, " and ".join(named) or file)
     if options.stream_type is not None and not named:
         raise typer.BadParameter("--stream-type requires --from")
     kind = STREAM_TYPE_SEQUENCER if options.stream_type is None else options.stream_type
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(ServerPeer(each, stream_type=kind)) for each in upstreams]
-        yield Sources(peers, trust_peer)
+        yield Sources([*peers, *map(stack.enter_context, archives)], trust_peer)
 
 
 def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:

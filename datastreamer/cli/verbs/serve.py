@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.commands.config import CheckConfigOption, ConfigOption
-from datastreamer.cli.shared.addresses import addresses_of
+from datastreamer.cli.shared.addresses import sources_of
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.logs import say
@@ -21,6 +21,7 @@ from datastreamer.cli.shared.server_options import (
     log_serving,
     port_option,
 )
+from datastreamer.cli.verbs.archive.arguments import ArchiveGroup
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import StreamFileError, StreamLocked
 from datastreamer.format import DEFAULT_PORT
@@ -63,7 +64,7 @@ HealOption = Annotated[
     text_option(
         "HOST:PORT",
         "Restore pages that are found damaged from this server of the same stream (tcps://: with "
-        "TLS); repeatable. --scrub finds damage in pages that no client reads.",
+        "TLS) or archive:URL; repeatable. --scrub finds damage in pages that no client reads.",
     ),
 ]
 
@@ -81,6 +82,7 @@ def serve(
     follow: FollowOption = False,
     workers: WorkersOption = 1,
     heal: HealOption = None,
+    archive: ArchiveGroup,
     metrics: MetricsOptions,
     http: HttpPortOptions,
 ) -> None:
@@ -120,7 +122,10 @@ def serve(
             "--heal needs the process that writes the stream: it excludes --follow and more than "
             "one of --workers"
         )
-    peers = addresses_of("--heal", heal or [])
+    archived = archive.options()
+    if archived is not None and follow:
+        raise typer.BadParameter("--archive needs the process that writes the stream: no --follow")
+    servers, archives = sources_of("--heal", heal or [])
     http_options = http.options()
     if check_config:
         metrics.address()
@@ -155,7 +160,8 @@ def serve(
         http=http_options,
         workers=workers,
         publishing=publishing,
-        heal_from=[Upstream(*each) for each in peers],
+        heal_from=[*(Upstream(*each) for each in servers), *archives],
+        archive=archived,
         listening=listening,
     )
     _log.info("ended by %s", name, extra={"signal": name})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from datastreamer.archive import PREFIX, is_archive
 from datastreamer.cli.shared.addresses import both_readings, server_address
 from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import ReportOutput, SourceArgument, SourceOptions
@@ -15,17 +16,22 @@ from datastreamer.storage.maintain.report import NO_REPAIR, Report
 
 
 def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptions) -> None:
-    """Check a stream file, or the stream of a server.
+    """Check a stream file, the stream of a server, or an archive.
 
     Of a file: header, every entry, padding, totals, records and bookmark index. Only reads, also
     while the file is written, and reports all damage, each with its repair; exit code 3 if there is
     any. Of a server: checks that it sends every entry in order, and that
-    up to 1,000 bookmarks lead to their entries.
+    up to 1,000 bookmarks lead to their entries. Of an archive: as `archive verify`.
 
     Examples:
       datastreamer verify stream.bin
       datastreamer verify stream.bin --json | jq .problems
     """
+    if is_archive(source):
+        from datastreamer.cli.verbs.archive.verify import verify as verify_archive
+
+        verify_archive(source.removeprefix(PREFIX), output=output)
+        return
     shape = output.chosen()
     address = server_address(source)
     if address is not None:

@@ -6,14 +6,13 @@ beginning, pieces that do not depend on each other, a separator and an end. Know
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections.abc import Callable
-from functools import cache, partial
-from importlib import import_module
-from typing import Any, Final, NamedTuple, Protocol
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 from datastreamer._codec import EntryBatch
+from datastreamer._lazy import zstd
 from datastreamer.errors import ExtraMissing
 from datastreamer.http.port.messages import JSON, HttpProblem, HttpRequest
 from datastreamer.selection.times import AskTimes
@@ -104,7 +103,7 @@ def chosen_encoding(request: HttpRequest) -> str | None:
     """The content coding for JSON: zstd if it is accepted and known here, gzip if it is accepted,
     or None."""
     wanted = _qualities(request.header(b"accept-encoding") or "")
-    known = ["gzip"] if _zstd() is None else ["zstd", "gzip"]
+    known = ["gzip"] if zstd() is None else ["zstd", "gzip"]
     return next((each for each in known if wanted.get(each)), None)
 
 
@@ -112,17 +111,8 @@ def compressor_of(encoding: str) -> Compressor:
     """A compressor that favours speed."""
     if encoding == "gzip":
         return zlib.compressobj(1, zlib.DEFLATED, 31)
-    found: Compressor = _zstd().ZstdCompressor()
+    found: Compressor = zstd().ZstdCompressor()
     return found
-
-
-@cache
-def _zstd() -> Any:
-    """The module of Python 3.14, or its backport; None without either."""
-    for name in ("compression.zstd", "backports.zstd"):
-        with contextlib.suppress(ImportError):
-            return import_module(name)
-    return None
 
 
 def _qualities(header: str) -> dict[str, float]:

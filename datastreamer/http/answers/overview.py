@@ -129,6 +129,17 @@ class Overview:
                 "`datastreamer verify FILE` names them; `datastreamer repair FILE --from SERVER` "
                 "restores them from a server of the same stream.",
             )
+        if number("archive_fenced") or number("archive_diverged"):
+            yield _bad(
+                "Nothing is archived any more: the archive has another writer or other entries",
+                "The log says which. `datastreamer archive list URL` shows what is there.",
+            )
+        elif number("archive_failures_in_a_row") > 1:
+            yield _warn(
+                f"The archive has lacked entries for {spell(number('archive_lag_seconds'))}: the "
+                "last publications failed",
+                "The log has the reason; the stream is served and written without the archive.",
+            )
         yield from _of_upstreams(upstreams or [])
         limit, used = number("clients_limit"), self._samples[-1].clients if self._samples else 0
         if limit and used >= limit:

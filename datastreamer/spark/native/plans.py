@@ -28,11 +28,13 @@ from datastreamer.position import Identity
 from datastreamer.selection.clauses import Where
 from datastreamer.spark.native import aggregates
 from datastreamer.spark.options import PARTITION_BYTES, Options, read_options
+from datastreamer.spark.read import archives
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.column_comments import with_comments
 from datastreamer.spark.read.files import FileSnapshot, ensure_same, open_location
 from datastreamer.spark.read.page_sums import open_records
 from datastreamer.spark.read.partitions import OPEN_COST, FilePart, PackedParts
+from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.planning import narrowed, plan_files
 from datastreamer.spark.read.schemas import number_column, wanted_columns
 from datastreamer.spark.source import DatastreamSource
@@ -132,6 +134,7 @@ def described(options: Options, parts: list[FilePart], begin: int | None = None)
                     "begin": of_file[0].start if begin is None else begin,
                     "sums": base64.b64encode(of_part).decode(),
                     "part": packed(part),
+                    "frames": _frames(snapshot, part),
                 }
                 for part, of_part in zip(of_file, sums, strict=True)
             ]
@@ -240,6 +243,7 @@ def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[st
         "path": snapshot.location.path,
         # Without keys and parameters, which are pyarrow's: Spark's configuration has Hadoop's.
         "isRemote": snapshot.location.uri is not None,
+        "archive": _archive(snapshot.location, opened),
         # Python says that a system id is too large for its column.
         "fixed": "" if header.system_id > _MOST else _fixed(snapshot, opened).hex(),
         "length": header.total_length,
@@ -248,6 +252,21 @@ def _file(options: Options, snapshot: FileSnapshot, opened: Readable) -> dict[st
         "tail": snapshot.end_sum.tail.hex() if compared and snapshot.end_sum else "",
         "events": _events(options.table, options.version_of(header)),
     }
+
+
+def _archive(location: FileLocation, opened: Readable) -> dict[str, Any] | None:
+    if location.archive is None or location.uri is None:
+        return None
+    return archives.for_java(location.uri, location.archive, opened)
+
+
+def _frames(snapshot: FileSnapshot, part: FilePart) -> str:
+    """Of an archive, where the part's pages and the one after them are."""
+    location = snapshot.location
+    if location.archive is None or location.uri is None:
+        return ""
+    stop = min(part.stop_page + 1, snapshot.pages)
+    return archives.frames(location.uri, location.archive, part.first_page, stop)
 
 
 def _fixed(snapshot: FileSnapshot, opened: Readable) -> bytes:

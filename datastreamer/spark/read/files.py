@@ -17,6 +17,7 @@ from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError, Usag
 from datastreamer.format import PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
 from datastreamer.printable import counted
+from datastreamer.spark.read import archives
 from datastreamer.spark.read.page_sums import PageComparison, SumsState, open_records
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.remote_file import RemoteFile
@@ -89,8 +90,11 @@ def open_location(location: FileLocation) -> Readable:
     return open_file(OsDisk(), location.path, location.path, write=False)
 
 
-def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
-    """Take a snapshot of what is committed and visible in the file.
+def take_snapshot(
+    location: FileLocation, stream_type: int, generation: int | None = None
+) -> FileSnapshot:
+    """Take a snapshot of what is committed and visible in the file; of an archive, what is in the
+    newest manifest, or in the newest one of a generation.
 
     Raises what opening a stream file raises.
     """
@@ -100,6 +104,7 @@ def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
             return snapshot_of(location, file)
         finally:
             file.close()
+    location = location.pinned(generation)
     remote = location.open_remote()
     try:
         page = HeaderPage.of(remote)
@@ -118,6 +123,8 @@ def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
 def entry_at(location: FileLocation, stream_type: int, ms: int) -> int:
     """The first entry that was committed at or after a time, as `DataStream.entry_at`. Raises
     `TimeUnknown`, and `UsageError` for a remote file."""
+    if location.uri is not None and location.archive is not None:
+        return archives.entry_at(location.uri, location.pinned().archive or 0, ms)
     if location.uri is not None:
         raise UsageError(
             f"{location.path}: option startingTimestamp: times are looked up in local files and "

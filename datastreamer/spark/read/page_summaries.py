@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from datastreamer.arrow.tables import ENTRIES, TABLES
-from datastreamer.errors import StreamFileError
+from datastreamer.errors import FileMissing, StreamFileError
 from datastreamer.format import U64_MAX
 from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import FileSnapshot, open_location
@@ -133,6 +133,8 @@ def _open_beside(snapshot: FileSnapshot, file: Readable) -> Readable:
     if location.uri is None and isinstance(file, OsFile):
         path = journal.path_of(location.path) + SUFFIX
         return OsDisk().open(path, write=False, beside=file.access())
+    if location.archive is not None:
+        raise FileMissing(location.path, "archives have none")
     return location.beside(SUFFIX).open_remote()
 
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from datastreamer.errors import DamagedPage, FileMissing, StreamFileError
 from datastreamer.format import page_start
+from datastreamer.spark.read.archives import ArchivedSums
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile, Readable
 from datastreamer.storage.header import undo_journal as journal
@@ -54,6 +55,8 @@ def open_records(location: FileLocation, file: Readable, state: SumsState) -> Re
         path = journal.path_of(location.path)
         known = state.stream_id, state.epoch
         return SidecarRecords(OsDisk(), path, file, lambda: known, lambda: state.chains)
+    if location.uri is not None and location.archive is not None:
+        return ArchivedSums(location.uri, location.archive, file)
     return RemoteRecords(location, file, state)
 
 

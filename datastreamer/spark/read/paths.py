@@ -13,14 +13,16 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyarrow import fs
 
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
 from datastreamer.format import MAGIC
+from datastreamer.spark.read import archives
 from datastreamer.spark.read.remote_file import RemoteFile
+from datastreamer.storage.disk.file_ops import Readable
 
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 _MAGIC_CHARACTERS: Final = re.compile(r"[*?\[]")
@@ -28,10 +30,14 @@ _MAGIC_CHARACTERS: Final = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """A file. `uri` is None for a local file; messages name the file by `path`."""
+    """A file. `uri` is None for a local file; messages name the file by `path`.
+
+    `archive` is the number of the manifest of an archive whose URL is `uri`; 0: the newest one.
+    """
 
     path: str
     uri: str | None = None
+    archive: int | None = None
 
     def beside(self, suffix: str) -> FileLocation:
         """The file whose name is this one's with `suffix`."""
@@ -40,9 +46,17 @@ class FileLocation:
         base, query = _parts(self.uri)
         return FileLocation(self.path + suffix, base + suffix + query)
 
-    def open_remote(self) -> RemoteFile:
+    def pinned(self, generation: int | None = None) -> FileLocation:
+        """The same for all tasks of a query: of an archive, the manifest that is the newest now."""
+        if self.archive is None or self.uri is None:
+            return self
+        return replace(self, archive=archives.newest(self.uri, generation))
+
+    def open_remote(self) -> Readable:
         """Open the remote file. Raises `FileMissing`, `StreamFileError`."""
         assert self.uri is not None
+        if self.archive is not None:
+            return archives.opened(self.uri, self.archive)
         system, path = _system(self.uri)
         try:
             return RemoteFile(system.open_input_file(path), self.path)
@@ -56,6 +70,8 @@ def is_single(paths: tuple[str, ...]) -> bool:
     """Whether the query names exactly one file, so that all rows are of one stream."""
     if len(paths) > 1:
         return False
+    if paths[0].startswith(archives.PREFIX):
+        return True
     local = local_path(paths[0])
     if local is not None:
         return os.path.isfile(local) or not (
@@ -77,6 +93,10 @@ def find(paths: tuple[str, ...], *, deep: bool = False) -> list[FileLocation]:
     """
     found: dict[str, FileLocation] = {}
     for path in paths:
+        if path.startswith(archives.PREFIX):
+            url = path.removeprefix(archives.PREFIX).rstrip("/")
+            found[path] = FileLocation(f"{archives.PREFIX}{url}", url, 0)
+            continue
         local = local_path(path)
         # Executors may have another working directory.
         locations = list(

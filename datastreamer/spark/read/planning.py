@@ -47,7 +47,8 @@ def plan(options: Options) -> Iterator[InputPartition]:
 def plan_files(options: Options) -> Iterator[FilePart]:
     """A part for the entries of each file that a query of what is committed now reads."""
     for location in find(options.paths, deep=options.deep):
-        yield from _plan_file(options, take_snapshot(location, options.stream_type))
+        snapshot = take_snapshot(location, options.stream_type, options.generation)
+        yield from _plan_file(options, snapshot)
 
 
 def narrowed(
@@ -113,7 +114,7 @@ def plan_ranges(options: Options, edges: Sequence[int]) -> Iterator[InputPartiti
         yield from _of_servers(options, lambda *_: pieces)
         return
     (location,) = find(options.paths)
-    file = take_snapshot(location, options.stream_type)
+    file = take_snapshot(location, options.stream_type, options.generation)
     with open_reader(file, verify=options.verify) as reader:
         for start, stop in pieces:
             pages = pages_of(reader, file, start, stop)

@@ -136,7 +136,11 @@ class GrowingFile:
     def refresh(self) -> Header:
         if self._location.uri is not None:
             self._close_remote()
-            self._snapshot = take_snapshot(self._location, self._options.stream_type)
+            self._snapshot = take_snapshot(
+                self._location, self._options.stream_type, self._options.generation
+            )
+            # Of an archive, this manifest.
+            self._location = self._snapshot.location
             return self._snapshot.header
         file = self._file
         if file is not None:

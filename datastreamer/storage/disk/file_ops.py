@@ -60,6 +60,16 @@ class Readable(Protocol):
     def close(self) -> None: ...
 
 
+class Numbered(Readable, Protocol):
+    """A stream that is read from elsewhere, where the numbers of its pages' entries are known."""
+
+    def page_holding(self, number: int) -> int:
+        """The page that holds an entry."""
+
+    def first_number(self, page: int) -> int:
+        """The number of the first entry of a page."""
+
+
 class File(Readable, Protocol):
     """One open file of a disk."""
 

@@ -280,6 +280,17 @@ def put_settled(
     put_record(page, CommitRecord(stream_id, epoch, boot_id, *heads, *sums))
 
 
+def settled_page(
+    header: Header, end_sum: EndSum, stream_id: bytes, epoch: int, boot_id: bytes
+) -> bytearray:
+    """The header page that a clean close leaves."""
+    page = new_page(header)
+    put_settled(page, header, end_sum, stream_id, epoch, boot_id)
+    put_synced(page, 0, SyncedHeader(0, stream_id, epoch, header))
+    put_mark(page, epoch, Head(*header[3:]))
+    return page
+
+
 def get_record(page: bytes | bytearray) -> CommitRecord | None:
     """The commit record if it fits the header in `page`."""
     fields = COMMIT.get(page, RECORD_OFFSET, sum_from=0)

@@ -36,7 +36,7 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.judgement import undone_by
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import Head, SyncedHeader
+from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages.copy import Copied, CopySums
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.pages.sidecar import SUFFIX, SumsFile
@@ -325,7 +325,7 @@ def _copy(
     target.sync()
     version, system_id, stream_type, _, _ = source.header
     header = Header(version, system_id, stream_type, *head)
-    copy = _header_page(header, known, source.stream_id, epoch)
+    copy = records.settled_page(header, known, source.stream_id, epoch, boot_id())
     # Sources with lower epochs cannot publish to the copy either. A damaged record remains damaged:
     # its epoch is not known.
     there = steady_page(source.file)
@@ -408,15 +408,6 @@ def _after_lowest_truncation(
         if length is not None and lowest is not None and now.start == lowest.start:
             return _StreamState(Head(length, now.start), now.epoch)
     return None
-
-
-def _header_page(header: Header, end_sum: EndSum, stream_id: bytes, epoch: int) -> bytearray:
-    """The header page that a clean close leaves."""
-    page = records.new_page(header)
-    records.put_settled(page, header, end_sum, stream_id, epoch, boot_id())
-    records.put_synced(page, 0, SyncedHeader(0, stream_id, epoch, header))
-    records.put_mark(page, epoch, Head(*header[3:]))
-    return page
 
 
 # The bytes.

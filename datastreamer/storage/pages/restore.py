@@ -39,11 +39,17 @@ _MOST_UNPROVEN = 256
 
 
 class Peer(Protocol):
-    """A server that may have the same stream. Its methods raise `DatastreamerError`."""
+    """A server that may have the same stream, or an archive. Its methods raise
+    `DatastreamerError`."""
 
     @property
     def name(self) -> str:
         """Its address, for messages."""
+
+    @property
+    def only_proven(self) -> bool:
+        """Whether it is asked only for pages whose checksums are proven: it may be a copy of this
+        very file, and does not confirm what another one sends."""
 
     def header(self) -> Header:
         """The header of its stream."""
@@ -124,6 +130,9 @@ def ask(lost: LostPages, stream: KnownStream, peers: Sequence[Peer], *, trust_pe
     answers: list[tuple[str, list[bytes]]] = []
     refusals: list[str] = []
     for peer in peers:
+        if peer.only_proven and not lost.proven:
+            refusals.append(f"{peer.name} is an archive, and these pages have no checksum")
+            continue
         try:
             pages = lay_out(lost, _entries_of(peer, lost, stream))
         except (RefusedError, DatastreamerError, OSError) as error:
@@ -301,8 +310,9 @@ class FileHealer:
             if chain is not None and self._survey.refuted:
                 results.append(self._in_chain(chain, "; ".join(refusals)))
         results = restored + results
-        if self._page.lost_record and peers:
-            results += self._compared_tail(results, peers, trust_peer=trust_peer)
+        servers = [peer for peer in peers if not peer.only_proven]
+        if self._page.lost_record and servers:
+            results += self._compared_tail(results, servers, trust_peer=trust_peer)
         return results
 
     def _from(self, peers: Sequence[Peer], *, trust_peer: bool) -> list[HealedPages]:

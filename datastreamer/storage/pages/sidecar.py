@@ -96,8 +96,11 @@ class PageSum(NamedTuple):
     @classmethod
     def unpack(cls, packed: bytes, page: int, stream_id: bytes) -> PageSum | None:
         """None unless it is the whole record of that page."""
-        if not is_signed(packed, page, stream_id):
-            return None
+        return cls.fields(packed) if is_signed(packed, page, stream_id) else None
+
+    @classmethod
+    def fields(cls, packed: bytes) -> PageSum:
+        """Those of a record that something else proves to be whole."""
         chain, digest, next_number, end, flags, padding = _RECORD.unpack_from(packed)
         return cls(chain, digest, next_number, end, padding, not flags & _UNKNOWN)
 

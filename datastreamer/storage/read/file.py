@@ -124,7 +124,7 @@ class StreamFile:
         file = open_file(disk, path, called, write=False)
         read_ahead(file, False)  # `verify_reads` decides
         try:
-            opened = cls._judged(file, called, stream_type)
+            opened = cls.judged(file, called, stream_type)
             if not isinstance(path, int):
                 opened._named = disk, journal.path_of(path)
                 ensure_whole(*opened._named, file, called)
@@ -139,7 +139,7 @@ class StreamFile:
             raise
 
     @classmethod
-    def _judged(cls, file: File, path: str, stream_type: int | None) -> StreamFile:
+    def judged(cls, file: File, path: str, stream_type: int | None) -> StreamFile:
         """The file as it may be read now. Also beside a writer the entries are compared with the
         record's hashes: a writer that just opened the file may not have done so yet."""
         boot, before = boot_id(), None

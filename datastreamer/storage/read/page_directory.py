@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_left, bisect_right
+from typing import cast
 
 from datastreamer._pages import PageTable, walk
 from datastreamer.errors import CorruptEntries, DamagedEntry, DamagedPage, UnknownEntry
@@ -21,7 +22,7 @@ from datastreamer.format import (
     page_start,
     pages_for,
 )
-from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.disk.file_ops import Numbered, Readable
 from datastreamer.storage.header.records import Head
 
 # Bounds of the directory's memory: 16 bytes and two small ints for each page; tables (4 KB for a
@@ -48,6 +49,7 @@ class Pages:
         # Through which the first numbers of pages are read.
         self._numbers = file
         self._path = path
+        self._numbered = cast("Numbered", file) if hasattr(file, "page_holding") else None
         self._guard = threading.Lock()
         self._forget()
 
@@ -163,6 +165,8 @@ class Pages:
     def _page_holding(self, head: Head, number: int) -> int:
         """The page that holds an entry, if one does; skips pages that do not begin with an
         entry."""
+        if self._numbered is not None:
+            return self._numbered.page_holding(number)
         low, high = 0, pages_for(head.length)
         # Most look-ups are for the newest entries.
         newest = self._start_of(head, high - 1)
@@ -216,7 +220,7 @@ class Pages:
         if known is not None:
             return known
         offset = page_start(page)
-        number = self._head_in(self._numbers, offset)
+        number = self.head_at(offset) if self._numbered else self._head_in(self._numbers, offset)
         if number is None:
             raise DamagedEntry(self._path, offset, "the page does not start with an entry")
         if number < page or (number and not page):
@@ -231,6 +235,8 @@ class Pages:
 
     def head_at(self, offset: int) -> int | None:
         """The number of the entry at `offset`; None if there is no valid entry."""
+        if self._numbered is not None and offset == page_start(page_of(offset)):
+            return self._numbered.first_number(page_of(offset))
         return self._head_in(self._file, offset)
 
     def _head_in(self, file: Readable, offset: int) -> int | None:

@@ -253,6 +253,8 @@ class SummaryKeeper:
                 # It was committed before the next mark, and less than a resolution after the last.
                 following = [mark[1] for mark in marks if mark[0] > first][:1]
                 mine.insert(0, (first, min([before[0][1] + resolution - 1, *following])))
+            if not mine:
+                continue
             old, least = self.marks_of(page), mine[0]
             kept = [mark for mark in old.marks if mark[0] < least[0]]
             latest = max([latest, *(ms for _, ms in kept if ms != UNKNOWN_TIME)])
@@ -290,6 +292,10 @@ class SummaryKeeper:
         end = self._end.written
         if end.length <= page_start(page):
             return end.entries
+        before = self._sums.get(page - 1) if page else None
+        if before is not None:
+            # The page itself may be damaged.
+            return before.next_number
         with contextlib.suppress(OSError):
             found = int.from_bytes(self._stream.read(17, page_start(page))[9:], "big")
             return found if found < end.entries else None

@@ -89,7 +89,8 @@ def test_the_table(invoke: Invoke, source: str) -> None:
     text = invoke("info", source, "--format", "table").out.decode()
     assert "system id     137" in text
     assert "entries       200" in text
-    assert ("bookmark" in text) == (":" not in source)
+    assert ("bookmark" in text) == (not source.startswith("127."))
+    assert ("manifest      1, generation 1, published 20" in text) == source.startswith("archive:")
 
 
 def rows(invoke: Invoke, path: Path, code: int = 0) -> dict[str, str]:

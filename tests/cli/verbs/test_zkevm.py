@@ -17,7 +17,7 @@ from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm import Sequencer, encode, events, transactions
 from datastreamer.zkevm.events import BookMark, BookmarkType
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, archived
 from tests.cli.process import command, on_terminal
 from tests.zkevm.typed import BLOB, KEY, OTHER, signed_types
 
@@ -53,9 +53,14 @@ def served(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         yield f"127.0.0.1:{serving.port}"
 
 
-@pytest.fixture(params=["file", "server"])
+@pytest.fixture(scope="module")
+def stored(path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return archived(path, tmp_path_factory.mktemp("archive"))
+
+
+@pytest.fixture(params=["file", "served", "stored"])
 def stream(request: pytest.FixtureRequest, path: Path) -> str:
-    return str(path) if request.param == "file" else str(request.getfixturevalue("served"))
+    return str(path) if request.param == "file" else str(request.getfixturevalue(request.param))
 
 
 @pytest.fixture

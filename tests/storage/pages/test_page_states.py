@@ -305,6 +305,7 @@ def test_a_restoration_makes_no_record_of_other_bytes(path: Path) -> None:
 
         class Peer:
             name = "peer:1"
+            only_proven = False
 
             def header(self) -> Any:
                 return stream.header

@@ -62,6 +62,8 @@ def copied(whole: Path, folder: Path, change: Change = lambda content: None) -> 
 class FilePeer:
     """Answers as a server of a file does."""
 
+    only_proven = False
+
     def __init__(
         self, path: Path, name: str = "peer:6900", *, has_id: bool = True, has_sums: bool = True
     ) -> None:

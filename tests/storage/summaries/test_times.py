@@ -8,6 +8,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import TimeUnknown, UnknownEntry
+from datastreamer.format import page_start
 from tests.storage.made import make
 from tests.storage.summaries.oracle import UNKNOWN, records
 from tests.storage.summaries.worlds import BEGIN, World
@@ -222,3 +223,29 @@ def test_an_upstream_that_knows_nothing(tmp_path: Path) -> None:
         assert relay.parts.relay.times_known_to == 0
         with pytest.raises(TimeUnknown):
             relay.entry_at(BEGIN)
+
+
+@pytest.mark.parametrize("wrong", [5, 50, 2**63])
+def test_times_of_a_damaged_page(tmp_path: Path, wrong: int) -> None:
+    """A relay notes times beside a page whose first entry cannot be read."""
+    path = tmp_path / "s.bin"
+    with DataStream.create(path) as stream:
+        stream.parts.relay.leave_times()
+        for number in range(12):
+            stream.append(1, bytes([number]) * SIZE)
+    at = page_start(2) + 9
+    with path.open("r+b") as file:
+        file.seek(at)
+        good = file.read(8)
+        first = int.from_bytes(good, "big")
+        file.seek(at)
+        file.write(wrong.to_bytes(8, "big"))
+        file.flush()
+        with DataStream.open(path) as stream:
+            stream.parts.relay.leave_times()
+            stream.parts.relay.put_time_marks([(first + 1, BEGIN)], 1000, 12)
+            file.seek(at)
+            file.write(good)
+            file.flush()
+            known = [stream.time_of(number) for number in range(12)]
+    assert set(known) <= {None, BEGIN, BEGIN + 999}

@@ -19,6 +19,9 @@ final class FileState implements Serializable {
   /** Whether the path is a URI of another file system. */
   final boolean isRemote;
 
+  /** If the file is an archive, what is known of that; else null. */
+  final ArchiveState archive;
+
   final long length;
   final long entries;
   final long systemId;
@@ -32,16 +35,13 @@ final class FileState implements Serializable {
   FileState(JsonNode found) {
     path = found.get("path").textValue();
     isRemote = found.get("isRemote").booleanValue();
+    archive = found.get("archive").isNull() ? null : new ArchiveState(found.get("archive"));
     length = found.get("length").longValue();
     entries = found.get("entries").longValue();
     systemId = found.get("systemId").longValue();
     fixed = HexFormat.of().parseHex(found.get("fixed").textValue());
     tail = HexFormat.of().parseHex(found.get("tail").textValue());
     events = found.get("events").isNull() ? null : new EventTable(found.get("events"));
-  }
-
-  StreamBytes open() throws IOException {
-    return isRemote ? new HadoopBytes(path) : new LocalBytes(path);
   }
 
   int pages() {

@@ -21,7 +21,7 @@ final class PageReader implements Closeable {
 
   PageReader(Part part) throws IOException, Doubt {
     this.part = part;
-    bytes = part.file.open();
+    bytes = part.open();
     next = part.firstPage;
     try {
       part.file.compareWith(bytes);

@@ -1,6 +1,7 @@
 package datastreamer.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import java.io.IOException;
 import java.util.Base64;
 import org.apache.spark.sql.connector.read.InputPartition;
 
@@ -15,6 +16,9 @@ final class Part implements InputPartition {
   final long end;
   final PageSums sums;
 
+  /** Of an archive, where the pages are, and the one after them. */
+  final byte[] frames;
+
   /** A pickle of the part in Python. */
   final String pickled;
 
@@ -28,8 +32,16 @@ final class Part implements InputPartition {
     start = found.get("start").longValue();
     end = found.get("end").longValue();
     sums = new PageSums(Base64.getDecoder().decode(found.get("sums").textValue()));
+    frames = Base64.getDecoder().decode(found.get("frames").textValue());
     pickled = found.get("part").textValue();
     begin = found.get("begin").longValue();
+  }
+
+  StreamBytes open() throws IOException {
+    if (file.archive != null) {
+      return new ArchiveBytes(file.archive, this);
+    }
+    return file.isRemote ? new HadoopBytes(file.path) : new LocalBytes(file.path);
   }
 
   /** About how many bytes it is. */

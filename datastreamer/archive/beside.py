@@ -1,0 +1,49 @@
+"""What a process that writes a stream does with its archive; loads the extra if it has one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import AbstractContextManager, closing, nullcontext
+
+from datastreamer.archive.options import ArchiveOptions
+from datastreamer.errors import ArchiveMissing
+from datastreamer.storage.stream import DataStream
+
+_log = logging.getLogger(__name__)
+
+
+def archiving(stream: DataStream, options: ArchiveOptions | None) -> AbstractContextManager[object]:
+    """Archive a stream within the block, if these options say so.
+
+    Raises `ExtraMissing`, `BadArgument` and `ArchiveDenied`.
+    """
+    if options is None or options.mode == "read":
+        return nullcontext()
+    from datastreamer.archive.archiver import Archiver
+
+    return closing(Archiver(stream, options))
+
+
+def restored(options: ArchiveOptions, path: str) -> bool:
+    """Make the stream file at `path` from the newest manifest, if it is missing; False if it is
+    not, or nothing is archived yet.
+
+    Raises `ExtraMissing`, and what `restore.restore` raises.
+    """
+    if os.path.lexists(path):
+        return False
+    from datastreamer.archive.opened import OpenArchive
+    from datastreamer.archive.restore import restore
+
+    _log.info("%s: there is no file: it is made from %s", path, options.url)
+    try:
+        archive = OpenArchive.open(options.url, timeout=options.timeout)
+        manifest = archive.newest()[0]
+    except ArchiveMissing as error:
+        _log.warning("%s; the file begins empty", error)
+        return False
+    made = restore(archive, path, manifest)
+    fields = {"entries": made.header.total_entries, "file": path}
+    _log.info("%s: restored %d entries", path, made.header.total_entries, extra=fields)
+    return True

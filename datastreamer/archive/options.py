@@ -1,0 +1,45 @@
+"""Options of an archive. Loads nothing of the extra."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from datastreamer.errors import BadArgument
+from datastreamer.format import PAGE_SIZE
+
+LEVEL: Final = 3
+TIMEOUT: Final = 30.0
+SEGMENT_PAGES: Final = 64
+INTERVAL: Final = 60.0
+_LEAST_SEGMENT, _MOST_SEGMENT = 16 * PAGE_SIZE, 256 * PAGE_SIZE
+
+
+@dataclass(frozen=True)
+class ArchiveOptions:
+    """Where a stream is archived, and how.
+
+    `url` is s3://BUCKET/PATH, gs://, az:// or file:///FOLDER. With `mode` "push" the archive is
+    brought up to date every `interval` seconds, and when `segment` bytes are new (16 to 256 MiB);
+    a relay without a file begins with what is in the archive, with "read" it only does that.
+    `level` is zstd's, 1 to 9. `takeover`: also over the archive of another file, or of other
+    entries. `timeout`, in seconds, is that of each request with its retries.
+
+    Raises `BadArgument`.
+    """
+
+    url: str
+    mode: Literal["push", "read"] = "push"
+    interval: float = INTERVAL
+    segment: int = SEGMENT_PAGES * PAGE_SIZE
+    level: int = LEVEL
+    takeover: bool = False
+    timeout: float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        if not _LEAST_SEGMENT <= self.segment <= _MOST_SEGMENT:
+            raise BadArgument(f"a segment has 16 to 256 MiB, not {self.segment} bytes")
+        if not 1 <= self.level <= 9:
+            raise BadArgument(f"the level is 1 to 9, not {self.level}")
+        if not (self.interval > 0 and self.timeout > 0):
+            raise BadArgument("the interval and the timeout are above 0 seconds")

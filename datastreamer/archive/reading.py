@@ -1,0 +1,321 @@
+"""An archive read as a stream file: its header page is made of the manifest, and its pages are
+fetched when they are read.
+
+Owns which pages are in memory and which are fetched ahead, and when a follower looks for a newer
+manifest. Loads the store when an archive is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.archive.manifest import ArchiveManifest
+from datastreamer.errors import ArchiveChanged, DamagedArchive, StreamClosed, UnknownBookmark
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.selection.times import Moment, moment_ms
+from datastreamer.storage.disk.access import Access
+from datastreamer.storage.disk.file_ops import Buffer, File, boot_id
+from datastreamer.storage.header.records import settled_page
+from datastreamer.storage.pages.hashes import EMPTY, EndSum
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.stream import DataStream
+
+if TYPE_CHECKING:
+    from datastreamer.archive.check import Checked
+    from datastreamer.archive.opened import OpenArchive
+
+INTERVAL: Final = 2.0
+"""Seconds between two looks of a follower for a newer manifest."""
+
+# Pages that are fetched at once; runs of them that a sequential reader is ahead; runs in memory.
+_RUN: Final = 4
+_AHEAD: Final = 4
+_MOST_RUNS: Final = 8
+_PAUSE_SECONDS: Final = 0.05
+
+
+class _Run(NamedTuple):
+    """Consecutive pages, from `first` up to, not including, `stop`."""
+
+    first: int
+    stop: int
+    pages: Future[list[bytes]]
+
+
+class _Pages:
+    """The pages of one manifest, the last ones that were read in memory."""
+
+    def __init__(
+        self, archive: OpenArchive, manifest: ArchiveManifest, threads: ThreadPoolExecutor
+    ) -> None:
+        self.manifest = manifest
+        self.stop = manifest.rows[-1].stop if manifest.rows else 0
+        self._archive = archive
+        self._threads = threads
+        self._guard = threading.Lock()
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
+        # The page that a sequential reader goes on with.
+        self._next = -1
+
+    def get(self, page: int) -> bytes:
+        with self._guard:
+            run = self._run(page)
+            if run.first == self._next:
+                ahead = run
+                for _ in range(_AHEAD):
+                    if ahead.stop < self.stop:
+                        ahead = self._run(ahead.stop)
+            self._next = run.stop
+        try:
+            return run.pages.result()[page - run.first]
+        except CancelledError:
+            raise StreamClosed(f"{self._archive.url}: it was closed while it was read") from None
+        except BaseException as error:
+            with self._guard:
+                self._runs.pop(run.first, None)
+            if isinstance(error, DamagedArchive) and run.stop > run.first + 1:
+                # Perhaps in another page of the run.
+                return self._archive.pages(self.manifest.row_of(page), page, page + 1)[0]
+            raise
+
+    def _run(self, page: int) -> _Run:
+        """The run that a page is in, which is being fetched. Requires the guard."""
+        row, manifest = self.manifest.row_of(page), self.manifest
+        first = page - (page - row.first_page) % _RUN
+        run = self._runs.get(first)
+        if run is None:
+            stop, last = min(first + _RUN, row.stop), row is manifest.tail
+            fetched = self._threads.submit(self._archive.pages, row, first, stop, last=last)
+            run = self._runs[first] = _Run(first, stop, fetched)
+        self._runs.move_to_end(first)
+        while len(self._runs) > _MOST_RUNS:
+            self._runs.popitem(last=False)
+        return run
+
+
+class ArchiveFile:
+    """The stream file that a manifest describes, a `File` that is read only.
+
+    With `interval` it looks for a newer manifest when its header is read, at most once in that
+    many seconds, and goes on with it. Raises `ArchiveChanged` for one of another generation, and
+    what `OpenArchive` raises.
+    """
+
+    def __init__(
+        self, archive: OpenArchive, manifest: ArchiveManifest, interval: float | None = None
+    ) -> None:
+        self._archive = archive
+        self._interval = interval
+        self._looking = threading.Lock()
+        self._look_at = time.monotonic() + (interval or 0.0)
+        # Changes of entries that were never archived raise the stream's epoch, too.
+        self._epoch = manifest.stream.epoch
+        self._threads = ThreadPoolExecutor(_AHEAD, "archive")
+        self._show(manifest)
+
+    @property
+    def manifest(self) -> ArchiveManifest:
+        return self._shown[0].manifest
+
+    def _show(self, manifest: ArchiveManifest) -> None:
+        head, end_sum = manifest.head, EMPTY
+        if manifest.tail is not None:
+            end_sum = EndSum(bytes.fromhex(head.chain), 0, bytes.fromhex(head.tail))
+        page = settled_page(manifest.header, end_sum, manifest.stream_id, self._epoch, boot_id())
+        self._shown = _Pages(self._archive, manifest, self._threads), bytes(page)
+
+    def _look(self) -> None:
+        if self._interval is None or not self._looking.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() < self._look_at:
+                return
+            known = self.manifest
+            newest, _ = self._archive.newest(known.number)
+            self._look_at = time.monotonic() + self._interval
+            if newest.generation != known.generation:
+                raise ArchiveChanged(
+                    self._archive.url,
+                    f"entries were truncated or updated ({newest.reason}): generation "
+                    f"{newest.generation} follows generation {known.generation}, which was read up "
+                    f"to entry {known.head.entries}; begin again",
+                )
+            if newest.number != known.number:
+                self._show(newest)
+        finally:
+            self._looking.release()
+
+    def read(self, size: int, offset: int) -> bytes:
+        if offset < HEADER_PAGE_SIZE:
+            self._look()
+        pages, header = self._shown
+        stop, parts = min(offset + size, page_start(pages.stop)), []
+        while offset < stop:
+            content, start = header, 0
+            if offset >= HEADER_PAGE_SIZE:
+                page = page_of(offset)
+                start = page_start(page)
+                content = pages.get(page)
+                if page + 1 == pages.stop:
+                    content = content.ljust(PAGE_SIZE, b"\0")
+            parts.append(content[offset - start : stop - start])
+            offset += len(parts[-1])
+        return b"".join(parts)
+
+    def page_holding(self, number: int) -> int:
+        return self._archive.page_with(self.manifest, number)
+
+    def first_number(self, page: int) -> int:
+        row = self.manifest.row_of(page)
+        if page == row.first_page:
+            return row.first_entry
+        at = row.frame + page - row.first_page - 1
+        return self._archive.footer(row).pages[at].sum.next_number
+
+    def size(self) -> int:
+        return page_start(self._shown[0].stop)
+
+    def access(self) -> Access:
+        return Access.private()
+
+    def locked_elsewhere(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class ArchiveStream(DataStream):
+    """The stream of an archive, open for reading. Bookmarks and times are those of its footers."""
+
+    def __init__(
+        self, archive: OpenArchive, source: ArchiveFile, opened: StreamFile, *, follow: bool
+    ) -> None:
+        super().__init__(opened, "memory", follow=follow)
+        self._archive = archive
+        self._source = source
+
+    @property
+    def manifest(self) -> ArchiveManifest:
+        """The newest one that was read."""
+        return self._source.manifest
+
+    def bookmark(self, key: Buffer) -> int:
+        self.refresh()
+        number = self._archive.bookmark(self.manifest, bytes(key))
+        if number is None:
+            raise UnknownBookmark(bytes(key))
+        return number
+
+    def entry_at(self, ms: int) -> int:
+        """The first entry of a page so early that no entry that was committed at or after a time,
+        in Unix ms, is before it; `total_entries` if none was."""
+        self.refresh()
+        return self._archive.at_time(self.manifest, ms)
+
+
+class Archive:
+    """A stream in object storage, as its newest manifest describes it when it is opened.
+
+    Made by `open`; a context manager that closes it. Every page is compared with its checksum
+    when it is read. Raises what is below `ArchiveError`. Safe to use from several threads.
+    """
+
+    def __init__(self, archive: OpenArchive, stream_type: int | None, interval: float) -> None:
+        """Call `open` instead."""
+        self._archive = archive
+        self._stream_type = stream_type
+        self._interval = interval
+        self.manifest, _ = archive.newest()
+        """Which objects are the stream: number, generation, head, rows."""
+        self._stream = self.stream()
+
+    @classmethod
+    def open(
+        cls, url: str, *, stream_type: int | None = None, interval: float = INTERVAL
+    ) -> Archive:
+        """Open the archive at `url`: s3://, gs://, az:// or file:///.
+
+        `stream_type` is the expected type. `interval`: the seconds between two looks for a newer
+        manifest of what follows. Raises `ArchiveMissing`, `NotAnArchive`, `ExtraMissing`,
+        `BadArgument`, `WrongStreamType`.
+        """
+        from datastreamer.archive.opened import OpenArchive
+
+        return cls(OpenArchive.open(url), stream_type, interval)
+
+    def stream(self, *, follow: bool = False) -> ArchiveStream:
+        """The stream, for a reader of its own, who closes it. `follow`: it sees the commits that
+        are archived later when it is refreshed."""
+        file = ArchiveFile(self._archive, self.manifest, self._interval if follow else None)
+        name = f"archive:{self._archive.url}"
+        opened = StreamFile.judged(cast("File", file), name, self._stream_type)
+        return ArchiveStream(self._archive, file, opened, follow=follow)
+
+    def header(self) -> Header:
+        """The header of the stream."""
+        return self._stream.header
+
+    def entry(self, number: int) -> Entry:
+        """The entry of this number. Raises `UnknownEntry`."""
+        return self._stream.entry(number)
+
+    def bookmark(self, key: bytes) -> int:
+        """The number of the newest entry that is this bookmark. Raises `UnknownBookmark`."""
+        return self._stream.bookmark(key)
+
+    def at_time(self, time: Moment) -> int:
+        """The first entry of a page so early that no entry that was committed at or after a time
+        is before it; the number of entries if none was."""
+        return self._stream.entry_at(moment_ms(time))
+
+    def batches(
+        self, start: int = 0, stop: int | None = None, *, follow: bool = False
+    ) -> Iterator[EntryBatch]:
+        """The entries from `start` up to, not including, `stop` (None: the head), in batches.
+
+        `follow`: also what is archived later, without an end unless there is a `stop`. Raises
+        `ArchiveChanged` if archived entries were truncated or updated meanwhile.
+        """
+        with self.stream(follow=follow) as stream:
+            while True:
+                for batch in stream.batches(start, stop):
+                    start = batch.next_number
+                    yield batch
+                if not follow or (stop is not None and start >= stop):
+                    return
+                while not stream.refresh():
+                    time.sleep(_PAUSE_SECONDS)
+
+    def verify(self, *, sample: int | None = None) -> Checked:
+        """Read all objects of all manifests, or `sample` random ones, and report `problems`."""
+        from datastreamer.archive.check import check
+
+        return check(self._archive, sample=sample)
+
+    def restore(self, path: str | os.PathLike[str], *, to_entry: int | None = None) -> Header:
+        """Make a stream file of it, with checksums and bookmark index; durable on return.
+
+        It holds the entries before `to_entry` (None: all). Raises `FileExists`, `WriteFailed`,
+        `UnknownEntry`, `StreamLocked`.
+        """
+        from datastreamer.archive.restore import restore
+
+        return restore(self._archive, path, self.manifest, to_entry=to_entry).header
+
+    def close(self) -> None:
+        """Release the memory and the threads. Idempotent."""
+        self._stream.close()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,220 @@
+"""Makes a stream file from an archive.
+
+Owns the unfinished file, ``FILE.restoring``, which a later restore continues, and what the header
+page of the result says: the file may lack entries that the stream had, so its epoch is a later one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_128_digest
+
+from datastreamer._codec import scan
+from datastreamer.archive.manifest import ArchiveManifest, Row
+from datastreamer.archive.opened import OpenArchive
+from datastreamer.errors import (
+    DatastreamerError,
+    FileExists,
+    FileMissing,
+    StreamLocked,
+    UnknownEntry,
+    WriteFailed,
+)
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.storage.disk.atomic_file import new_file
+from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
+from datastreamer.storage.header.records import (
+    Change,
+    Head,
+    put_change,
+    settled_page,
+)
+from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, chained
+from datastreamer.storage.pages.keeper import ALL_TRUSTED
+from datastreamer.storage.pages.sidecar import SUFFIX, PageSum, SumsFile, SumsHeader, identity_of
+from datastreamer.storage.stream import DataStream
+
+STAGING: Final = ".restoring"
+
+# Pages that are fetched at once, and in how many threads.
+_RUN = 8
+_THREADS = 8
+
+
+class Restored(NamedTuple):
+    """The header of the file, and how many pages came from the archive: the others were there from
+    a restore that was interrupted."""
+
+    header: Header
+    fetched: int
+
+
+class _Target(NamedTuple):
+    """What is restored: the whole pages, the content of the last one, and the end."""
+
+    sums: list[PageSum]
+    last: bytes
+    head: Head
+
+    @property
+    def end_sum(self) -> EndSum:
+        if not self.head.entries:
+            return EMPTY
+        chain = self.sums[-1].chain if self.sums else NO_CHAIN
+        return EndSum(chain, 0, xxh3_128_digest(self.last))
+
+
+def restore(
+    archive: OpenArchive,
+    path: str | os.PathLike[str],
+    manifest: ArchiveManifest,
+    *,
+    to_entry: int | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Restored:
+    """Make the stream file `path`, with its checksums and bookmark index; durable on return.
+
+    It holds the entries of the manifest's stream, with `to_entry` those before that one. `path`
+    appears when it is complete. `advance(done, total)` is called with bytes, from several threads.
+
+    Raises `FileExists`, `WriteFailed`, `UnknownEntry`, `StreamLocked` for a restore that runs, and
+    what is below `ArchiveError`.
+    """
+    disk, target = OsDisk(), os.fspath(path)
+    if disk.exists(target):
+        raise FileExists(target, "exists already; a restore never writes over something")
+    wanted = _wanted(archive, manifest, to_entry)
+    staging = target + STAGING
+    try:
+        begun = not disk.exists(staging)
+        with closing(disk.create(staging) if begun else disk.open(staging, write=True)) as file:
+            if not file.lock():
+                raise StreamLocked(staging, 0)
+            file.resize(max(file.size(), HEADER_PAGE_SIZE))
+            fetched = _fill(archive, manifest, wanted, file, advance, kept=not begun)
+            _finish(file, manifest, wanted)
+            with suppress(FileNotFoundError):
+                os.unlink(target + SUFFIX)
+            with new_file(disk, target + SUFFIX, file.access()) as sums:
+                _write_sums(sums, file, manifest, wanted)
+            disk.publish(staging, target)
+            file.unlock()
+    except DatastreamerError:
+        raise
+    except FileExistsError:
+        raise FileExists(target, "exists already; a restore never writes over something") from None
+    except FileNotFoundError:
+        raise FileMissing(target, "no such folder") from None
+    except OSError as error:
+        raise WriteFailed(target, f"it cannot be restored: {error.strerror or error}") from error
+    with DataStream.open(target) as stream:
+        stream.bookmarks.wait()
+        return Restored(stream.header, fetched)
+
+
+def _wanted(archive: OpenArchive, manifest: ArchiveManifest, to_entry: int | None) -> _Target:
+    """Raises `UnknownEntry`."""
+    head, tail = manifest.end, manifest.tail
+    sums = _sums(archive, manifest)
+    if to_entry is not None and to_entry != head.entries:
+        if not 0 <= to_entry < head.entries:
+            raise UnknownEntry(to_entry, head.entries)
+        if not to_entry:
+            return _Target([], b"", Head())
+        page = archive.page_with(manifest, to_entry - 1)
+        row = manifest.row_of(page)
+        (content,) = archive.pages(row, page, page + 1, last=row is tail)
+        last = content[: scan(content, None).before(to_entry).end]
+        return _Target(sums[:page], last, Head(page_start(page) + len(last), to_entry))
+    if tail is None:
+        return _Target([], b"", Head())
+    (last,) = archive.pages(tail, tail.first_page, tail.stop, last=True)
+    return _Target(sums, last, head)
+
+
+def _sums(archive: OpenArchive, manifest: ArchiveManifest) -> list[PageSum]:
+    """The records of the whole pages, with their chains, which lead to the manifest's."""
+    sums, chain = [], NO_CHAIN
+    for row in manifest.segments:
+        for page in archive.footer(row).pages[row.frame : row.frame + row.pages]:
+            chain = chained(chain, page.sum.digest)
+            sums.append(page.sum._replace(chain=chain))
+        if chain.hex() != row.chain:
+            raise archive.damaged(
+                row, "the hashes of its pages do not lead to the manifest's chain"
+            )
+    return sums
+
+
+def _fill(
+    archive: OpenArchive,
+    manifest: ArchiveManifest,
+    wanted: _Target,
+    file: File,
+    advance: Callable[[int, int], None],
+    *,
+    kept: bool,
+) -> int:
+    """Write the whole pages that are not there; returns how many were fetched."""
+    pages, done, fetched = len(wanted.sums), 0, 0
+
+    def fill(run: tuple[Row, int, int]) -> None:
+        nonlocal done, fetched
+        row, first, stop = run
+        have = kept and all(_holds(file, page, wanted.sums[page]) for page in range(first, stop))
+        if not have:
+            file.write(b"".join(archive.pages(row, first, stop)), page_start(first))
+            fetched += stop - first
+        done += (stop - first) * PAGE_SIZE
+        advance(done, pages * PAGE_SIZE)
+
+    runs = [
+        (row, first, min(first + _RUN, row.stop, pages))
+        for row in manifest.segments
+        for first in range(row.first_page, min(row.stop, pages), _RUN)
+    ]
+    with ThreadPoolExecutor(_THREADS, "restore") as threads:
+        try:
+            for _ in threads.map(fill, runs):
+                pass
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return fetched
+
+
+def _holds(file: File, page: int, known: PageSum) -> bool:
+    content = file.read(PAGE_SIZE, page_start(page))
+    return xxh3_128_digest(content[: known.end]) == known.digest and content[known.end :] == bytes(
+        PAGE_SIZE - known.end
+    )
+
+
+def _finish(file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
+    """Write the last page and the header page. All is on disk on return."""
+    head, stream = wanted.head, manifest.stream
+    file.resize(head.length)
+    file.write(wanted.last, page_start(len(wanted.sums)))
+    file.resize(page_start(page_of(head.length) + 1))
+    file.sync()
+    header = Header(stream.version, stream.system_id, stream.stream_type, *head)
+    stream_id = manifest.stream_id
+    # Entries after these may have been committed, and others will have their numbers.
+    epoch = stream.epoch + 1
+    page = settled_page(header, wanted.end_sum, stream_id, epoch, boot_id())
+    put_change(page, Change(epoch, head.entries, None))
+    file.write(page, 0)
+    file.sync()
+
+
+def _write_sums(sums: File, file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
+    stream_id, epoch = manifest.stream_id, manifest.stream.epoch + 1
+    written = SumsFile(sums, "")
+    written.put(0, wanted.sums, stream_id)
+    identity = identity_of(file, stream_id)
+    written.write_header(SumsHeader(stream_id, identity, epoch, epoch, ALL_TRUSTED))

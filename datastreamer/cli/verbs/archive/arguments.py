@@ -1,0 +1,105 @@
+"""What the commands of an archive share, and those that archive what they write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from datastreamer.archive.options import INTERVAL, LEVEL, TIMEOUT, ArchiveOptions
+from datastreamer.cli.shared.options import (
+    fraction_option,
+    number_option,
+    size_option,
+    text_option,
+)
+from datastreamer.errors import BadArgument
+
+UrlArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="The archive: s3://BUCKET/PATH, gs://..., az://..., or file:///FOLDER.",
+    ),
+]
+
+
+def days_text(text: str) -> float:
+    """The seconds of an age such as 7d or 12h."""
+    units = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+    number, unit = text[:-1], units.get(text[-1:])
+    if unit is None or not number.isascii() or not number.isdigit() or len(number) > 6:
+        raise typer.BadParameter(f"it is an age, such as 7d or 12h, not {text!r}")
+    return int(number) * unit
+
+
+GenerationOption = Annotated[
+    int | None,
+    number_option("G", "Restore the end of this generation; `archive list` shows them."),
+]
+KeepOption = Annotated[str, text_option("AGE", "Keep the manifests of this time [7d].")]
+
+
+@dataclass(frozen=True)
+class ArchiveGroup:
+    """Where the stream is archived, a group."""
+
+    archive: Annotated[
+        str | None,
+        text_option(
+            "URL", "Archive the stream there: s3://BUCKET/PATH, gs://, az:// or file:///FOLDER."
+        ),
+    ] = None
+    archive_interval: Annotated[
+        float,
+        fraction_option(
+            "SECONDS",
+            f"Bring the archive up to date in this interval [{INTERVAL:g}].",
+            least=1,
+            most=86400,
+        ),
+    ] = INTERVAL
+    archive_segment: Annotated[
+        int | None,
+        size_option("Size of its objects before compression, 16MiB to 256MiB [64MiB]."),
+    ] = None
+    archive_level: Annotated[
+        int, number_option("N", f"Level of its compression, 1 to 9 [{LEVEL}].", least=1, most=9)
+    ] = LEVEL
+    archive_timeout: Annotated[
+        float,
+        fraction_option(
+            "SECONDS",
+            f"Give up a request to the store, retries included, after [{TIMEOUT:g}].",
+            least=1,
+            most=3600,
+        ),
+    ] = TIMEOUT
+    archive_takeover: Annotated[
+        bool,
+        typer.Option(
+            "--archive-takeover",
+            help="Archive over another file's archive, or one of other entries.",
+        ),
+    ] = False
+
+    def options(self, mode: Literal["push", "read"] = "push") -> ArchiveOptions | None:
+        """Raises `typer.BadParameter`."""
+        if self.archive is None:
+            if self.archive_takeover or self.archive_segment is not None:
+                raise typer.BadParameter("the options of an archive need --archive URL")
+            return None
+        given = {} if self.archive_segment is None else {"segment": self.archive_segment}
+        try:
+            return ArchiveOptions(
+                self.archive,
+                mode=mode,
+                interval=self.archive_interval,
+                level=self.archive_level,
+                takeover=self.archive_takeover,
+                timeout=self.archive_timeout,
+                **given,
+            )
+        except BadArgument as error:
+            raise typer.BadParameter(str(error)) from None

@@ -1,0 +1,148 @@
+"""The archiver beside a writer: what it publishes, when, and that no error reaches the stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from datastreamer.archive.beside import archiving, restored
+from datastreamer.archive.check import check
+from datastreamer.archive.opened import OpenArchive
+from datastreamer.archive.options import ArchiveOptions
+from datastreamer.errors import BadArgument, DatastreamerError
+from datastreamer.format import PAGE_SIZE
+from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.stream import DataStream
+from tests.archive.stores import fill
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def entries_in(url: str) -> int:
+    try:
+        return OpenArchive.open(url).newest()[0].head.entries
+    except DatastreamerError:
+        return -1
+
+
+def sample(stream: DataStream, name: str) -> float:
+    numbers = stream.parts.counters.share()
+    assert numbers is not None
+    found = numbers.samples().get(f"datastreamer_archive_{name}", [([], -1)])
+    value = found[0][1]
+    assert isinstance(value, int | float)
+    return value
+
+
+def test_a_served_stream_is_archived(tmp_path: Path) -> None:
+    url = (tmp_path / "archive").as_uri()
+    options = ArchiveOptions(url, interval=0.2, segment=16 * PAGE_SIZE)
+    with StreamServer(
+        tmp_path / "s.bin", host="127.0.0.1", port=0, in_process=True, archive=options
+    ) as server:
+        stream = server.stream
+        fill(stream, 2)
+        until(lambda: entries_in(url) == stream.total_entries)
+        fill(stream, 1)
+        until(lambda: sample(stream, "entries") == stream.total_entries)
+        assert sample(stream, "publications_total") > 1
+        assert sample(stream, "lag_bytes") == sample(stream, "lag_seconds") == 0
+        fill(stream, 0.3)
+        total = stream.total_entries
+    # The end publishes a last time.
+    assert entries_in(url) == total
+    assert check(OpenArchive.open(url)).problems == []
+
+
+def test_a_full_segment_is_not_waited_for(tmp_path: Path) -> None:
+    url = (tmp_path / "archive").as_uri()
+    options = ArchiveOptions(url, interval=10_000, segment=16 * PAGE_SIZE)
+    with DataStream.create(tmp_path / "s.bin") as stream, archiving(stream, options):
+        until(lambda: entries_in(url) == 0)
+        fill(stream, 17)
+        until(lambda: entries_in(url) > 0)
+
+
+def test_a_store_that_fails(tmp_path: Path) -> None:
+    """A file is in the folder's place: commits go on, and later the archive does."""
+    folder = tmp_path / "archive"
+    folder.write_text("")
+    options = ArchiveOptions(folder.as_uri(), interval=0.1, timeout=0.1)
+    with DataStream.create(tmp_path / "s.bin") as stream, archiving(stream, options):
+        fill(stream, 0.5)
+        until(lambda: sample(stream, "failures_in_a_row") > 2)
+        assert sample(stream, "lag_bytes") > 0
+        assert sample(stream, "entries") == 0
+        fill(stream, 0.5)
+        folder.unlink()
+        until(lambda: entries_in(folder.as_uri()) == stream.total_entries)
+        until(lambda: sample(stream, "failures_in_a_row") == 0)
+
+
+def test_the_second_writer_of_an_archive_ends_the_first(tmp_path: Path) -> None:
+    url = (tmp_path / "archive").as_uri()
+    options = ArchiveOptions(url, interval=0.1)
+    path = tmp_path / "s.bin"
+    with DataStream.create(path) as stream, archiving(stream, options):
+        fill(stream, 0.5)
+        until(lambda: entries_in(url) == stream.total_entries)
+        stream.snapshot(tmp_path / "copy.bin")
+        with (
+            DataStream.open(tmp_path / "copy.bin") as other,
+            archiving(other, options),
+        ):
+            fill(other, 0.1, seed=1)
+            until(lambda: entries_in(url) == other.total_entries)
+            taken = other.total_entries
+        fill(stream, 0.1, seed=2)
+        until(lambda: sample(stream, "fenced") == 1)
+        assert stream.append(2, b"goes on") == stream.total_entries - 1
+    assert entries_in(url) == taken
+    assert "archiver" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_relay_without_a_file_begins_with_the_archive(tmp_path: Path) -> None:
+    url = (tmp_path / "archive").as_uri()
+    options = ArchiveOptions(url, mode="read")
+    path = tmp_path / "r.bin"
+    assert not restored(options, str(path))
+    with (
+        DataStream.create(tmp_path / "s.bin") as stream,
+        archiving(stream, ArchiveOptions(url)),
+    ):
+        fill(stream, 1.5)
+    assert restored(options, str(path))
+    assert not restored(options, str(path))
+    with (
+        DataStream.open(path) as made,
+        archiving(made, options),
+    ):
+        assert made.total_entries == stream.total_entries
+        fill(made, 0.1)
+    assert entries_in(url) == stream.total_entries
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"segment": 5}, {"segment": 1 << 40}, {"level": 0}, {"level": 10}, {"interval": 0}],
+)
+def test_wrong_options(wrong: dict[str, int]) -> None:
+    with pytest.raises(BadArgument):
+        ArchiveOptions("file:///x", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_wrong_url_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin") as stream:
+        for url in ("nothing", "s3:///", "ftp://x/y", "s3://key:secret@bucket/x", "file://host/x"):
+            with pytest.raises(BadArgument) as caught:
+                archiving(stream, ArchiveOptions(url))
+            assert "secret" not in str(caught.value)
