@@ -20,7 +20,7 @@ from bench.bench_selections import payloads
 from bench.measure import Done
 from bench.spark_session import local_session
 from datastreamer import DataStream, arrow
-from datastreamer.spark import frame, read_messages
+from datastreamer.spark import read_messages
 from datastreamer.zkevm import BatchEnd, BatchStart, L2Block, L2BlockEnd, Transaction, encode
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 
@@ -204,16 +204,14 @@ def test_entries(
 ) -> None:
     ours = spark.read.format("datastream").load(str(stream))
     python = spark.read.format("datastream").option("reader", "python").load(str(stream))
-    shorter = frame(spark, stream)
     rival = spark.read.parquet(str(stream.parent / "parquet"))
-    assert ours.count() == shorter.count() == rival.count()
+    assert ours.count() == python.count() == rival.count()
     versus(
         f"Spark, entries of {_SIZE} bytes: {name}",
         lambda: work(ours),
         {
             "spark.read.parquet": lambda: work(rival),
             "reader python": lambda: work(python),
-            "frame": lambda: work(shorter),
         },
         unit="GB/s",
         amount=stream.stat().st_size / 1e9,

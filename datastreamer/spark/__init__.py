@@ -28,7 +28,6 @@ from datastreamer.spark.java import find_java
 from datastreamer.spark.native.jar import native_jar
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
-from datastreamer.spark.read.frames import frame
 from datastreamer.spark.reassembly.event_rows import events_of, payloads_of
 from datastreamer.spark.reassembly.frames import (
     messages,
@@ -58,7 +57,6 @@ __all__ = [
     "draw",
     "events_of",
     "find_java",
-    "frame",
     "lag",
     "messages",
     "native_jar",

@@ -22,6 +22,7 @@ from pyspark.sql import functions as f
 
 from datastreamer.errors import DatastreamerError, ExtraMissing
 from datastreamer.spark.pipeline.folder import folder_of
+from datastreamer.spark.pipeline.frames import frame
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest, edges_of
 from datastreamer.spark.pipeline.source import Seen, Source
 from datastreamer.spark.pipeline.tables import (
@@ -33,7 +34,6 @@ from datastreamer.spark.pipeline.tables import (
     with_day,
 )
 from datastreamer.spark.pipeline.transactions import decoded_transactions
-from datastreamer.spark.read.frames import frame
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
 CHUNK: Final = 1_000_000
@@ -239,9 +239,8 @@ class Ingest:
             self._tables.save(rows, table, name)
 
     def _read(self, table: str, start: int, stop: int, schema: str | None = None) -> DataFrame:
-        # Not `spark.read`, which starts two Python processes to plan each table of each range.
         offsets = {"startingOffset": str(start), "endingOffset": str(stop)}
-        return frame(self._spark, schema=schema, **{**self._options, "table": table, **offsets})
+        return frame(self._spark, {**self._options, "table": table, **offsets}, schema)
 
     def _transactions(self, start: int, stop: int) -> DataFrame:
         """Decoded transactions with the entry, day and time of their blocks; null for an unknown

@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from datastreamer.arrow.opened import OPENED, opened_columns
 from datastreamer.spark.options import read_options
+from datastreamer.spark.pipeline.frames import frame, frame_of
 from datastreamer.spark.read.batch import BatchReader
-from datastreamer.spark.read.frames import frame, frame_of
 from datastreamer.spark.read.planning import plan_ranges
 from datastreamer.spark.read.schemas import table_schema
 
@@ -47,7 +47,7 @@ def decoded_transactions(
         "endingOffset": str(stop),
     }
     schema = "entry_number long"
-    found = frame(spark, schema=schema, **given).mapInArrow(_marks, schema)
+    found = frame(spark, given, schema).mapInArrow(_marks, schema)
     marks = sorted(row.entry_number for row in found.collect())
     options = read_options(given)
     full = table_schema(options, system_id=False)

@@ -46,7 +46,7 @@ class Lost(NamedTuple):
     next: int | None
 
 
-class Placed(NamedTuple):
+class PageEntries(NamedTuple):
     """Entries of a page, which begins at byte `start` of the file."""
 
     batch: EntryBatch
@@ -169,7 +169,7 @@ def open_reader(snapshot: FileSnapshot, *, verify: bool) -> Iterator[Reader]:
 
 def read_pages(
     snapshot: FileSnapshot, first: int, stop: int, *, verify: bool = True
-) -> Iterator[Placed | Lost]:
+) -> Iterator[PageEntries | Lost]:
     """The entries of the pages from `first` up to, not including, `stop`, a page at a time.
 
     What cannot be read is returned as `Lost`, in its place; the other pages are unaffected. With
@@ -197,10 +197,10 @@ def read_pages(
 
 def _sweep(
     file: Readable, snapshot: FileSnapshot, first: int, stop: int, sums: PageComparison | None
-) -> Iterator[Placed | Lost]:
+) -> Iterator[PageEntries | Lost]:
     path, head = snapshot.location.path, snapshot.head
     chain = Chain(None if first else 0)
-    held: Placed | None = None
+    held: PageEntries | None = None
     for page in range(first, min(stop + 1, snapshot.pages)):
         start = page_start(page)
         content = file.read(min(PAGE_SIZE, head.length - start), start)
@@ -229,7 +229,7 @@ def _sweep(
         yield from _settled(held, chain)
         yield from _lost(path, chain.damages)
         if page < stop:
-            held = Placed(chain.take(to_the_end=start + PAGE_SIZE <= head.length), start)
+            held = PageEntries(chain.take(to_the_end=start + PAGE_SIZE <= head.length), start)
         else:
             held = None
     if stop >= snapshot.pages:
@@ -260,7 +260,7 @@ def _end(chain: Chain, head: Head, held: bool) -> None:
         chain.missing.append(Damage(chain.whole.length, what, chain.due - 1, head.entries))
 
 
-def _settled(held: Placed | None, chain: Chain) -> Iterator[Placed]:
+def _settled(held: PageEntries | None, chain: Chain) -> Iterator[PageEntries]:
     """A page's entries, without those that the next page has put in doubt."""
     if held is None:
         return
@@ -269,7 +269,7 @@ def _settled(held: Placed | None, chain: Chain) -> Iterator[Placed]:
         if batch and damage.first is not None and damage.first < batch.next_number:
             batch = batch[: max(0, damage.first - batch.first_number)]
     if batch:
-        yield Placed(batch, held.start)
+        yield PageEntries(batch, held.start)
 
 
 def _first(file: Readable, page: int, chain: Chain) -> int | None:

@@ -19,7 +19,7 @@ from datastreamer.errors import UsageError
 from datastreamer.format import U64_MAX, Header, page_of
 from datastreamer.selection.clauses import Selection
 from datastreamer.spark.options import Options
-from datastreamer.spark.read.files import Lost, Placed
+from datastreamer.spark.read.files import Lost, PageEntries
 from datastreamer.spark.read.schemas import (
     FILE,
     OFFSET,
@@ -68,7 +68,7 @@ class RowMaker:
 
     def batches(
         self,
-        runs: Iterable[EntryBatch | Placed | Lost],
+        runs: Iterable[EntryBatch | PageEntries | Lost],
         start: int,
         stop: int,
         begin: int | None = None,
@@ -85,7 +85,7 @@ class RowMaker:
             if isinstance(run, Lost):
                 yield from self._lost(run, start, stop, start if begin is None else begin)
                 continue
-            within, page_start = run if isinstance(run, Placed) else (run, 0)
+            within, page_start = run if isinstance(run, PageEntries) else (run, 0)
             if within.first_number < start or within.next_number > stop:
                 within = within.since(start).before(stop)
             if self._selection is not None:

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from datastreamer.format import HEADER_PAGE_SIZE
-from datastreamer.spark import frame, native_jar
+from datastreamer.spark import native_jar
 from datastreamer.zkevm.proto import datastream_pb2 as messages
 from tests import oracle
 from tests.spark.read.test_batch import PUSHING
@@ -100,7 +100,7 @@ def sorted_rows(found: Any) -> list[Any]:
     return sorted(rows, key=lambda row: [(value is None, value or 0) for value in row])
 
 
-@pytest.fixture(scope="module", params=["native", "python", "frame"])
+@pytest.fixture(scope="module", params=["native", "python"])
 def tables(
     spark: Any, answers: dict[str, list[Any]], real_stream: Path, request: pytest.FixtureRequest
 ) -> Iterator[dict[str, Any]]:
@@ -112,11 +112,8 @@ def tables(
     made = {}
     for name in VIEWS:
         options = {"table": {"sent": "transactions"}.get(name, name), "partitionBytes": "4m"}
-        if request.param == "frame":
-            made[name] = frame(spark, real_stream, **options)
-        else:
-            reader = spark.read.format("datastream").options(**options, reader=request.param)
-            made[name] = reader.load(str(real_stream))
+        reader = spark.read.format("datastream").options(**options, reader=request.param)
+        made[name] = reader.load(str(real_stream))
         made[name].createOrReplaceTempView(name)
     yield made
     spark.conf.set(PUSHING, before)
