@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from datastreamer.archive.archived_file import ArchivedFile
+from datastreamer.archive.store import Store
+from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import UsageError
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
@@ -56,6 +59,12 @@ WORK: dict[str, tuple[list[str], str, int]] = {
             "sums": (["S"], "S"),
             "import-leveldb": (["S", "--db", "D"], "S"),
             "bench": (["--seconds", "0.01"], "stream.bin"),
+            "archive push": (["S", "U"], "S"),
+            "archive restore": (["A", "copy.bin"], "copy.bin.restoring"),
+            "archive verify": (["A", "--against", "S"], "S"),
+            # What reads the store alone opens nothing that Python reports.
+            "archive list": (["A"], "import"),
+            "archive prune": (["A", "--yes"], "import"),
             "zkevm check": (["S"], "S"),
             "zkevm batch": (["S", "1"], "S"),
             "zkevm block": (["S", "1"], "S"),
@@ -72,6 +81,7 @@ SPARK = {
 }
 PRINTS = [
     *("info", "cat", "entry", "bookmark", "export", "truncate", "snapshot", "import-leveldb"),
+    *("archive push", "archive restore", "archive verify", "archive list"),
     *("verify", "repair", "reindex", "sums", "bench", "zkevm check", "zkevm batch", "zkevm block"),
 ]
 
@@ -86,12 +96,16 @@ def place(made: Path, golden: Golden, tmp_path: Path) -> Path:
 
 def walked(place: Path, runs: list[dict[str, Any]], **variables: str) -> list[tuple[int, str]]:
     """Exit codes and errors of commands; S, M and P in their words are what `WORK` says."""
-    source = place / "operations.bin"
+    source, archived = place / "operations.bin", place / "archive"
+    with closing(ArchivedFile(source)) as file:
+        ArchiveWriter(file, Store(archived.as_uri())).publish()
     with StreamServer(source, host="127.0.0.1", port=0, metrics_port=0, in_process=True) as server:
         names = {
             "P": f"127.0.0.1:{server.port}",
             "M": f"127.0.0.1:{server.metrics_port}",
             "D": str(place / "small.db"),
+            "A": archived.as_uri(),
+            "U": (place / "pushed").as_uri(),
         }
         for number, run in enumerate(runs):
             folder = place / str(number)
