@@ -17,6 +17,7 @@ from datastreamer.errors import *  # noqa: F403
 if TYPE_CHECKING:
     from datastreamer._codec import Entry as Entry
     from datastreamer._codec import EntryBatch as EntryBatch
+    from datastreamer.archive.options import ArchiveOptions as ArchiveOptions
     from datastreamer.archive.reading import Archive as Archive
     from datastreamer.client.async_client import Batches as Batches
     from datastreamer.client.async_client import Client as Client
@@ -71,6 +72,7 @@ _names, __getattr__, __dir__ = load_on_use(
     __name__,
     {
         "_codec": ("Entry", "EntryBatch"),
+        "archive.options": ("ArchiveOptions",),
         "archive.reading": ("Archive",),
         "client.async_client": ("Batches", "Client", "Entries"),
         "client.blocking_client": ("BlockingClient",),
