@@ -15,6 +15,8 @@ import time
 from contextlib import closing
 
 from datastreamer.archive.archived_file import ArchivedFile, now_ms
+from datastreamer.archive.check import prunable, prune
+from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
@@ -33,6 +35,7 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 # The end of a process waits this long for the last publication.
 _LAST_SECONDS = 10.0
+_PRUNE_SECONDS = 86400.0
 # How much less than other threads the system runs this one.
 _NICENESS = 10
 
@@ -45,11 +48,12 @@ class Archiver:
         self._options = options
         self._stream = stream
         self._numbers = stream.parts.counters.share()
-        store = Store(options.url, timeout=options.timeout)
+        self._store = Store(options.url, timeout=options.timeout)
+        self._prune_at = 0.0
         self._source = ArchivedFile(stream.absolute_path)
         self._writer = ArchiveWriter(
             self._source,
-            store,
+            self._store,
             segment_pages=options.segment // PAGE_SIZE,
             level=options.level,
             interval=options.interval,
@@ -102,6 +106,7 @@ class Archiver:
         """Publish if there is news; returns the seconds until the next time."""
         try:
             news = self._writer.publish()
+            self._prune()
         except StreamBusy:
             return _LOOK_SECONDS
         except DatastreamerError as error:
@@ -117,6 +122,13 @@ class Archiver:
             if news and (newest := self._writer.newest) is not None:
                 _log.debug("%s: manifest %d", self._options.url, newest.number)
         return self._options.interval
+
+    def _prune(self) -> None:
+        """Once a day, delete what the archive no longer needs."""
+        if time.monotonic() >= self._prune_at and not self._ending.is_set():
+            archive = OpenArchive(self._store)
+            prune(archive, prunable(archive))
+            self._prune_at = time.monotonic() + _PRUNE_SECONDS
 
     def _note(self, error: Exception) -> None:
         """Log an error once for each of its kinds in a row."""

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from datastreamer._codec import scan
 from datastreamer.archive.archived_file import ArchivedFile, chains_at
 from datastreamer.archive.manifest import ArchiveManifest, Row
-from datastreamer.archive.opened import SEGMENTS, OpenArchive, manifest_name
+from datastreamer.archive.opened import MANIFESTS, SEGMENTS, OpenArchive, manifest_name
 from datastreamer.errors import CorruptEntries, DamagedArchive
 from datastreamer.format import page_start
 from datastreamer.storage.pages.hashes import NO_CHAIN
@@ -173,28 +173,32 @@ class Pruned(NamedTuple):
 
 
 def prunable(archive: OpenArchive, keep_seconds: float = KEEP_SECONDS) -> Pruned:
-    """What nothing needs any more: manifests older than that, except the newest 64, and objects
-    that no other manifest names, if they are older than 24 h.
+    """What nothing needs any more: manifests older than that, except the newest 64, and objects of
+    more than 24 h that no other manifest names.
 
-    Raises what is below `ArchiveError`, also if a manifest that is kept cannot be read.
+    Raises what is below `ArchiveError`.
     """
-    now = datetime.now(UTC).timestamp()
+    now = datetime.now(UTC)
     # Objects first: one that a later manifest names is not among them.
     objects = archive.store.list(SEGMENTS)
-    numbers = archive.numbers()
-    old = 0
-    for number in numbers[:-_KEPT_MANIFESTS]:
-        if now - archive.manifest(number)[0].time / 1000 < keep_seconds:
-            break
-        old += 1
-    named = {row.object for number in numbers[old:] for row in archive.manifest(number)[0].rows}
+    manifests = archive.store.list(MANIFESTS)
+    ages = [(now - each.modified).total_seconds() for each in manifests[:-_KEPT_MANIFESTS]]
+    old = next((at for at, age in enumerate(ages) if age < keep_seconds), len(ages))
+    named: set[str] = set()
+    since = now
+    if manifests:
+        # An object that is older than a manifest, and not in it, is in no later one.
+        oldest, since = archive.manifest(archive.numbers()[old])[0], manifests[old].modified
+        named = {row.object for each in (oldest, archive.newest()[0]) for row in each.rows}
     gone = [
         each
         for each in objects
-        if each.name not in named and now - each.modified.timestamp() > _UNNAMED_SECONDS
+        if each.name not in named
+        and each.modified < since
+        and (now - each.modified).total_seconds() > _UNNAMED_SECONDS
     ]
     return Pruned(
-        [manifest_name(number) for number in numbers[:old]],
+        [each.name for each in manifests[:old]],
         [each.name for each in gone],
         sum(each.size for each in gone),
     )

@@ -17,7 +17,7 @@ from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 from datastreamer.archive.segment import BadSegment, compress, decompress
 from datastreamer.format import Header, page_start
 from datastreamer.storage.header.records import NO_ID, Head
-from datastreamer.storage.pages.hashes import NO_CHAIN, last_page
+from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, last_page
 
 FORMAT: Final = 1
 MOST_ROWS: Final = 65_536
@@ -116,6 +116,13 @@ class ArchiveManifest:
         """The stream's; one made of the archive's for a stream without one."""
         found = bytes.fromhex(self.stream.stream_id)
         return found if found != NO_ID else xxh3_128_digest(b"stream" + self.archive_id.encode())
+
+    @property
+    def end_sum(self) -> EndSum:
+        """The same as in a commit record."""
+        if self.tail is None:
+            return EMPTY
+        return EndSum(bytes.fromhex(self.head.chain), 0, bytes.fromhex(self.head.tail))
 
     @property
     def chain(self) -> str:

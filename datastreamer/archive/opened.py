@@ -31,6 +31,7 @@ from datastreamer.archive.segment import (
 from datastreamer.archive.store import Gone, Store
 from datastreamer.errors import ArchiveMissing, DamagedArchive, NotAnArchive, UnknownEntry
 from datastreamer.storage.pages._page_sums import chain_over
+from datastreamer.storage.read.range_sums import Sum
 
 STREAM: Final = "stream.json"
 MANIFESTS: Final = "m/"
@@ -176,6 +177,17 @@ class OpenArchive:
         """The hashes of a row's pages."""
         pages = self.footer(row).pages[row.frame : row.frame + row.pages]
         return b"".join(page.sum.digest for page in pages)
+
+    def page_sums(self, manifest: ArchiveManifest, most: int) -> list[Sum]:
+        """The checksums of the first whole pages, at most that many."""
+        sums: list[Sum] = []
+        for row in manifest.segments:
+            if len(sums) >= most:
+                break
+            for page in self.footer(row).pages[row.frame : row.frame + row.pages]:
+                first = sums[-1][1] if sums else 0
+                sums.append((first, page.sum.next_number, page.sum.digest))
+        return sums[:most]
 
     def ensure_chained(self, row: Row, before: str) -> None:
         """Raises `DamagedArchive` unless a row's pages lead from the chain `before` it to its."""

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.archive.manifest import ArchiveManifest
@@ -23,7 +23,6 @@ from datastreamer.selection.times import Moment, moment_ms
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Buffer, File, boot_id
 from datastreamer.storage.header.records import settled_page
-from datastreamer.storage.pages.hashes import EMPTY, EndSum
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.stream import DataStream
 
@@ -40,17 +39,11 @@ _AHEAD: Final = 4
 _MOST_RUNS: Final = 8
 _PAUSE_SECONDS: Final = 0.05
 
-
-class _Run(NamedTuple):
-    """Consecutive pages, from `first` up to, not including, `stop`."""
-
-    first: int
-    stop: int
-    pages: Future[list[bytes]]
+_Fetched = Future[list[bytes]]
 
 
 class _Pages:
-    """The pages of one manifest, the last ones that were read in memory."""
+    """The pages of one manifest; the runs that were read last are in memory."""
 
     def __init__(
         self, archive: OpenArchive, manifest: ArchiveManifest, threads: ThreadPoolExecutor
@@ -60,56 +53,57 @@ class _Pages:
         self._archive = archive
         self._threads = threads
         self._guard = threading.Lock()
-        self._runs: OrderedDict[int, _Run] = OrderedDict()
-        # The page that a sequential reader goes on with.
+        # By their first pages.
+        self._runs: OrderedDict[int, _Fetched] = OrderedDict()
+        # The page that a sequential reader continues with.
         self._next = -1
 
     def get(self, page: int) -> bytes:
         with self._guard:
-            run = self._run(page)
-            if run.first == self._next:
-                ahead = run
-                for _ in range(_AHEAD):
-                    if ahead.stop < self.stop:
-                        ahead = self._run(ahead.stop)
-            self._next = run.stop
+            first, stop, run = self._run(page)
+            ahead = stop
+            for _ in range(_AHEAD if first == self._next else 0):
+                if ahead < self.stop:
+                    _, ahead, _ = self._run(ahead)
+            self._next = stop
         try:
-            return run.pages.result()[page - run.first]
+            return run.result()[page - first]
         except CancelledError:
             raise StreamClosed(f"{self._archive.url}: it was closed while it was read") from None
         except BaseException as error:
             with self._guard:
-                self._runs.pop(run.first, None)
-            if isinstance(error, DamagedArchive) and run.stop > run.first + 1:
+                self._runs.pop(first, None)
+            if isinstance(error, DamagedArchive) and stop > first + 1:
                 # Perhaps in another page of the run.
                 return self._archive.pages(self.manifest.row_of(page), page, page + 1)[0]
             raise
 
-    def _run(self, page: int) -> _Run:
-        """The run that a page is in, which is being fetched. Requires the guard."""
-        row, manifest = self.manifest.row_of(page), self.manifest
+    def _run(self, page: int) -> tuple[int, int, _Fetched]:
+        """The run that a page is in, from one page up to, not including, another; it is being
+        fetched. Requires the guard."""
+        row = self.manifest.row_of(page)
         first = page - (page - row.first_page) % _RUN
-        run = self._runs.get(first)
-        if run is None:
-            stop, last = min(first + _RUN, row.stop), row is manifest.tail
-            fetched = self._threads.submit(self._archive.pages, row, first, stop, last=last)
-            run = self._runs[first] = _Run(first, stop, fetched)
+        stop, last = min(first + _RUN, row.stop), row is self.manifest.tail
+        if first not in self._runs:
+            self._runs[first] = self._threads.submit(
+                self._archive.pages, row, first, stop, last=last
+            )
         self._runs.move_to_end(first)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
-        return run
+        return first, stop, self._runs[first]
 
 
 class ArchiveFile:
-    """The stream file that a manifest describes, a `File` that is read only.
+    """The stream file that a manifest describes, a `File` and `Numbered`, read only.
 
     With `interval` it looks for a newer manifest when its header is read, at most once in that
-    many seconds, and goes on with it. Raises `ArchiveChanged` for one of another generation, and
+    many seconds, and continues with it. Raises `ArchiveChanged` for one of another generation, and
     what `OpenArchive` raises.
     """
 
     def __init__(
-        self, archive: OpenArchive, manifest: ArchiveManifest, interval: float | None = None
+        self, archive: OpenArchive, manifest: ArchiveManifest, interval: float | None
     ) -> None:
         self._archive = archive
         self._interval = interval
@@ -125,46 +119,40 @@ class ArchiveFile:
         return self._shown[0].manifest
 
     def _show(self, manifest: ArchiveManifest) -> None:
-        head, end_sum = manifest.head, EMPTY
-        if manifest.tail is not None:
-            end_sum = EndSum(bytes.fromhex(head.chain), 0, bytes.fromhex(head.tail))
-        page = settled_page(manifest.header, end_sum, manifest.stream_id, self._epoch, boot_id())
-        self._shown = _Pages(self._archive, manifest, self._threads), bytes(page)
+        known = manifest.header, manifest.end_sum, manifest.stream_id
+        page = bytes(settled_page(*known, self._epoch, boot_id()))
+        self._shown = _Pages(self._archive, manifest, self._threads), page
 
-    def _look(self) -> None:
-        if self._interval is None or not self._looking.acquire(blocking=False):
-            return
-        try:
-            if time.monotonic() < self._look_at:
-                return
-            known = self.manifest
-            newest, _ = self._archive.newest(known.number)
-            self._look_at = time.monotonic() + self._interval
-            if newest.generation != known.generation:
-                raise ArchiveChanged(
-                    self._archive.url,
-                    f"entries were truncated or updated ({newest.reason}): generation "
-                    f"{newest.generation} follows generation {known.generation}, which was read up "
-                    f"to entry {known.head.entries}; begin again",
-                )
-            if newest.number != known.number:
-                self._show(newest)
-        finally:
-            self._looking.release()
+    def _look(self, interval: float) -> None:
+        """Continue with the newest manifest. Requires `_looking`."""
+        known = self.manifest
+        newest, _ = self._archive.newest(known.number)
+        self._look_at = time.monotonic() + interval
+        if newest.generation != known.generation:
+            raise ArchiveChanged(
+                self._archive.url,
+                f"entries were truncated or updated ({newest.reason}): generation "
+                f"{newest.generation} follows generation {known.generation}, which was read up "
+                f"to entry {known.head.entries}; begin again",
+            )
+        if newest.number != known.number:
+            self._show(newest)
 
     def read(self, size: int, offset: int) -> bytes:
-        if offset < HEADER_PAGE_SIZE:
-            self._look()
+        looks = offset < HEADER_PAGE_SIZE and self._interval is not None
+        if looks and time.monotonic() >= self._look_at and self._looking.acquire(blocking=False):
+            try:
+                self._look(self._interval or 0.0)
+            finally:
+                self._looking.release()
         pages, header = self._shown
         stop, parts = min(offset + size, page_start(pages.stop)), []
         while offset < stop:
             content, start = header, 0
             if offset >= HEADER_PAGE_SIZE:
-                page = page_of(offset)
-                start = page_start(page)
-                content = pages.get(page)
-                if page + 1 == pages.stop:
-                    content = content.ljust(PAGE_SIZE, b"\0")
+                start = page_start(page_of(offset))
+                # The last one ends with its entries.
+                content = pages.get(page_of(offset)).ljust(PAGE_SIZE, b"\0")
             parts.append(content[offset - start : stop - start])
             offset += len(parts[-1])
         return b"".join(parts)
@@ -176,8 +164,8 @@ class ArchiveFile:
         row = self.manifest.row_of(page)
         if page == row.first_page:
             return row.first_entry
-        at = row.frame + page - row.first_page - 1
-        return self._archive.footer(row).pages[at].sum.next_number
+        before = row.frame + page - row.first_page - 1
+        return self._archive.footer(row).pages[before].sum.next_number
 
     def size(self) -> int:
         return page_start(self._shown[0].stop)
@@ -193,22 +181,19 @@ class ArchiveFile:
 
 
 class ArchiveStream(DataStream):
-    """The stream of an archive, open for reading. Bookmarks and times are those of its footers."""
+    """The stream of an archive, open for reading: bookmarks and times are those of footers."""
 
-    def __init__(
-        self, archive: OpenArchive, source: ArchiveFile, opened: StreamFile, *, follow: bool
-    ) -> None:
-        super().__init__(opened, "memory", follow=follow)
+    def __init__(self, archive: OpenArchive, file: StreamFile, *, follow: bool) -> None:
+        super().__init__(file, "memory", follow=follow)
         self._archive = archive
-        self._source = source
 
     @property
     def manifest(self) -> ArchiveManifest:
         """The newest one that was read."""
-        return self._source.manifest
+        self.refresh()
+        return cast("ArchiveFile", self._file.file).manifest
 
     def bookmark(self, key: Buffer) -> int:
-        self.refresh()
         number = self._archive.bookmark(self.manifest, bytes(key))
         if number is None:
             raise UnknownBookmark(bytes(key))
@@ -217,7 +202,6 @@ class ArchiveStream(DataStream):
     def entry_at(self, ms: int) -> int:
         """The first entry of a page so early that no entry that was committed at or after a time,
         in Unix ms, is before it; `total_entries` if none was."""
-        self.refresh()
         return self._archive.at_time(self.manifest, ms)
 
 
@@ -228,7 +212,13 @@ class Archive:
     when it is read. Raises what is below `ArchiveError`. Safe to use from several threads.
     """
 
-    def __init__(self, archive: OpenArchive, stream_type: int | None, interval: float) -> None:
+    def __init__(
+        self,
+        archive: OpenArchive,
+        *,
+        stream_type: int | None = None,
+        interval: float = INTERVAL,
+    ) -> None:
         """Call `open` instead."""
         self._archive = archive
         self._stream_type = stream_type
@@ -249,7 +239,7 @@ class Archive:
         """
         from datastreamer.archive.opened import OpenArchive
 
-        return cls(OpenArchive.open(url), stream_type, interval)
+        return cls(OpenArchive.open(url), stream_type=stream_type, interval=interval)
 
     def stream(self, *, follow: bool = False) -> ArchiveStream:
         """The stream, for a reader of its own, who closes it. `follow`: it sees the commits that
@@ -257,7 +247,7 @@ class Archive:
         file = ArchiveFile(self._archive, self.manifest, self._interval if follow else None)
         name = f"archive:{self._archive.url}"
         opened = StreamFile.judged(cast("File", file), name, self._stream_type)
-        return ArchiveStream(self._archive, file, opened, follow=follow)
+        return ArchiveStream(self._archive, opened, follow=follow)
 
     def header(self) -> Header:
         """The header of the stream."""

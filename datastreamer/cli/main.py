@@ -41,7 +41,11 @@ def _runs_until_signal(arguments: Sequence[str]) -> bool:
         if word in ("--log-level", "--log-format"):
             next(words, None)
         elif not word.startswith("-"):
-            if word in ("cat", "reassemble", "spark"):
+            if any(
+                each.partition("=")[0] in ("--count", "--to", "--to-bookmark") for each in words
+            ):
+                return False  # there is a last entry, or update
+            if word in ("cat", "reassemble"):
                 return "--follow" in arguments
             return word in ("serve", "relay", "tail", "top")
     return False

@@ -50,7 +50,7 @@ SECTIONS = {
         "demo": "Write the blocks of a demo sequencer to a stream.",
     },
     "Check": {
-        "verify": "Check a stream file, or the stream of a server.",
+        "verify": "Check a stream file, the stream of a server, or an archive.",
         "repair": "Repair a damaged stream file.",
         "reindex": "Delete the bookmark index and rebuild it.",
         "sums": "Make the checksums that are missing beside a file.",

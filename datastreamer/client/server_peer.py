@@ -17,6 +17,7 @@ from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.commands import SumsQuery
 from datastreamer.protocol.following import SumsFound
+from datastreamer.storage.pages.restore import packed_within
 from datastreamer.storage.read.range_sums import Sum
 
 T = TypeVar("T")
@@ -92,15 +93,8 @@ class ServerPeer:
         what = f"entries {first} to {stop - 1}"
 
         def received(client: _SumsClient) -> bytes:
-            parts: list[bytes] = []
-            size = 0
             with client.batches(from_entry=first, stop=stop) as batches:
-                for batch in batches:
-                    parts.append(batch.packed())
-                    size += len(parts[-1])
-                    if size > most:
-                        raise PeerError(f"{self.name}: {what} have more than {most} bytes")
-            return b"".join(parts)
+                return packed_within(most, batches, f"{self.name}: {what}")
 
         return self._ask(what, received)
 

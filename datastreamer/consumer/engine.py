@@ -30,8 +30,8 @@ class ConsumerEngine(ForkGuard):
         self._options = options
         self._sources = named(options.upstreams)
         self._arrivals = Arrivals(driver, len(self._sources))
-        self._store = options.store
-        self._on_event = options.on_event or say
+        self._store = options.given["store"]
+        self._on_event = options.given["on_event"] or say
         self._busy = False
 
     def open(self, driver_to: DriverTo) -> Steps[list[Steps[None]]]:
@@ -43,13 +43,13 @@ class ConsumerEngine(ForkGuard):
             resume = yield InThread(self._store.load)
         merge = Merge(
             self._sources,
-            options.subscribe,
-            type=options.type,
+            options.given["subscribe"],
+            type=options.given["type"],
             order=options.order,
-            after=options.after,
-            reorg_threshold=options.reorg_threshold,
-            budget=options.budget,
-            max_age=options.max_age if options.follow else None,
+            after=options.given["after"],
+            reorg_threshold=options.given["reorg_threshold"],
+            budget=options.given["budget"],
+            max_age=options.given["max_age"] if options.given["follow"] else None,
             resume=resume,
         )
         self.state = ConsumerState(merge, self._sources)

@@ -54,44 +54,33 @@ class ReassemblyOptions:
     """The arguments of `reassemble`. Raises `UsageError` for an invalid one."""
 
     upstreams: Addresses
-    subscribe: Iterable[bytes] | None
-    """Made a tuple here, with the prefix of nested headers."""
-    store: ReassemblyStore | None
     order: Order | None
-    after: bytes | None
-    on_event: Callable[[Notice], object] | None
-    follow: bool
-    start: Start
-    type: int
-    reorg_threshold: int
-    budget: int
-    max_age: float | None
-    stream_type: int | None
-    batch_reads: bool
-    timeout: float
-    heartbeat: float | None
-    backoff: Backoff
-    retry_for: float | None
+    given: OtherOptions
+    """All of them. `subscribe` is made a tuple here, with the prefix of nested headers."""
 
     @property
     def asked_type(self) -> int:
         """The stream type that requests name."""
-        return STREAM_TYPE_SEQUENCER if self.stream_type is None else self.stream_type
+        return (
+            STREAM_TYPE_SEQUENCER
+            if self.given["stream_type"] is None
+            else self.given["stream_type"]
+        )
 
     @property
     def where(self) -> Selection | None:
         """What servers are asked for; None: all entries."""
-        if self.subscribe is None:
+        if self.given["subscribe"] is None:
             return None
-        return selected(where=wanted(self.subscribe, self.type))
+        return selected(where=wanted(self.given["subscribe"], self.given["type"]))
 
     def __post_init__(self) -> None:
-        if self.subscribe is not None:
-            object.__setattr__(self, "subscribe", (*self.subscribe, NESTED))
-        if self.stream_type is not None:
-            check_number("stream_type", self.stream_type)
-        check_waits(self.timeout, self.retry_for, self.heartbeat)
-        start = self.start
+        if self.given["subscribe"] is not None:
+            self.given["subscribe"] = (*self.given["subscribe"], NESTED)
+        if self.given["stream_type"] is not None:
+            check_number("stream_type", self.given["stream_type"])
+        check_waits(self.given["timeout"], self.given["retry_for"], self.given["heartbeat"])
+        start = self.given["start"]
         if isinstance(start, datetime):
             moment_ms(start)
             return

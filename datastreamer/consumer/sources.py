@@ -156,10 +156,10 @@ class _SourceReader:
         now, luck = (yield Now()), random.random()  # noqa: S311
         if self._failure is None:
             self._failed_at, self._attempts = now, 0
-        first = self._options.backoff.most
+        first = self._options.given["backoff"].most
         wait = Backoff(first, _RARER * first).wait(self._attempts, luck)
         self._attempts += 1
-        again = self._options.follow and self._may_pass(failure, now + wait)
+        again = self._options.given["follow"] and self._may_pass(failure, now + wait)
         if not again or type(failure) is not type(self._failure):
             yield from self._put(SourceFailed(self._name, failure, again))
         self._failure, self._down = failure, True
@@ -173,7 +173,7 @@ class _SourceReader:
         final = isinstance(failure, HistoryChanged | UsageError)
         if final and not isinstance(failure, DifferentStream):
             return False
-        seconds = self._options.retry_for
+        seconds = self._options.given["retry_for"]
         if seconds is None:
             return True
         # The client has retried a loss for that long already.
@@ -221,7 +221,7 @@ class _SourceReader:
                 if rollback is not None:
                     yield from self._roll_back(rollback)
             return memory.start or place
-        start = self._options.start
+        start = self._options.given["start"]
         if isinstance(start, bytes | datetime):
             return start
         return Position(total if start == "latest" else start, b"", stream)
@@ -272,14 +272,16 @@ class _Server(_SourceReader):
             except (ConnectFailed, ConnectionLost) as error:
                 # The client itself retries a connection that was good: it has given up.
                 again = self._memory.rereads(self._at)
-                if (self._streaming and not again) or not options.follow:
+                if (self._streaming and not again) or not options.given["follow"]:
                     raise
                 if self._streaming:
                     recovery = None
                     self._read_again()
                 now, luck = (yield Now()), random.random()  # noqa: S311
                 if recovery is None:
-                    recovery = Recovery(RetryPolicy(True, options.retry_for, options.backoff), now)
+                    recovery = Recovery(
+                        RetryPolicy(True, options.given["retry_for"], options.given["backoff"]), now
+                    )
                 answered = isinstance(error, ConnectFailed)
                 recovery.lost(error, answered=answered, now=now, luck=luck)
                 yield from self._lost(error)
@@ -288,21 +290,21 @@ class _Server(_SourceReader):
                 return
 
     def _read_once(self) -> Steps[None]:
-        options = self._options
-        heartbeat = options.heartbeat
-        if heartbeat is None and not options.follow:
+        given = self._options.given
+        heartbeat = given["heartbeat"]
+        if heartbeat is None and not given["follow"]:
             heartbeat = _SILENT_SECONDS
         engine = ClientEngine(
             self._driver,
             self._peer,
-            stream_type=options.asked_type,
-            timeout=options.timeout,
-            answer_timeout=options.timeout,
-            resume=options.follow,
-            retry_for=options.retry_for,
-            backoff=options.backoff,
+            stream_type=self._options.asked_type,
+            timeout=given["timeout"],
+            answer_timeout=given["timeout"],
+            resume=given["follow"],
+            retry_for=given["retry_for"],
+            backoff=given["backoff"],
             heartbeat=heartbeat,
-            batch_reads=options.batch_reads,
+            batch_reads=given["batch_reads"],
         )
         yield from engine.open()
         try:
@@ -314,7 +316,7 @@ class _Server(_SourceReader):
         options = self._options
         header = yield from self._header(engine)
         start = yield from self._begin(header, partial(engine.ask, compare))
-        stop = None if self._options.follow else header.total_entries
+        stop = None if self._options.given["follow"] else header.total_entries
         if isinstance(start, Position) and self._memory.start is None:
             if start.next_entry > header.total_entries:
                 raise UnknownEntry(start.next_entry, header.total_entries)
@@ -353,11 +355,11 @@ class _Server(_SourceReader):
             found.append((yield from engine.ask(exchanges.header)))
 
         def expire() -> Steps[None]:
-            yield Sleep((yield Now()) + self._options.timeout)
+            yield Sleep((yield Now()) + self._options.given["timeout"])
 
         yield Race((ask(), expire()))
         if not found:
-            raise answer_timeout(self._peer, self._options.timeout)
+            raise answer_timeout(self._peer, self._options.given["timeout"])
         return found[0]
 
 
@@ -400,8 +402,8 @@ class _File(_SourceReader):
             yield InThread(stream.close)
 
     def _open(self) -> DataStream:
-        options = self._options
-        return open_to_read(self._path, stream_type=options.stream_type, follow=options.follow)
+        given = self._options.given
+        return open_to_read(self._path, stream_type=given["stream_type"], follow=given["follow"])
 
     def _read_from(self, stream: DataStream) -> Steps[bool]:
         """Read to the end. True if entries that were read may have changed: compare them."""
@@ -425,7 +427,7 @@ class _File(_SourceReader):
                 number = batch.next_number
                 trail.extend(batch)
                 yield from self._send_batch(batch, trail.position(identity))
-            if not self._options.follow:
+            if not self._options.given["follow"]:
                 return False
             while not (yield InThread(stream.refresh)):
                 yield Sleep((yield Now()) + _POLL_SECONDS)

@@ -31,7 +31,7 @@ from tests.storage.summaries.worlds import World
 
 
 def archive_of(memory: MemoryStore, interval: float = 0.0) -> Archive:
-    return Archive(opened(memory), None, interval)
+    return Archive(opened(memory), interval=interval)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_every_entry_and_bookmark(path: Path, memory: MemoryStore) -> None:
             with pytest.raises(UnknownBookmark):
                 archive.bookmark(b"no such key")
     with pytest.raises(WrongStreamType):
-        Archive(opened(memory), 2, 0.0)
+        Archive(opened(memory), stream_type=2)
 
 
 @pytest.mark.parametrize("size", [None, (1 << 20) - 17, (1 << 20) - 18, 100])
@@ -129,7 +129,7 @@ def test_memory_is_bounded(path: Path, memory: MemoryStore) -> None:
         fill(stream, 60)
     push(path, memory, pages=16)
     with archive_of(memory) as archive, archive.stream() as stream:
-        runs = stream._source._shown[0]._runs  # type: ignore[attr-defined]
+        runs = stream._file.file._shown[0]._runs  # type: ignore[attr-defined]
         assert max(len(runs) for _ in stream.batches()) == reading._MOST_RUNS
 
 
@@ -304,7 +304,7 @@ def test_as_a_peer(path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPa
                 assert peer.page_sums(pages) == theirs[:pages]
             packed = b"".join(batch.packed() for batch in stream.batches(10, 90))
             assert peer.entries(10, 90, len(packed)) == packed
-            with pytest.raises(Exception, match="entries 10 to 89 have over"):
+            with pytest.raises(Exception, match="entries 10 to 89 have more than"):
                 peer.entries(10, 90, len(packed) - 1)
             fill(stream, 1)
             push(path, memory)

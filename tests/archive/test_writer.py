@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from datastreamer.archive.archived_file import ArchivedFile
+from datastreamer.archive.check import prunable, prune
 from datastreamer.archive.manifest import ArchiveManifest
 from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.restore import restore
@@ -345,3 +347,35 @@ def test_folders(tmp_path: Path) -> None:
     source.close()
     assert OpenArchive.open(url).newest()[0].head.entries == stream.total_entries
     assert (tmp_path / "archive" / "a b").exists()
+
+
+def test_prunes(tmp_path: Path) -> None:
+    """What each kept manifest names stays, and so does what is young."""
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    now = datetime.now(UTC)
+    with DataStream.create(path) as stream:
+        for hour in range(300):
+            fill(stream, 0.05, seed=hour)
+            if hour == 150:
+                stream.truncate(stream.total_entries // 2)
+            push(path, memory)
+            for name, (data, when) in memory.objects.items():
+                if now - when < timedelta(hours=1):
+                    memory.objects[name] = data, now - timedelta(hours=1.51 * (300 - hour))
+        memory.objects["s/000000000000-0001-0000000000000000.zst"] = b"", now - timedelta(days=30)
+        memory.objects["s/000000000000-0001-0000000000000001.zst"] = b"", now
+        archive = opened(memory)
+        found = prunable(archive)
+        assert len(found.manifests) == 189
+        assert "s/000000000000-0001-0000000000000000.zst" in found.objects
+        assert "s/000000000000-0001-0000000000000001.zst" not in found.objects
+        kept = archive.numbers()[len(found.manifests) :]
+        named = {row.object for each in kept for row in archive.manifest(each)[0].rows}
+        assert not named & set(found.objects)
+        assert len(found.objects) > 100
+        prune(archive, found)
+        assert ensure_whole(memory, path) == stream.total_entries
+        assert prunable(archive, 0.0).manifests == [
+            f"m/{number:016d}.json.zst" for number in range(kept[0], 237)
+        ]
+        assert push(path, memory) is False

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from datastreamer.cli.demo import DemoSequencer
+from datastreamer.format import page_start
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.block_json import is_transaction
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
@@ -81,3 +83,43 @@ async def test_streams_without_blocks(path: Path) -> None:
         append(stream, *[(2, b"x")] * 300)
         async with serving(stream) as web:
             assert await found(web, "/v1/blocks") == {"blocks": [], "before": None}
+
+
+async def test_a_damaged_page_has_one_line(path: Path) -> None:
+    """The blocks before it follow, and what else asks for its entries is told the same."""
+    with DataStream.create(path, version=3, index="memory") as stream:
+        sequencer = DemoSequencer(stream)
+        for _ in range(30):
+            sequencer.write()
+        append(stream, *[(99, bytes(1_000_000))] * 2)
+        first = stream.total_entries - 1
+        for _ in range(5):
+            sequencer.write()
+        transaction = max(
+            each.number
+            for each in stream.entries(first + 1)
+            if is_transaction(decode(each, version=3))
+        )
+        opened = decode(stream.entry(transaction), version=3)
+        assert is_transaction(opened)
+        name = f"0x{opened.open().hash.hex()}"
+        async with serving(stream, explorer=True) as web:
+            while not (await found(web, f"/v1/search/{name}"))["found"]:
+                await trio.sleep(0.02)
+    with path.open("r+b") as file:
+        file.seek(page_start(1) + 99)
+        file.write(b"\x01")
+    with DataStream.open(path, index="memory") as stream:
+        async with serving(stream) as web:
+            says = f"damaged at byte {page_start(1)}: page 1 (entries {first} to "
+            for query, number in (("?limit=3", None), ("?limit=3&before=33", 32)):
+                [damaged, *lines] = (await found(web, f"/v1/blocks{query}"))["blocks"]
+                assert damaged["number"] == number
+                assert damaged["error"].startswith(says)
+                assert [line["number"] for line in lines] == [29, 28]
+            for path_of in ("blocks/32", "batches/32", f"transactions/{transaction}"):
+                code, _, body = await ask(web.port, f"/v1/{path_of}")
+                assert (code, json.loads(body)["detail"][: len(says)]) == (500, says)
+            while not (rows := (await found(web, f"/v1/search/{name}"))["found"]):
+                await trio.sleep(0.02)
+            assert [(row["kind"], row["error"][: len(says)]) for row in rows] == [("damaged", says)]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from datastreamer.cli.demo import DemoSequencer
+from datastreamer.format import page_start
 from datastreamer.http import console as console_files
 from datastreamer.http.options import HttpOptions
 from datastreamer.service.blocking_relay import BlockingRelay
@@ -143,6 +144,33 @@ def test_what_is_not_well_is_first(path: Path, opened: Opened) -> None:
         assert first.bounding_box()["y"] < console.page.locator(".card").first.bounding_box()["y"]
         upstream = console.page.locator("dd", has_text="lost for")
         expect(upstream).to_contain_text(re.compile("refused"))
+
+
+def test_a_damaged_page_among_the_blocks(path: Path, opened: Opened) -> None:
+    with DataStream.create(path, version=3, index="memory") as stream:
+        sequencer = DemoSequencer(stream)
+        for _ in range(30):
+            sequencer.write()
+        append(stream, *[(99, bytes(1_000_000))] * 2)
+        sequencer.write()
+    with path.open("r+b") as file:
+        file.seek(page_start(1) + 99)
+        file.write(b"\x01")
+    with served(path) as server:
+        console = opened(url_of(server), viewport={"width": 900, "height": 500})
+        console.show("blocks")
+        damaged = console.rows().first.locator("td").first
+        expect(damaged).to_contain_text(re.compile("^damaged at byte .* has to repair the file$"))
+        expect(console.rows().nth(1)).to_contain_text("29")
+        # The headings remain where the rows scroll.
+        console.page.evaluate("scrollTo(0, 600)")
+        expect(console.page.locator("th").first).to_be_in_viewport()
+        console.show("block/30")
+        expect(console.page.locator(".note.bad")).to_contain_text("damaged at byte")
+        for view in ("entries", "entries/180"):
+            console.show(view)
+            expect(console.page.locator(".title .bad")).to_contain_text("damaged at byte")
+            expect(console.row(180)).to_be_visible()
 
 
 def test_an_empty_stream_shows_how_to_write(path: Path, opened: Opened) -> None:
@@ -461,7 +489,7 @@ def test_nothing_overlaps_or_sticks_out(
         (f"hash/0x{bytes(32).hex()}", ".note"),
         (f"address/0x{bytes(20).hex()}", ".note"),
         ("batch/3", "tbody td"),
-        ("clients", ".foot"),
+        ("clients", ".title .sub"),
     ):
         console.show(view)
         expect(page.locator(sign).first).to_be_visible()
@@ -505,7 +533,7 @@ def test_a_hash_and_an_address_are_found(server: StreamServer, opened: Opened) -
     assert found.to is not None
     console.show("overview")
     field = page.get_by_label("Search")
-    field.fill(f"0x{found.hash.hex()}")
+    field.fill(found.hash.hex())  # as some programs write it
     field.press("Enter")
     expect(page.get_by_role("heading", name="Transaction")).to_be_visible()
     expect(page).to_have_url(f"{console.url}/#hash/0x{found.hash.hex()}")

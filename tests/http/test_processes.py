@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from datastreamer.cli.demo import DemoSequencer
 from datastreamer.errors import ListenFailed, UsageError
 from datastreamer.http.options import HttpOptions
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.stream import DataStream
 from datastreamer.transport.tls import ServerTLS
+from datastreamer.zkevm.block_json import is_transaction
+from datastreamer.zkevm.decoding import decode
 from tests.cli.process import running
 from tests.network.fixtures import append
 from tests.network.secure import Authority
@@ -111,3 +116,34 @@ def test_options_that_are_no_good(path: Path, tmp_path: Path) -> None:
     cors = ["*", "http://localhost:80", "https://[::1]:1"]
     options = HttpOptions(port=1, host=["::1"], cors=cors, token_file=empty)
     assert HttpOptions(**json.loads(json.dumps(options.as_json()))) == options
+
+
+def test_a_search_in_several_processes(path: Path) -> None:
+    """One of them makes the index; all answer from it."""
+    http = HttpOptions(port=0, explorer=True)
+    with DataStream.create(path, version=3, sync="os"):
+        pass
+    with StreamServer(path, host="127.0.0.1", port=0, workers=2, http=http) as server:
+        sequencer = DemoSequencer(server.stream)
+        for round_ in range(2):
+            for _ in range(20):
+                sequencer.write()
+            newest = server.stream.total_entries - 1
+            number = next(
+                entry.number
+                for entry in reversed(list(server.stream.entries(newest - 10)))
+                if is_transaction(decode(entry, version=3))
+            )
+            event = decode(server.stream.entry(number), version=3)
+            assert is_transaction(event)
+            url = f"http://127.0.0.1:{server.http_port}/v1/search/0x{event.open().hash.hex()}"
+            # Each connection may be another process's.
+            answers = 0
+            while answers < 16:
+                found = read(url)
+                assert found["trouble"] == "", round_
+                if found["searched_entries"] == newest + 1:
+                    assert [row["entry"] for row in found["found"]] == [number]
+                    answers += 1
+                else:
+                    time.sleep(0.02)

@@ -303,7 +303,7 @@ def exit_zero_on_signal() -> None:
 def exit_when_output_closes() -> None:
     """From now on the program ends when the reader closes its output, even if it writes nothing.
 
-    Call it after `exit_zero_on_signal`: a thread sends SIGINT.
+    A thread sends SIGTERM.
     """
     state = _RunState.current
     try:
@@ -318,7 +318,9 @@ def exit_when_output_closes() -> None:
         poll.register(fd, 0)
         while not over.is_set():
             if poll.poll(_OUTPUT_CHECK_MS) and not over.is_set():
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                state.signal_expected = True
+                # SIGINT may be ignored.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                 return
 
     name = "standard output watch"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.console import rendered
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from datastreamer.storage.stream import DataStream
 
 _DATA = bytes(200)
+# Of no use to a program that reads the stream: "benc".
+_TYPE = 0x62656E63
 _AT_ONCE = 10_000
 _IN_OPERATION = 5
 # 217 MB.
@@ -42,6 +45,14 @@ ServerArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="SERVER", help="Measure this server: HOST:PORT, tcps://HOST:PORT, unix:PATH."
+    ),
+]
+TokenOption = Annotated[
+    str | None,
+    text_option(
+        "FILE",
+        "Of a server: also measure live latency. Appends entries of 200 bytes and of type "
+        f"0x{_TYPE:x}, with the first token in this file; they stay in the stream.",
     ),
 ]
 FolderOption = Annotated[
@@ -63,6 +74,7 @@ def bench(
     folder: FolderOption = Path(),
     seconds: SecondsOption = 0.5,
     *,
+    publish_token_file: TokenOption = None,
     output: ReportOutput,
     options: SourceOptions,
 ) -> None:
@@ -70,7 +82,7 @@ def bench(
 
     This machine: writing, reading and serving, with entries of 200 bytes, over the loopback
     interface. A server: catching up, queries one by one, and what is committed meanwhile; it only
-    reads. Takes some seconds.
+    reads, unless --publish-token-file is given. Takes some seconds.
 
     Examples:
       datastreamer bench
@@ -88,8 +100,17 @@ def bench(
                     figure = round(each.figure, 3 if each.unit == "ms" else 1)
                     write_out(json_line({**each._asdict(), "figure": figure}))
 
+    if server is None and publish_token_file is not None:
+        raise typer.BadParameter("--publish-token-file is for a server")
     if server is not None:
         show(_of_server(server, seconds, options))
+        if publish_token_file is None:
+            logs.say(
+                "live latency was not measured: that needs entries whose commit this program sees; "
+                "--publish-token-file appends some"
+            )
+        else:
+            show(_of_delivery(server, seconds, options, publish_token_file))
     elif not folder.is_dir():
         raise Failure(f"{folder}: no such folder")
     else:
@@ -110,6 +131,44 @@ def _rate(seconds: float, work: str, unit: str, once: Callable[[], int]) -> _Fig
             return _Figure(work, done / spent, unit)
 
 
+def _times(seconds: float, work: str, once: Callable[[], object]) -> Iterator[_Figure]:
+    """The median and the 99th percentile of what `once` takes."""
+    taken: list[float] = []
+    until = time.perf_counter() + seconds
+    while not taken or time.perf_counter() < until:
+        begin = time.perf_counter()
+        once()
+        taken.append(1000 * (time.perf_counter() - begin))
+    taken.sort()
+    yield _Figure(f"{work}, one by one, median", taken[len(taken) // 2], "ms")
+    yield _Figure(f"{work}, one by one, 99 %", taken[len(taken) * 99 // 100], "ms")
+
+
+def _of_delivery(
+    server: str, seconds: float, options: SourceOptions, token_file: str
+) -> Generator[_Figure, None, None]:
+    from datastreamer.cli.shared.addresses import address_of
+    from datastreamer.cli.shared.source import ServerSource
+    from datastreamer.cli.verbs.written import PublisherOptions, RemoteStream
+
+    terms = PublisherOptions(token_file=token_file)
+    with (
+        RemoteStream(server, options.stream_type, terms, options) as remote,
+        ServerSource(address_of(server), options=options) as source,
+        source.client.batches(from_entry=remote.total_entries) as live,
+    ):
+
+        def deliver() -> None:
+            op = remote.publisher.atomic_op()
+            op.add_entry(_TYPE, _DATA)
+            op.commit(wait=False)
+            next(live)
+
+        # From the second one on the client is live.
+        deliver()
+        yield from _times(seconds, "commit to a live client", deliver)
+
+
 def _of_server(
     server: str, seconds: float, options: SourceOptions
 ) -> Generator[_Figure, None, None]:
@@ -118,19 +177,7 @@ def _of_server(
 
     with ServerSource(address_of(server), options=options) as source:
         client, total = source.client, source.header().total_entries
-
-        def times(work: str, once: Callable[[], object]) -> Iterator[_Figure]:
-            """The median and the 99th percentile of what `once` takes."""
-            taken: list[float] = []
-            until = time.perf_counter() + seconds
-            while not taken or time.perf_counter() < until:
-                begin = time.perf_counter()
-                once()
-                taken.append(1000 * (time.perf_counter() - begin))
-            taken.sort()
-            yield _Figure(f"{work}, one by one, median", taken[len(taken) // 2], "ms")
-            yield _Figure(f"{work}, one by one, 99 %", taken[len(taken) * 99 // 100], "ms")
-
+        times = partial(_times, seconds)
         yield from times("header", client.header)
         if not total:
             return

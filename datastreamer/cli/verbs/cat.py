@@ -147,7 +147,7 @@ def cat(
         )
     if stream_version is not None and decode is None:
         raise typer.BadParameter("--stream-version requires --decode")
-    if follow:
+    if follow and count is None and to is None and to_bookmark is None:
         exit_zero_on_signal()
     with (
         open_source(

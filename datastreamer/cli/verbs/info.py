@@ -23,7 +23,6 @@ from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import ServerSource, open_source
 from datastreamer.errors import DamagedFile, IndexFailed, StreamFileError
 from datastreamer.format import ENTRY_HEAD_SIZE, HEADER_PAGE_SIZE, Header, pages_for
-from datastreamer.selection.times import moment_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,9 +52,7 @@ def info(source: StreamArgument, *, output: EntryOutput, options: SourceOptions)
             if not isinstance(stream, ServerSource) and shape in ("jsonl", "table"):
                 from datastreamer.storage.header.inspect import examine
 
-                if is_archive(source):
-                    rows = list(_manifest_rows(stream.stream))
-                elif shape == "table":
+                if shape == "table" and not is_archive(source):
                     # Counting bookmarks may build an index in memory: describe the index first.
                     rows = [*_condition(examine(source)), ("index", _index_state(stream.stream))]
                 facts |= _file_facts(stream, header)
@@ -166,15 +163,6 @@ def _condition(found: Condition) -> Iterator[tuple[str, str]]:
     else:
         who = f"process {writer.pid}, {'alive' if found.writer_alive else 'ended'}"
     yield "writer", f"{who}; the file is {'locked for writing' if found.locked else 'not locked'}"
-
-
-def _manifest_rows(stream: DataStream) -> Iterator[tuple[str, str]]:
-    from datastreamer.archive.reading import ArchiveStream
-
-    assert isinstance(stream, ArchiveStream)
-    found = stream.manifest
-    when = moment_text(found.time)
-    yield "manifest", f"{found.number}, generation {found.generation}, published {when}"
 
 
 def _head(length: int, entries: int) -> str:

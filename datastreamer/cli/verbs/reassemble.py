@@ -316,16 +316,12 @@ def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream
     upstreams = iter(options.upstreams(servers, sources[0]))
     found: dict[str, Upstream | Path | str] = {}
     for text, address in zip(sources, addresses, strict=True):
-        place: Upstream | Path | str
+        place: Upstream | Path | str = Path(text) if address is None else next(upstreams)
         if is_archive(text):
-            name = place = text
-        elif address is not None:
-            place = next(upstreams)
-            name = place.name
-        elif os.path.lexists(text):
-            name, place = text, Path(text)
-        else:
+            place = text
+        elif address is None and not os.path.lexists(text):
             raise Failure(f"{text}: no such file")
+        name = place.name if isinstance(place, Upstream) else text
         if name in found:
             raise typer.BadParameter(f"{text!r} is named twice")
         found[name] = place

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from datastreamer.cli.consent import Consent
 from datastreamer.cli.shared.exit_codes import DamageFound, write_out
 from datastreamer.cli.shared.options import FileArgument, ReportOutput
 from datastreamer.cli.shared.output import count, json_line, text_lines
 from datastreamer.cli.shared.progress import ProgressBar
+from datastreamer.storage.maintain.check import verify as check
 from datastreamer.storage.write.opening import make_sums
 
 AcceptOption = Annotated[
@@ -17,12 +20,15 @@ AcceptOption = Annotated[
     typer.Option(
         "--accept",
         help="Discard the checksums and make them again: what the file holds now is right, also "
-        "what was damaged or changed by another program.",
+        "what was damaged or changed by another program. If that hides damage, it asks first on a "
+        "terminal, and elsewhere needs --yes.",
     ),
 ]
 
 
-def sums(file: FileArgument, *, accept: AcceptOption = False, output: ReportOutput) -> None:
+def sums(
+    file: FileArgument, *, accept: AcceptOption = False, consent: Consent, output: ReportOutput
+) -> None:
     """Make the checksums that are missing beside a file.
 
     They are in FILE.sums. A writer makes them by itself, in the background those that are
@@ -34,6 +40,21 @@ def sums(file: FileArgument, *, accept: AcceptOption = False, output: ReportOutp
       datastreamer sums stream.bin && datastreamer verify stream.bin
     """
     shape = output.chosen()
+    if consent.dry_run and not accept:
+        raise typer.BadParameter("--dry-run requires --accept")
+    if accept and (consent.dry_run or not consent.yes):
+        with ProgressBar(f"checking {file}", 1) as bar:
+            problems = check(file, progress=bar.reach).problems
+        loss = f"{file}: this takes {count(len(problems), 'problem')} for right, permanently"
+        if problems:
+            loss += f"; the first is {problems[0].what}"
+        if consent.dry_run:
+            facts = {"changed": False, "problems": [asdict(each) for each in problems]}
+            text = text_lines([f"{loss}; --dry-run: nothing was changed"])
+            write_out(json_line(facts) if shape == "jsonl" else text)
+            return
+        if problems:
+            consent.require(loss, "Discard what shows the damage?")
     with ProgressBar(f"reading {file}", 1) as bar:
         made = make_sums(file, accept=accept, progress=bar.reach)
     if shape == "jsonl":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
 from datastreamer.cli.shared.console import live_display, text
-from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.exit_codes import Failure, exit_zero_on_signal, write_out
 from datastreamer.cli.shared.metrics_client import (
     LimitOption,
     MetricsAddressArgument,
@@ -20,7 +21,6 @@ from datastreamer.cli.shared.metrics_client import (
 )
 from datastreamer.cli.shared.options import ReportOutput, fraction_option, number_option
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.signals import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -50,16 +50,17 @@ def top(
       datastreamer top 127.0.0.1:9600 --count 1 --json | jq .head_entries
     """
     shape = output.chosen()
-    with StopRequest() as stop:
-        if shape == "table" and sys.stdout.isatty():
-            _live(lambda lost: _updates(server, interval, count, limit, stop, lost))
-            return
+    if not count:
+        exit_zero_on_signal()
+    if shape == "table" and sys.stdout.isatty():
+        _live(lambda lost: _updates(server, interval, count, limit, lost))
+        return
 
-        def lost(why: str) -> None:
-            _log.warning("lost %s, trying again: %s", server, why)
+    def lost(why: str) -> None:
+        _log.warning("lost %s, trying again: %s", server, why)
 
-        for state in _updates(server, interval, count, limit, stop, lost):
-            write_out(drawn(state) if shape == "table" else json_line(state))
+    for state in _updates(server, interval, count, limit, lost):
+        write_out(drawn(state) if shape == "table" else json_line(state))
 
 
 def _updates(
@@ -67,14 +68,13 @@ def _updates(
     interval: float,
     count: int,
     limit: int,
-    stop: StopRequest,
     lost: Callable[[str], None],
 ) -> Iterator[Overview]:
     """The state of the server, at each update. After the first, a server that is lost is asked
     again; `lost` is called with the reason, once."""
     before: Overview | None = None
     updates, down = 0, False
-    while not stop.is_set():
+    while True:
         try:
             state = ask(server, limit)
         except Failure as failure:
@@ -90,8 +90,7 @@ def _updates(
             updates += 1
             if updates == count:
                 return
-        if stop.wait(interval):
-            return
+        time.sleep(interval)
 
 
 def _live(updates: Callable[[Callable[[str], None]], Iterator[Overview]]) -> None:

@@ -27,11 +27,6 @@ def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptio
       datastreamer verify stream.bin
       datastreamer verify stream.bin --json | jq .problems
     """
-    if is_archive(source):
-        from datastreamer.cli.verbs.archive.verify import verify as verify_archive
-
-        verify_archive(source.removeprefix(PREFIX), output=output)
-        return
     shape = output.chosen()
     address = server_address(source)
     if address is not None:
@@ -42,6 +37,11 @@ def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptio
         raise typer.BadParameter(f"--stream-type is for servers, and {source} is a file")
     else:
         options.check_unused(source)
+        if is_archive(source):
+            from datastreamer.cli.verbs.archive.verify import verify as verify_archive
+
+            verify_archive(source.removeprefix(PREFIX), output=output)
+            return
         with ProgressBar(f"checking {source}", 1) as bar:
             report = check(source, progress=bar.reach)
     write_out(json_line(report.as_dict()) if shape == "jsonl" else _table(source, report))

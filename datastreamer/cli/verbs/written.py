@@ -5,6 +5,7 @@ Owns the options of a publisher, what commands write to in either case, and how 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,14 +14,21 @@ from typing import Annotated, Any
 
 import typer
 
+from datastreamer.cli import early_signals
 from datastreamer.cli.shared.addresses import address_of
 from datastreamer.cli.shared.creation import CreationOptions
-from datastreamer.cli.shared.exit_codes import Failure, interruption
+from datastreamer.cli.shared.exit_codes import Failure, WorkInterrupted, interruption
 from datastreamer.cli.shared.json_input import InputLines
 from datastreamer.cli.shared.options import TLSOptions, number_option, text_option
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.errors import HistoryChanged, NotWritten, OperationTooLarge, PeerError
+from datastreamer.errors import (
+    HistoryChanged,
+    NotWritten,
+    OperationTooLarge,
+    PeerError,
+    StreamClosed,
+)
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX, Header
 from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
 from datastreamer.server.publish.policy import read_tokens
@@ -132,12 +140,20 @@ def commit(
 ) -> None:
     """Run `work`, which commits, and print what it returns and what the stream holds then.
 
-    A signal waits until the result is known and printed, but not for a lost server.
+    A signal waits until the result is known and printed, but for a server only a second.
     """
     first = stream.total_entries
-    request = StopRequest(stream.publisher.give_up if isinstance(stream, RemoteStream) else None)
-    with request as stop:
-        found = work()
+    with StopRequest(stream.leave_soon if isinstance(stream, RemoteStream) else None) as stop:
+        try:
+            found = work()
+        except StreamClosed as error:
+            if not (stop.is_set() and isinstance(stream, RemoteStream)):
+                raise
+            text = (
+                f"{early_signals.reason(stop.number)} at line {lines.number}, which the server did "
+                f"not acknowledge within a second{stream.in_doubt()}"
+            )
+            raise WorkInterrupted(text, stop.number) from error
     entries = stream.total_entries - first
     lines.acknowledge(
         {**found, "first_entry": first, "entries": entries, "total_entries": held(stream)}
@@ -179,6 +195,15 @@ class RemoteStream:
             retry_for=60.0 if options.retry_for is None else float(options.retry_for),
         )
         self._op: BlockingOp | None = None
+
+    def leave_soon(self) -> None:
+        """Close the publisher in a second: calls that wait for the server raise `StreamClosed`.
+
+        A signal's handler may call it.
+        """
+        timer = threading.Timer(1.0, self.publisher.close)
+        timer.daemon = True
+        timer.start()
 
     def in_doubt(self) -> str:
         """Advice about the operation that was sent last, if it was not acknowledged."""

@@ -19,7 +19,7 @@ from datastreamer._codec import Entry
 from datastreamer.errors import DecodeFailed, ExtraMissing
 from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.http.answers.entries import NOT_CACHED
-from datastreamer.http.answers.reading import HttpSource, Reading
+from datastreamer.http.answers.reading import DamagedAnswer, HttpSource, Reading
 from datastreamer.http.port.messages import (
     JSON,
     HttpAnswer,
@@ -131,15 +131,31 @@ class BlockQueries:
     async def _lines(self, reading: Reading, before: int | None, limit: int) -> HttpAnswer:
         """Raises `HttpProblem` and `DecodeFailed`."""
         opening = await _can_open()
-        if before is None:
-            newest = await block_before(reading, reading.total)
-            before = 0 if newest is None else int(newest["number"]) + 1
         lines: list[dict[str, Any]] = []
         entries = 0
+
+        async def after_newest(stop: int) -> int:
+            """The number after that of the newest block before entry `stop`; damage has a line."""
+            while True:
+                try:
+                    newest = await block_before(reading, stop)
+                except DamagedAnswer as problem:
+                    lines.append({"number": None, "error": problem.detail})
+                    stop = min(stop - 1, problem.first)
+                else:
+                    return 0 if newest is None else int(newest["number"]) + 1
+
+        if before is None:
+            before = await after_newest(reading.total)
         while before and len(lines) < limit and entries < _MOST_ENTRIES:
             before -= 1
             try:
                 found = await _found(reading, "block", before)
+            except DamagedAnswer as problem:
+                lines.append({"number": before, "error": problem.detail})
+                # The page has many blocks.
+                before = min(before, await after_newest(problem.first))
+                continue
             except HttpProblem as problem:
                 if problem.status == HTTPStatus.NOT_FOUND:
                     # Of an older part of the chain, or truncated since.

@@ -18,7 +18,7 @@ from datastreamer.errors import DatastreamerError, DecodeFailed, ExtraMissing
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
 from datastreamer.http.answers.entries import NOT_CACHED
 from datastreamer.http.answers.hash_index import HashIndex, IndexState, key_of, names_of, pairs_of
-from datastreamer.http.answers.reading import HttpSource, Reading
+from datastreamer.http.answers.reading import DamagedAnswer, HttpSource, Reading
 from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest, json_answer
 from datastreamer.server.ticks import until_tick
 from datastreamer.storage.read.spans import Cursor
@@ -181,7 +181,8 @@ class Explorer:
 
 
 async def _row(reading: Reading, number: int, wanted: bytes) -> dict[str, Any] | None:
-    """What entry `number` is; None if it has not the hash or address. Raises `HttpProblem`."""
+    """What entry `number` is; None if it has not the hash or address, or cannot be decoded. Raises
+    `HttpProblem`."""
     try:
         entry = await reading.entry(number)
         event = decode(entry, version=reading.stream.header.version)
@@ -189,6 +190,8 @@ async def _row(reading: Reading, number: int, wanted: bytes) -> dict[str, Any] |
             return None
     except (DecodeFailed, ExtraMissing):
         return None
+    except DamagedAnswer as problem:
+        return {"kind": "damaged", "entry": number, "error": problem.detail}
     except HttpProblem as problem:
         if problem.status != HTTPStatus.NOT_FOUND:
             raise

@@ -136,7 +136,9 @@ _SCHEMAS: Final = {
     ),
     "Search": _object(
         {
-            "found": _list(_object({"kind": {"enum": ["block", "transaction"]}, "entry": _NUMBER})),
+            "found": _list(
+                _object({"kind": {"enum": ["block", "transaction", "damaged"]}, "entry": _NUMBER})
+            ),
             "before": _or_null(_NUMBER),
             "searched_entries": _NUMBER,
             "total_entries": _NUMBER,

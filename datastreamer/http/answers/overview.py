@@ -126,8 +126,8 @@ class Overview:
             pages = "1 page is" if damaged == 1 else f"{damaged} pages are"
             yield _bad(
                 f"{pages} damaged: readers of these entries get an error",
-                "`datastreamer verify FILE` names them; `datastreamer repair FILE --from SERVER` "
-                "restores them from a server of the same stream.",
+                "The log names them. Restart the server with `--heal HOST:PORT`, another server of "
+                "the stream, or stop it and run `datastreamer repair FILE --from HOST:PORT`.",
             )
         if number("archive_fenced") or number("archive_diverged"):
             yield _bad(

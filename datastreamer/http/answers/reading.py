@@ -20,6 +20,7 @@ from datastreamer.errors import (
     BadArgument,
     BadBookmark,
     DamagedFile,
+    DamagedPage,
     StreamClosed,
     TimeUnknown,
     UnknownEntry,
@@ -71,6 +72,14 @@ class Received(NamedTuple):
 def received(stream: DataStream, number: int) -> Received:
     """Of a client that has the entries below `number` as they are now."""
     return Received(stream.epoch, number, stream.stream_id[:_ID_BYTES])
+
+
+class DamagedAnswer(HttpProblem):
+    """Entries of the answer are damaged: those of a page, from `first` on (0: not known)."""
+
+    def __init__(self, status: int, detail: str, *, first: int) -> None:
+        super().__init__(status, detail)
+        self.first = first
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +193,13 @@ class Reading:
         except StreamClosed as error:
             raise HttpProblem(503, str(error)) from None
 
-    async def damaged(self, error: DamagedFile) -> HttpProblem:
+    async def damaged(self, error: DamagedFile) -> DamagedAnswer:
         """The answer to a request for entries that are damaged."""
         error = await damage.noted(self.broadcast, error)
-        return HttpProblem(500, f"{error.what}; the operator has to repair the file")
+        detail = f"damaged {error.what}; the operator has to repair the file"
+        return DamagedAnswer(
+            500, detail, first=error.first if isinstance(error, DamagedPage) else 0
+        )
 
     # Entries.
 

@@ -76,7 +76,7 @@ const SHOWN = {
       older.hidden = next === null
       older.href = `#address/${key}?before=${next}`
       if (found.length !== shown.querySelectorAll("tbody tr").length) {
-        shown.replaceChildren(transactions(found.map((each) => ({ entry: each.entry, opened: each })), ""))
+        shown.replaceChildren(transactions(found.map((each) => ({ entry: each.entry, opened: each.error ? null : each, error: each.error })), ""))
       }
       return found.length > 0
     })
@@ -123,10 +123,14 @@ async function recent(before, signal) {
 
   function draw() {
     body.replaceChildren(...lines.map((each) => {
-      const cells = each.error
-        ? [each.error, "", "–", "", "–", "", "–", ""]
-        : [link("block", each.number, integer(each.number)), utc(each.timestamp), "", link("batch", each.batch, integer(each.batch)),
-           integer(each.transactions), integer(each.gas), each.fees === null ? "–" : ROUGH.format(Number(each.fees) / 1e18), short(each.hash)]
+      if (each.error) {
+        const which = each.number === null ? "" : `Block ${integer(each.number)}: `
+        // As many columns as a narrow page shows, and the others.
+        return el("tr", {}, el("td.bad", { colSpan: 4 }, which, each.error),
+          ...COLUMNS.filter(([, kind]) => kind.includes("optional")).map(([, kind]) => el(`td.${kind}`)))
+      }
+      const cells = [link("block", each.number, integer(each.number)), utc(each.timestamp), "", link("batch", each.batch, integer(each.batch)),
+        integer(each.transactions), integer(each.gas), each.fees === null ? "–" : ROUGH.format(Number(each.fees) / 1e18), short(each.hash)]
       return el("tr", { title: each.hash ? `${each.hash}, fees of at most ${amount(each.fees ?? 0)} ether` : "" }, ...cells.map((cell, at) => el(`td.${COLUMNS[at][1]}`, {}, cell)))
     }))
     ages()
@@ -254,7 +258,7 @@ export function transaction(found) {
     to: open.to ? copyable(open.to, "address") : "creates a contract",
     value: `${amount(open.value)} ether`,
     "fee at most": `${amount(BigInt(open.gas) * paid)} ether for ${integer(open.gas)} gas`,
-    "gas price": `${amount(paid, GWEI)} gwei, which is ${percentage + 1}/256 of ${amount(price, GWEI)}`,
+    "gas price": `${amount(paid, GWEI)} gwei${percentage === 255 ? "" : `, which is ${percentage + 1}/256 of ${amount(price, GWEI)}`}`,
     nonce: integer(open.nonce), type: open.type, "chain id": open.chain_id ?? "none",
     valid: found.fields.is_valid === false ? el("span.bad", {}, "no") : "yes",
   })), el("h2.gap", {}, "Input"), el("div.panel", {}, input, el("pre.wrap", { tabindex: "0" }, open.input)),

@@ -11,15 +11,14 @@ const COLUMNS = [
 export async function clients(main, signal) {
   const filter = el("input.grow", { type: "search", placeholder: "Filter by address or state", "aria-label": "Filter" })
   const body = el("tbody")
-  const count = el("p.foot", { role: "status" })
+  const count = el("p.sub", { role: "status" })
   const empty = el("p.empty", { hidden: true })
   const cells = COLUMNS.map(([title, kind]) => el(`th.${kind.replace(" ", ".")}`, { scope: "col" }, title))
   const table = el("table", {}, el("thead", {}, el("tr", {}, ...cells)), body)
   main.replaceChildren(
-    el("div.title", {}, el("h1", {}, "Clients")),
+    el("div.title", {}, el("h1", {}, "Clients"), count),
     el("div.tools", {}, filter),
     el("div.table", {}, table, empty),
-    count,
   )
   let state = null
 
@@ -44,7 +43,9 @@ export async function clients(main, signal) {
       row[0].title = each.client
     })
     const total = Object.values(state.connected).reduce((one, other) => one + other, 0)
-    put(count, `${integer(found.length)} shown of ${integer(total)} connected, by lag`)
+    const listed = state.clients.length
+    const rest = listed < total ? `; the list, and its filter, has the ${integer(listed)} with the largest lag` : ""
+    put(count, `${integer(found.length)} of ${integer(total)} connected, by lag${rest}`)
     empty.hidden = found.length > 0
     put(empty, total ? "No client matches the filter." : "No client is connected.")
   }

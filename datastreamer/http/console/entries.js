@@ -31,16 +31,21 @@ async function page(first, types, signal) {
     const answer = await request(path, { signal: AbortSignal.any([signal, stop.signal]) })
     if (!answer.ok) throw new Refused(answer.status, "the stream is not served now")
     let cut = false
-    for await (const line of lines(answer)) {
-      const row = preview(JSON.parse(line))
-      rows.push(row)
-      bytes += line.length
-      cut = rows.length >= PAGE || bytes > PAGE_BYTES
-      if (cut) {
-        next = row.number + 1
-        stop.abort()
-        break
+    try {
+      for await (const line of lines(answer)) {
+        const row = preview(JSON.parse(line))
+        rows.push(row)
+        bytes += line.length
+        cut = rows.length >= PAGE || bytes > PAGE_BYTES
+        if (cut) {
+          next = row.number + 1
+          stop.abort()
+          break
+        }
       }
+    } catch (error) {
+      if (signal.aborted || rows.length === 0) throw error
+      return { rows, next: null, error }
     }
     if (cut) break
     if (!answer.headers.get("Link")) return { rows, next: null }
@@ -98,8 +103,13 @@ export async function entries(main, signal, name, argument, query) {
     return turn.signal
   }
 
-  function failed(error) {
+  async function failed(error) {
     if (error.name === "AbortError") return
+    if (!(error instanceof Refused)) {
+      // An answer that ends before its end does not say why: the next entry may be damaged.
+      const next = rows.length ? rows.at(-1).number + 1 : start
+      await json(`/v1/entries/${next}`, { signal }).catch((why) => why.status === 500 && (error = why))
+    }
     wrong.hidden = false
     put(wrong, error instanceof Refused ? error.message : "The server cannot be reached.")
   }
@@ -162,6 +172,7 @@ export async function entries(main, signal, name, argument, query) {
       rows = found.rows
       next = found.next
       draw()
+      if (found.error) failed(found.error)
     } catch (error) {
       if (!mine.aborted) failed(error)
     }
@@ -172,7 +183,7 @@ export async function entries(main, signal, name, argument, query) {
     live.setAttribute("aria-pressed", "true")
     try {
       const { total_entries: total } = await json("/v1/stream", { signal: mine })
-      const from = Math.max(0, total - PAGE)
+      const from = start = Math.max(0, total - PAGE)
       rows = []
       draw()
       await follow(from, {

@@ -6,9 +6,10 @@ import { json, put, Refused } from "./core.js"
 async function address(text) {
   const block = /^(block|batch):(\d+)$/.exec(text)
   if (block) return `${block[1]}/${block[2]}`
+  // Longer than every bookmark; some programs write hashes without 0x.
+  const [, hex] = /^(?:0x)?([0-9a-f]{64}|[0-9a-f]{40})$/i.exec(text) ?? []
+  if (hex) return `${hex.length === 64 ? "hash" : "address"}/0x${hex.toLowerCase()}`
   if (/^\d+$/.test(text)) return `entry/${text}`
-  if (/^0x[0-9a-f]{64}$/i.test(text)) return `hash/${text.toLowerCase()}`
-  if (/^0x[0-9a-f]{40}$/i.test(text)) return `address/${text.toLowerCase()}`
   return `entry/${(await json(`/v1/bookmarks/${encodeURIComponent(text)}`)).entry}`
 }
 

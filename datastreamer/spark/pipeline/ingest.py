@@ -121,12 +121,16 @@ class Ingest:
         return written
 
     def follow(
-        self, seconds: float = 10.0, stopped: Callable[[float], object] = time.sleep
+        self,
+        seconds: float = 10.0,
+        stopped: Callable[[float], object] = time.sleep,
+        *,
+        chunk: int = CHUNK,
     ) -> Iterator[int]:
         """Ingest new entries every `seconds` seconds, and yield their number, until `stopped`,
         which waits for as long, returns something true: ``threading.Event().wait`` for example."""
         while not stopped(seconds):
-            if count := self.backfill():
+            if count := self.backfill(chunk):
                 yield count
 
     def compact(self, entries: int = COMPACT) -> int:

@@ -52,7 +52,7 @@ def entry_at(url: str, number: int, ms: int) -> int:
 def opened(url: str, number: int) -> ArchiveFile:
     """The stream of a manifest as a file. Raises `FileMissing`."""
     try:
-        return ArchiveFile(_opened(url), _manifest(url, number))
+        return ArchiveFile(_opened(url), _manifest(url, number), None)
     except ArchiveMissing as error:
         raise FileMissing(f"{PREFIX}{url}", error.what) from None
 

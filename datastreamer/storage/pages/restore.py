@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from xxhash import xxh3_128_digest
 
-from datastreamer._codec import scan
-from datastreamer.errors import CorruptEntries, DatastreamerError, WriteFailed
+from datastreamer._codec import EntryBatch, scan
+from datastreamer.errors import CorruptEntries, DatastreamerError, PeerError, WriteFailed
 from datastreamer.format import ENTRY_HEAD_SIZE, ENTRY_HEAD_STRUCT, PAGE_SIZE, Header, page_start
 from datastreamer.printable import counted
 from datastreamer.storage.disk.atomic_file import keep_beside
@@ -63,6 +63,17 @@ class Peer(Protocol):
 
     def close(self) -> None:
         """End the connection; a later question makes another one."""
+
+
+def packed_within(most: int, batches: Iterable[EntryBatch], what: str) -> bytes:
+    """The entries of `batches`. Raises `PeerError` if they have more than `most` bytes."""
+    parts, size = [], 0
+    for batch in batches:
+        parts.append(batch.packed())
+        size += len(parts[-1])
+        if size > most:
+            raise PeerError(f"{what} have more than {most} bytes")
+    return b"".join(parts)
 
 
 class SourcePeer(Peer, SumsPeer, Protocol):

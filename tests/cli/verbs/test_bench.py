@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from datastreamer.server.publish.policy import Publishing
+from datastreamer.service.embedded import StreamServer
 from tests.cli.conftest import Invoke
 
 SHORT = ("--seconds", "0.01")
@@ -22,13 +24,38 @@ def test_figures(invoke: Invoke, tmp_path: Path) -> None:
 
 def test_of_a_server(invoke: Invoke, server: str) -> None:
     done = invoke("bench", server, *SHORT, "--json")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err.startswith("live latency was not measured: ")
     units = [each["unit"] for each in done.objects]
     assert units == [*4 * ["ms"], "entries/s", "MB/s", "entries/s"]
     *measured, committed = done.objects
     assert all(each["figure"] > 0 for each in measured)
     assert committed == {"work": "committed", "figure": 0, "unit": "entries/s"}
     assert "cannot connect" in invoke("bench", "127.0.0.1:1", *SHORT).failed()
+
+
+def test_live_latency_of_a_server(invoke: Invoke, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token")
+    token.chmod(0o600)
+    with StreamServer(
+        tmp_path / "s.bin",
+        host="127.0.0.1",
+        port=0,
+        in_process=True,
+        publishing=Publishing(token_file=token),
+    ) as served:
+        address = f"127.0.0.1:{served.port}"
+        done = invoke("bench", address, *SHORT, "--json", "--publish-token-file", token)
+        assert done.code == 0, done.err
+        assert "not measured" not in done.err
+        *_, median, high = done.objects
+        assert median["work"] == "commit to a live client, one by one, median"
+        assert 0 < median["figure"] <= high["figure"]
+        assert served.stream.total_entries >= 2
+        assert served.stream.entry(0).data == bytes(200)
+    refused = invoke("bench", "--folder", tmp_path, "--publish-token-file", token)
+    assert "is for a server" in refused.failed(2)
 
 
 def test_a_table(invoke: Invoke, tmp_path: Path) -> None:

@@ -47,8 +47,18 @@ def test_what_the_file_holds_is_accepted(invoke: Invoke, tmp_path: Path) -> None
     (problem,) = json.loads(failed.out)["problems"]
     assert problem["where"] == f"byte {FIRST + PAGE}"
     assert problem["what"].startswith("page 1 (entries 3 to 5): the entries do not match")
-    assert json.loads(invoke("sums", path, "--accept", "--json").out)["made"] == 3
+    sidecar = Path(f"{path}.sums")
+    before = sidecar.read_bytes(), path.read_bytes()
+    refused = invoke("sums", path, "--accept").failed()
+    assert "takes 1 problem for right, permanently; the first is page 1 (entries 3 to 5)" in refused
+    assert refused.endswith("nothing was changed: run it on a terminal, or with --yes")
+    planned = invoke("sums", path, "--accept", "--dry-run", "--json")
+    assert planned.objects == [{"changed": False, "problems": [problem]}]
+    assert (sidecar.read_bytes(), path.read_bytes()) == before
+    assert json.loads(invoke("sums", path, "--accept", "--yes", "--json").out)["made"] == 3
     assert json.loads(invoke("verify", path, "--json").out)["ok"]
+    # There is nothing to lose any more.
+    assert json.loads(invoke("sums", path, "--accept", "--json").out)["made"] == 3
 
 
 def test_a_page_that_cannot_be_read(invoke: Invoke, tmp_path: Path) -> None:
@@ -66,5 +76,6 @@ def test_a_page_that_cannot_be_read(invoke: Invoke, tmp_path: Path) -> None:
 def test_wrong_turns(invoke: Invoke, tmp_path: Path) -> None:
     assert "no such file" in invoke("sums", tmp_path / "none.bin").failed()
     path = made(tmp_path / "s.bin", 1)
+    assert "--dry-run requires --accept" in invoke("sums", path, "--dry-run").failed(2)
     with DataStream.open(path, index="memory"):
         assert "locked by another writer" in invoke("sums", path).failed()

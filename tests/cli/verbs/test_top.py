@@ -125,6 +125,21 @@ def test_top_on_a_terminal(served: Served, tmp_path: Path) -> None:
     assert "entries/s" in shown
 
 
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("--count", 3), 143)])
+def test_a_signal_ends_the_wait_for_an_answer(
+    tmp_path: Path, words: tuple[object, ...], code: int
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        running("top", "{}:{}".format(*silent.getsockname()), *words, cwd=tmp_path) as top,
+    ):
+        silent.settimeout(60)
+        with silent.accept()[0]:
+            top.signal(signal.SIGTERM)
+            assert top.wait() == code
+            assert "no answer" not in "".join(top.err.rest())
+
+
 def test_nothing_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"entry": 123_456_789_012, "offset": 10**12, "lag_entries": 123_456_789}
     client = {"client": "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535", "state": "catch-up"}

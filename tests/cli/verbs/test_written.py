@@ -170,13 +170,59 @@ def test_a_signal_ends_the_wait_for_a_lost_server(
         between.accept()[0].close()
         appending.send_signal(number)
         between.close()
-        assert appending.wait(60) == 1
+        assert appending.wait(60) == 128 + number
         *_, said = appending.stderr.read().splitlines()
         assert re.fullmatch(
-            r"error: line 4: .*; the operation from entry 1 on may be in the stream: send it again "
-            r"with --next-entry 1, which compares it instead of appending it twice",
+            r"error: (interrupted|ended by SIGTERM) at line 4, which the server did not "
+            r"acknowledge within a second; the operation from entry 1 on may be in the stream: "
+            r"send it again with --next-entry 1, which compares it instead of appending it twice",
             said,
         ), said
+
+
+@pytest.mark.parametrize("verb", ["append", "split"])
+def test_a_signal_ends_the_wait_for_a_server_that_hangs(
+    tmp_path: Path, token: Path, verb: str
+) -> None:
+    late = b"\x99" * 32
+    line = {"type": 3, "data": f"0x{late.hex()}"}
+    lines: list[object] = (
+        [line, COMMIT] if verb == "append" else [{"id": line["data"], "parts": []}]
+    )
+    seen = threading.Event()
+
+    def pass_on_until_late(source: socket.socket, target: socket.socket) -> None:
+        while late not in (data := source.recv(65536)):
+            target.sendall(data)
+        seen.set()
+
+    with (
+        serving(tmp_path, token) as (_, port),
+        socket.create_server(("127.0.0.1", 0)) as between,
+        subprocess.Popen(
+            command(verb, f"tcp://127.0.0.1:{between.getsockname()[1]}", "--token-file", token),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=tmp_path, env=ENVIRONMENT, text=True,
+        ) as writing,
+    ):  # fmt: skip
+        assert writing.stdin is not None
+        assert writing.stderr is not None
+        between.settimeout(60)
+        source = between.accept()[0]
+        with source, socket.create_connection(("127.0.0.1", port)) as server:
+            threading.Thread(target=pass_on_until_late, args=(source, server), daemon=True).start()
+            threading.Thread(target=pass_on, args=(server, source), daemon=True).start()
+            writing.stdin.write("".join(json.dumps(each) + "\n" for each in lines))
+            writing.stdin.flush()
+            assert seen.wait(60)
+            writing.send_signal(signal.SIGTERM)
+            assert writing.wait(60) == 143
+        *_, said = writing.stderr.read().splitlines()
+    assert said == (
+        f"error: ended by SIGTERM at line {len(lines)}, which the server did not acknowledge "
+        "within a second; the operation from entry 0 on may be in the stream: send it again with "
+        "--next-entry 0, which compares it instead of appending it twice"
+    )
 
 
 @pytest.mark.parametrize(

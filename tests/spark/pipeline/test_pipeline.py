@@ -74,7 +74,9 @@ def ingested(spark: Any, real_stream: Path, tmp_path: Path) -> Path:
     assert ingest.backfill(chunk=10_000) == 12_003
     shutil.copy(real_stream, path)
     stops = iter([False, False, True])
-    assert list(ingest.follow(0, lambda _: next(stops))) == [34_723 - 12_003]
+    assert list(ingest.follow(0, lambda _: next(stops), chunk=10_000)) == [34_723 - 12_003]
+    ranges = [each.stop for each in ingest._manifest.now.ranges]
+    assert ranges == [10_000, 12_003, 22_003, 32_003, 34_723]
     assert ingest.done == 34_723
     ingest.close()
     return out

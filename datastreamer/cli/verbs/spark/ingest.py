@@ -12,13 +12,13 @@ import typer
 
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.addresses import server_address
+from datastreamer.cli.shared.exit_codes import exit_zero_on_signal
 from datastreamer.cli.shared.options import (
     SourceArgument,
     StreamTypeOption,
     fraction_option,
     number_option,
 )
-from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ def ingest(
                 f"{job.done:,}"
             )
             if follow:
-                with StopRequest() as stop:
-                    for count in job.follow(every, stop.wait):
-                        logs.say(
-                            f"{out}: {count:,} more entries; it has all entries before {job.done:,}"
-                        )
+                exit_zero_on_signal()
+                for count in job.follow(every, chunk=chunk):
+                    logs.say(
+                        f"{out}: {count:,} more entries; it has all entries before {job.done:,}"
+                    )
         finally:
             job.close()
 
