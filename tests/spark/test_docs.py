@@ -24,8 +24,13 @@ TABLE = re.findall(r"^\| (`.*?) \| .* \| (.*?) ?\|$", OPTIONS, re.MULTILINE)
 
 @pytest.mark.parametrize(
     "example, printed",
-    [(0, ["11318"]), (1, ["100"]), (2, ["+-----------+--------------+"]), (3, ["100"])],
-    ids=["blocks", "the shorter way", "SQL", "a range"],
+    [
+        (0, ["11318"]),
+        (1, ["+-----------+--------------+"]),
+        (2, ["100"]),
+        (4, ["+------+-----+-------+"]),
+    ],
+    ids=["blocks", "SQL", "a range", "where a row is"],
 )
 def test_examples(
     example: int,
@@ -113,7 +118,7 @@ def test_the_defaults_are_those_of_the_code() -> None:
         for name in re.findall(r"`(\w+)`", names):
             if name in NAMES_OF_OPTIONS and default.strip("`") and default != "as above":
                 shown[name] = default.strip("`")
-    assert len(shown) == 12
+    assert len(shown) == 13
     one = read_options({"server": "a:1"} | shown)
     assert one == read_options({"server": "a:1"})
 
@@ -133,7 +138,7 @@ def test_reassembly(
     exec(compile(shown, "docs/SPARK_REASSEMBLY.md", "exec"), {})
     said = capsys.readouterr().out.split("\n")
     assert said[:3] == [f"{own!r} 1 alice" for own in blocks]
-    selecting = EXAMPLES[4].replace('"alice.bin"', f'"{tmp_path}/alice.bin"')
+    selecting = EXAMPLES[3].replace('"alice.bin"', f'"{tmp_path}/alice.bin"')
     exec(compile(selecting, "docs/SPARK.md", "exec"), {})
     assert capsys.readouterr().out == "3\n"
     for name in ("alice.bin", "rows/", "rows-checkpoint/"):
