@@ -28,7 +28,7 @@ def open_to_read(
         from datastreamer.archive.reading import Archive
 
         url = source.removeprefix(PREFIX)
-        return Archive.open(url, stream_type=stream_type).stream(follow=follow)
+        return Archive.open(url, stream_type=stream_type).stream(follow=follow, last=True)
     from datastreamer.storage.stream import DataStream
 
     return DataStream.open(

@@ -72,6 +72,7 @@ class Archiver:
         self._ending.set()
         self._thread.join(_LAST_SECONDS)
         if self._thread.is_alive():
+            self._store.abandon()
             _log.warning(
                 "%s: the last entries are not archived yet; the next start continues",
                 self._options.url,

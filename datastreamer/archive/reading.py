@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, cast
 
@@ -183,9 +183,22 @@ class ArchiveFile:
 class ArchiveStream(DataStream):
     """The stream of an archive, open for reading: bookmarks and times are those of footers."""
 
-    def __init__(self, archive: OpenArchive, file: StreamFile, *, follow: bool) -> None:
+    def __init__(
+        self,
+        archive: OpenArchive,
+        file: StreamFile,
+        ended: Callable[[], None] | None,
+        *,
+        follow: bool,
+    ) -> None:
         super().__init__(file, "memory", follow=follow)
         self._archive = archive
+        self._ended = ended
+
+    def close(self) -> None:
+        super().close()
+        if self._ended is not None:
+            self._ended()
 
     @property
     def manifest(self) -> ArchiveManifest:
@@ -241,13 +254,13 @@ class Archive:
 
         return cls(OpenArchive.open(url), stream_type=stream_type, interval=interval)
 
-    def stream(self, *, follow: bool = False) -> ArchiveStream:
+    def stream(self, *, follow: bool = False, last: bool = False) -> ArchiveStream:
         """The stream, for a reader of its own, who closes it. `follow`: it sees the commits that
-        are archived later when it is refreshed."""
+        are archived later when it is refreshed. `last`: its end closes the archive, too."""
         file = ArchiveFile(self._archive, self.manifest, self._interval if follow else None)
         name = f"archive:{self._archive.url}"
         opened = StreamFile.judged(cast("File", file), name, self._stream_type)
-        return ArchiveStream(self._archive, opened, follow=follow)
+        return ArchiveStream(self._archive, opened, self.close if last else None, follow=follow)
 
     def header(self) -> Header:
         """The header of the stream."""
@@ -303,6 +316,7 @@ class Archive:
     def close(self) -> None:
         """Release the memory and the threads. Idempotent."""
         self._stream.close()
+        self._archive.store.abandon()
 
     def __enter__(self) -> Archive:
         return self

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
@@ -178,13 +177,7 @@ def _fill(
         for row in manifest.segments
         for first in range(row.first_page, min(row.stop, pages), _RUN)
     ]
-    with ThreadPoolExecutor(_THREADS, "restore") as threads:
-        try:
-            for _ in threads.map(fill, runs):
-                pass
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+    archive.store.in_threads(_THREADS, fill, runs)
     return fetched
 
 

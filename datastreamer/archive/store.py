@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
@@ -24,6 +26,7 @@ from datastreamer.errors import (
     ArchiveUnsafe,
     BadArgument,
     ExtraMissing,
+    StreamClosed,
 )
 
 try:
@@ -39,6 +42,8 @@ SCHEMES = ("s3", "gs", "az", "file")
 _PAUSE, _MOST_PAUSE = 0.1, 2.0
 # How often a range that comes short is asked for.
 _TRIES = 3
+# Interval between looks whether the store is abandoned.
+_LOOK_SECONDS = 0.2
 _PROBE = b"Two creations of this object were tried, to see that the store accepts one.\n"
 
 T = TypeVar("T")
@@ -125,6 +130,7 @@ class Store:
     ) -> None:
         self.url = checked_url(url)
         self._timeout = timeout
+        self._abandoned = threading.Event()
         try:
             self._backend = backend or ObstoreBackend(self.url, timeout)
         except _REFUSALS as error:
@@ -195,7 +201,7 @@ class Store:
         until, pause = time.monotonic() + self._timeout, _PAUSE
         while True:
             try:
-                return call()
+                return self._answer(call)
             except _MISSING:
                 raise Gone(name) from None
             except _REFUSALS as error:
@@ -203,6 +209,44 @@ class Store:
                     raise self._explained(name, error) from None
             time.sleep(pause)
             pause = min(2 * pause, _MOST_PAUSE)
+
+    def _answer(self, call: Callable[[], T]) -> T:
+        """What `call` returns, unless the store is abandoned first: a thread that waits for a store
+        cannot be interrupted, and Python waits for the threads of an executor at its end."""
+        found: list[T] = []
+        failed: list[Exception] = []
+        answered = threading.Event()
+
+        def ask() -> None:
+            try:
+                found.append(call())
+            except Exception as error:  # noqa: BLE001 - raised in the thread that asks
+                failed.append(error)
+            answered.set()
+
+        threading.Thread(target=ask, name="archive store", daemon=True).start()
+        while not answered.wait(_LOOK_SECONDS):
+            if self._abandoned.is_set():
+                raise StreamClosed(f"{self.url}: it was closed while it was used")
+        if failed:
+            raise failed[0]
+        return found[0]
+
+    def abandon(self) -> None:
+        """Nothing waits for an answer any more: what does raises `StreamClosed`."""
+        self._abandoned.set()
+
+    def in_threads(self, count: int, work: Callable[..., T], *each: Iterable[Any]) -> Sequence[T]:
+        """What `work` returns for each of these, in `count` threads. An interruption of this
+        thread abandons the store."""
+        with ThreadPoolExecutor(count, "archive") as threads:
+            try:
+                return list(threads.map(work, *each))
+            except BaseException as error:
+                threads.shutdown(wait=False, cancel_futures=True)
+                if not isinstance(error, Exception):
+                    self.abandon()
+                raise
 
     def _explained(self, what: str, error: Exception) -> ArchiveError:
         if isinstance(error, _FINAL):

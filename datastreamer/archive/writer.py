@@ -11,7 +11,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from datastreamer.archive.archived_file import (
@@ -254,12 +253,7 @@ class ArchiveWriter:
         def put(bounds: tuple[int, int], chain: bytes) -> Row:
             return self._put_segment(state, digests, bounds, chain, advanced)
 
-        with ThreadPoolExecutor(self._threads, "archive") as threads:
-            try:
-                made = list(threads.map(put, ranges, before))
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+        made = self._store.in_threads(self._threads, put, ranges, before)
         rows = sorted([*kept, *made])
         chains = chains_at(digests, [row.stop for row in rows])
         rows = [row._replace(chain=chain.hex()) for row, chain in zip(rows, chains, strict=True)]
