@@ -79,21 +79,25 @@ class ArchivedFile:
         """
         self._file.refresh()
         page = steady_page(self._file.file)
-        record, epoch = page.record, self._file.epoch
+        record = page.record
+        epoch = self._file.epoch if record is None else record.epoch
         if page.changing:
             raise StreamBusy(self.path, "busy: entries are being truncated or updated; try again")
         if epoch != self._known_epoch:
             self._digests, self._known_to, self._known_epoch = Digests(), 0, epoch
         if record is None:
             # Another program wrote it, and nothing says what is on disk.
+            self._file.file.sync()
             return DurableState(self._file.head, None, epoch, self._file.stream_id, None)
         most = _durable(page, self._file.head)
         heads = record.after, record.mid, record.base
         head = next(each for each in heads if each.entries <= most or each == record.base)
         agreement = records.get_agreement(page)
-        if agreement is not None and agreement.own_epoch != record.epoch:
+        if agreement is not None and (
+            agreement.own_epoch != epoch or agreement.low < agreement.high
+        ):
             agreement = None
-        return DurableState(head, record.sum_at(head), record.epoch, record.stream_id, agreement)
+        return DurableState(head, record.sum_at(head), epoch, record.stream_id, agreement)
 
     def changes_since(self, epoch: int) -> list[Change] | None:
         """What was truncated or updated since an epoch; None if that is not known."""
@@ -146,8 +150,14 @@ class ArchivedFile:
         return found
 
     def starts_with(self, page: int, end: int, digest: str) -> bool:
-        """Whether the first `end` bytes of a page have this hash."""
-        return xxh3_128_digest(self._file.file.read(end, page_start(page))).hex() == digest
+        """Whether a page begins with entries that have this hash, up to the file offset `end`."""
+        start = page_start(page)
+        content = self._file.file.read(end - start, start)
+        try:
+            entries = content[: scan(content, None, file_offset=start).end]
+        except CorruptEntries:
+            return False
+        return xxh3_128_digest(entries).hex() == digest
 
     def _archived(self, page: int, content: bytes, now: int) -> ArchivedPage:
         """The page with this content."""

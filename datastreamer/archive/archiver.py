@@ -69,6 +69,8 @@ class Archiver:
 
     def close(self) -> None:
         """Publish a last time, if the store answers within some seconds, and end."""
+        with contextlib.suppress(DatastreamerError):
+            self._stream.sync()
         self._ending.set()
         self._thread.join(_LAST_SECONDS)
         if self._thread.is_alive():
@@ -106,8 +108,10 @@ class Archiver:
     def _publish(self) -> float:
         """Publish if there is news; returns the seconds until the next time."""
         try:
+            if self._stream.sync_policy == "os":
+                # Nobody else brings to disk what is to be archived.
+                self._stream.sync()
             news = self._writer.publish()
-            self._prune()
         except StreamBusy:
             return _LOOK_SECONDS
         except DatastreamerError as error:
@@ -122,14 +126,19 @@ class Archiver:
             self._error, self._in_a_row = None, 0
             if news and (newest := self._writer.newest) is not None:
                 _log.debug("%s: manifest %d", self._options.url, newest.number)
+                self._prune()
         return self._options.interval
 
     def _prune(self) -> None:
         """Once a day, delete what the archive no longer needs."""
-        if time.monotonic() >= self._prune_at and not self._ending.is_set():
+        if time.monotonic() < self._prune_at or self._ending.is_set():
+            return
+        self._prune_at = time.monotonic() + _PRUNE_SECONDS
+        try:
             archive = OpenArchive(self._store)
             prune(archive, prunable(archive))
-            self._prune_at = time.monotonic() + _PRUNE_SECONDS
+        except DatastreamerError as error:
+            _log.warning("the archive is not pruned: %s", error)
 
     def _note(self, error: Exception) -> None:
         """Log an error once for each of its kinds in a row."""

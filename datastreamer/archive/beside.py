@@ -43,7 +43,7 @@ def restored(options: ArchiveOptions, path: str) -> bool:
     except ArchiveMissing as error:
         _log.warning("%s; the file begins empty", error)
         return False
-    made = restore(archive, path, manifest)
+    made = restore(archive, path, manifest, relay=True)
     fields = {"entries": made.header.total_entries, "file": path}
     _log.info("%s: restored %d entries", path, made.header.total_entries, extra=fields)
     return True

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from datastreamer._codec import scan
 from datastreamer.archive.archived_file import ArchivedFile, chains_at
 from datastreamer.archive.manifest import ArchiveManifest, Row
-from datastreamer.archive.opened import MANIFESTS, SEGMENTS, OpenArchive, manifest_name
+from datastreamer.archive.opened import SEGMENTS, OpenArchive, manifest_name
 from datastreamer.errors import CorruptEntries, DamagedArchive
 from datastreamer.format import page_start
 from datastreamer.storage.pages.hashes import NO_CHAIN
@@ -55,11 +55,16 @@ def check(
     """
     newest, _ = archive.newest()
     problems: list[str] = []
-    manifests = list(_manifests(archive, problems))
-    rows = _objects([newest, *(each for each, _ in manifests)])
-    for (before, digest), (after, _) in pairwise(manifests):
-        if after.number == before.number + 1 and after.previous != digest:
-            problems.append(f"{manifest_name(after.number)} does not follow the one before it")
+    # (They may be many, and large.)
+    objects = {row.object: (row, row is newest.tail) for row in newest.rows}
+    manifests, before = 0, (0, "")
+    for each, digest in _manifests(archive, problems):
+        if each.number == before[0] + 1 and manifests and each.previous != before[1]:
+            problems.append(f"{manifest_name(each.number)} does not follow the one before it")
+        for row in each.rows:
+            objects.setdefault(row.object, (row, row is each.tail))
+        manifests, before = manifests + 1, (each.number, digest)
+    rows = list(objects.values())
     chain = NO_CHAIN.hex()
     for row in newest.segments:
         with _noted(problems):
@@ -73,8 +78,8 @@ def check(
         done += row.size
         advance(done, total)
     if against is not None:
-        problems += _differences(archive, newest, against)
-    return Checked(newest, len(manifests), len(chosen), pages, problems)
+        problems += _differences(newest, against)
+    return Checked(newest, manifests, len(chosen), pages, problems)
 
 
 @contextmanager
@@ -97,22 +102,11 @@ def _manifests(archive: OpenArchive, problems: list[str]) -> Iterator[tuple[Arch
             yield archive.manifest(number)
 
 
-def _objects(manifests: list[ArchiveManifest]) -> list[tuple[Row, bool]]:
-    """A row for each object that they name, and whether it is a tail's."""
-    found: dict[str, tuple[Row, bool]] = {}
-    for manifest in manifests:
-        for row in manifest.rows:
-            found.setdefault(row.object, (row, row is manifest.tail))
-    return list(found.values())
-
-
 def _check_object(archive: OpenArchive, row: Row, *, last: bool) -> int:
     """Read all pages of a row's object; returns their number. Raises `DamagedArchive`."""
     footer = archive.footer(row)
     pages = len(footer.places)
-    whole = row._replace(
-        first_page=row.first_page - row.frame, pages=pages, frame=0, first_entry=row.first_entry
-    )
+    whole = row._replace(first_page=row.first_page - row.frame, pages=pages, frame=0)
     if whole.first_page != footer.first:
         raise archive.damaged(row, f"its footer names page {footer.first} as the first one")
     bookmarks: dict[bytes, int] = {}
@@ -135,9 +129,7 @@ def _check_object(archive: OpenArchive, row: Row, *, last: bool) -> int:
     return pages
 
 
-def _differences(
-    archive: OpenArchive, manifest: ArchiveManifest, source: ArchivedFile
-) -> Iterator[str]:
+def _differences(manifest: ArchiveManifest, source: ArchivedFile) -> Iterator[str]:
     """How the archived stream differs from a file, which may have more entries."""
     state = source.state()
     if state.head.entries < manifest.head.entries:
@@ -156,7 +148,7 @@ def _differences(
             return
     tail = manifest.tail
     if tail is not None and state.head.length >= manifest.head.length:
-        end = archive.footer(tail).pages[0].sum.end
+        end = manifest.head.length
         if not source.starts_with(tail.first_page, end, manifest.head.tail):
             yield (
                 f"{source.path} has other entries than the archive in page {tail.first_page} "
@@ -181,14 +173,15 @@ def prunable(archive: OpenArchive, keep_seconds: float = KEEP_SECONDS) -> Pruned
     now = datetime.now(UTC)
     # Objects first: one that a later manifest names is not among them.
     objects = archive.store.list(SEGMENTS)
-    manifests = archive.store.list(MANIFESTS)
-    ages = [(now - each.modified).total_seconds() for each in manifests[:-_KEPT_MANIFESTS]]
+    manifests = archive.listed()
+    ages = [(now - it.modified).total_seconds() for _, it in manifests[:-_KEPT_MANIFESTS]]
     old = next((at for at, age in enumerate(ages) if age < keep_seconds), len(ages))
     named: set[str] = set()
     since = now
     if manifests:
         # An object that is older than a manifest, and not in it, is in no later one.
-        oldest, since = archive.manifest(archive.numbers()[old])[0], manifests[old].modified
+        number, listed = manifests[old]
+        oldest, since = archive.manifest(number)[0], listed.modified
         named = {row.object for each in (oldest, archive.newest()[0]) for row in each.rows}
     gone = [
         each
@@ -198,7 +191,7 @@ def prunable(archive: OpenArchive, keep_seconds: float = KEEP_SECONDS) -> Pruned
         and (now - each.modified).total_seconds() > _UNNAMED_SECONDS
     ]
     return Pruned(
-        [each.name for each in manifests[:old]],
+        [each.name for _, each in manifests[:old]],
         [each.name for each in gone],
         sum(each.size for each in gone),
     )
@@ -224,7 +217,7 @@ def _remove_staged(url: str) -> None:
     if parts.scheme != "file":
         return
     now = datetime.now(UTC).timestamp()
-    for folder, _, names in os.walk(parts.path):
+    for folder, _, names in os.walk(unquote(parts.path)):
         for name in names:
             path = os.path.join(folder, name)
             with suppress(OSError):

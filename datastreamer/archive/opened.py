@@ -28,7 +28,7 @@ from datastreamer.archive.segment import (
     read_footer,
     read_page,
 )
-from datastreamer.archive.store import Gone, Store
+from datastreamer.archive.store import Gone, Store, Stored
 from datastreamer.errors import ArchiveMissing, DamagedArchive, NotAnArchive, UnknownEntry
 from datastreamer.storage.pages._page_sums import chain_over
 from datastreamer.storage.read.range_sums import Sum
@@ -36,6 +36,9 @@ from datastreamer.storage.read.range_sums import Sum
 STREAM: Final = "stream.json"
 MANIFESTS: Final = "m/"
 SEGMENTS: Final = "s/"
+RESTORED_EPOCHS: Final = 1 << 16
+"""How much later the epoch of a restored file is than all in the archive: later than any that the
+lost file may have had."""
 
 _NUMBER = re.compile(r"m/(\d{16})\.json\.zst")
 # Footers of 64 pages have some 10 kB without bookmarks.
@@ -76,11 +79,14 @@ class OpenArchive:
 
     # Manifests.
 
+    def listed(self, after: int = 0) -> list[tuple[int, Stored]]:
+        """The manifests with their numbers, in order, from the one after `after` on."""
+        found = self.store.list(MANIFESTS, manifest_name(after) if after else None)
+        named = ((_NUMBER.fullmatch(each.name), each) for each in found)
+        return [(int(name[1]), each) for name, each in named if name]
+
     def numbers(self, after: int = 0) -> list[int]:
-        """Those of the manifests, in order, from the one after `after` on."""
-        listed = self.store.list(MANIFESTS, manifest_name(after) if after else None)
-        found = (_NUMBER.fullmatch(each.name) for each in listed)
-        return [int(each[1]) for each in found if each]
+        return [number for number, _ in self.listed(after)]
 
     def manifest(self, number: int) -> tuple[ArchiveManifest, str]:
         """A manifest, and its digest."""
@@ -141,17 +147,14 @@ class OpenArchive:
     def footer(self, row: Row) -> Footer:
         """The footer of a row's object, which the row names by its digest."""
         key = row.object, row.footer
+        # Held while one is read: runs of pages that are fetched together need the same one.
         with self._guard:
-            known = self._footers.get(key)
-            if known is not None:
-                self._footers.move_to_end(key)
-                return known
-        found = self._read_footer(row)
-        with self._guard:
-            self._footers[key] = found
+            if key not in self._footers:
+                self._footers[key] = self._read_footer(row)
+            self._footers.move_to_end(key)
             while len(self._footers) > _MOST_FOOTERS:
                 self._footers.popitem(last=False)
-        return found
+            return self._footers[key]
 
     def _read_footer(self, row: Row) -> Footer:
         try:

@@ -314,7 +314,7 @@ class Archive:
         return restore(self._archive, path, self.manifest, to_entry=to_entry).header
 
     def close(self) -> None:
-        """Release the memory and the threads. Idempotent."""
+        """Release memory and threads, and end its streams. Idempotent."""
         self._stream.close()
         self._archive.store.abandon()
 

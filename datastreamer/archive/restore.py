@@ -7,6 +7,7 @@ page of the result says: the file may lack entries that the stream had, so its e
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
@@ -15,7 +16,7 @@ from xxhash import xxh3_128_digest
 
 from datastreamer._codec import scan
 from datastreamer.archive.manifest import ArchiveManifest, Row
-from datastreamer.archive.opened import OpenArchive
+from datastreamer.archive.opened import RESTORED_EPOCHS, OpenArchive
 from datastreamer.errors import (
     DatastreamerError,
     FileExists,
@@ -28,8 +29,11 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, pa
 from datastreamer.storage.disk.atomic_file import new_file
 from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
 from datastreamer.storage.header.records import (
+    NO_ID,
+    Agreement,
     Change,
     Head,
+    put_agreement,
     put_change,
     settled_page,
 )
@@ -53,6 +57,14 @@ class Restored(NamedTuple):
     fetched: int
 
 
+class _Identity(NamedTuple):
+    """Which stream the file is."""
+
+    stream_id: bytes
+    epoch: int
+    agreement: Agreement | None
+
+
 class _Target(NamedTuple):
     """What is restored: the whole pages, the content of the last one, and the end."""
 
@@ -74,11 +86,14 @@ def restore(
     manifest: ArchiveManifest,
     *,
     to_entry: int | None = None,
+    relay: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Restored:
     """Make the stream file `path`, with its checksums and bookmark index; durable on return.
 
-    It holds the entries of the manifest's stream, with `to_entry` those before that one. `path`
+    It holds the entries of the manifest's stream, with `to_entry` those before that one. It is the
+    same stream, at an epoch that none of its files has had; for a `relay` another stream, whose
+    entries agree with those of the stream that was archived, or of that one's upstream. `path`
     appears when it is complete. `advance(done, total)` is called with bytes, from several threads.
 
     Raises `FileExists`, `WriteFailed`, `UnknownEntry`, `StreamLocked` for a restore that runs, and
@@ -89,6 +104,7 @@ def restore(
         raise FileExists(target, "exists already; a restore never writes over something")
     wanted = _wanted(archive, manifest, to_entry)
     staging = target + STAGING
+    identity = _identity(archive, manifest, relay=relay)
     try:
         begun = not disk.exists(staging)
         with closing(disk.create(staging) if begun else disk.open(staging, write=True)) as file:
@@ -96,11 +112,11 @@ def restore(
                 raise StreamLocked(staging, 0)
             file.resize(max(file.size(), HEADER_PAGE_SIZE))
             fetched = _fill(archive, manifest, wanted, file, advance, kept=not begun)
-            _finish(file, manifest, wanted)
+            _finish(file, manifest, wanted, identity)
             with suppress(FileNotFoundError):
                 os.unlink(target + SUFFIX)
             with new_file(disk, target + SUFFIX, file.access()) as sums:
-                _write_sums(sums, file, manifest, wanted)
+                _write_sums(sums, file, wanted, identity)
             disk.publish(staging, target)
             file.unlock()
     except DatastreamerError:
@@ -188,7 +204,19 @@ def _holds(file: File, page: int, known: PageSum) -> bool:
     )
 
 
-def _finish(file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
+def _identity(archive: OpenArchive, manifest: ArchiveManifest, *, relay: bool) -> _Identity:
+    stream = manifest.stream
+    if not relay:
+        newest = archive.newest()[0].stream.epoch
+        return _Identity(manifest.stream_id, max(newest, stream.epoch) + RESTORED_EPOCHS, None)
+    upstream, epoch = bytes.fromhex(stream.upstream_id), stream.upstream_epoch
+    if not upstream:
+        upstream, epoch = bytes.fromhex(stream.stream_id), stream.epoch
+    known = None if upstream == NO_ID else Agreement(upstream, epoch, 0)
+    return _Identity(secrets.token_bytes(len(NO_ID)), 0, known)
+
+
+def _finish(file: File, manifest: ArchiveManifest, wanted: _Target, identity: _Identity) -> None:
     """Write the last page and the header page. All is on disk on return."""
     head, stream = wanted.head, manifest.stream
     file.resize(head.length)
@@ -196,18 +224,18 @@ def _finish(file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
     file.resize(page_start(page_of(head.length) + 1))
     file.sync()
     header = Header(stream.version, stream.system_id, stream.stream_type, *head)
-    stream_id = manifest.stream_id
-    # Entries after these may have been committed, and others will have their numbers.
-    epoch = stream.epoch + 1
-    page = settled_page(header, wanted.end_sum, stream_id, epoch, boot_id())
-    put_change(page, Change(epoch, head.entries, None))
+    page = settled_page(header, wanted.end_sum, identity.stream_id, identity.epoch, boot_id())
+    if identity.epoch:
+        # Entries after these may have been committed, and others will have their numbers.
+        put_change(page, Change(identity.epoch, head.entries, None))
+    put_agreement(page, identity.agreement)
     file.write(page, 0)
     file.sync()
 
 
-def _write_sums(sums: File, file: File, manifest: ArchiveManifest, wanted: _Target) -> None:
-    stream_id, epoch = manifest.stream_id, manifest.stream.epoch + 1
+def _write_sums(sums: File, file: File, wanted: _Target, identity: _Identity) -> None:
+    stream_id, epoch = identity.stream_id, identity.epoch
     written = SumsFile(sums, "")
     written.put(0, wanted.sums, stream_id)
-    identity = identity_of(file, stream_id)
-    written.write_header(SumsHeader(stream_id, identity, epoch, epoch, ALL_TRUSTED))
+    known = identity_of(file, stream_id)
+    written.write_header(SumsHeader(stream_id, known, epoch, epoch, ALL_TRUSTED))

@@ -206,10 +206,13 @@ def read_footer(end: bytes) -> Footer:
     letters, version, first, count = _HEAD.unpack_from(footer)
     if (letters, version) != (_LETTERS, 1) or count != len(table) - 1:
         raise BadSegment("its footer is of another format")
+    sizes = [size for _, size in table[:-1]]
     pages = []
     for at in range(_HEAD.size, _HEAD.size + count * _PAGE_RECORD, _PAGE_RECORD):
         known = PageSum.fields(footer[at : at + RECORD_SIZE])
         pages.append(SegmentPage(known, *_TIME.unpack_from(footer, at + RECORD_SIZE)))
+    if sizes not in ([PAGE_SIZE] * count, [page.sum.end for page in pages[:1]]):
+        raise BadSegment("its seek table is damaged")
     places, offset = [], 0
     for compressed, _ in table[:-1]:
         places.append((offset, compressed))

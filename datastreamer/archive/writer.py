@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from datastreamer.archive.archived_file import (
     ArchivedFile,
@@ -30,7 +30,13 @@ from datastreamer.archive.manifest import (
     digest_of,
     stream_object,
 )
-from datastreamer.archive.opened import STREAM, OpenArchive, manifest_name, segment_name
+from datastreamer.archive.opened import (
+    RESTORED_EPOCHS,
+    STREAM,
+    OpenArchive,
+    manifest_name,
+    segment_name,
+)
 from datastreamer.archive.options import INTERVAL, LEVEL, SEGMENT_PAGES
 from datastreamer.archive.segment import compress, pack, page_content
 from datastreamer.archive.store import Store
@@ -39,11 +45,12 @@ from datastreamer.errors import (
     ArchiveDiverged,
     ArchiveFenced,
     ArchiveMissing,
+    DamagedArchive,
     DamagedEntry,
     StreamBusy,
     UsageError,
 )
-from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.format import PAGE_SIZE, U64_MAX, page_start
 from datastreamer.storage.pages._page_sums import chain_over
 from datastreamer.storage.pages.hashes import HASH_SIZE, NO_CHAIN
 from datastreamer.storage.pages.proof import KnownChain
@@ -94,7 +101,9 @@ class ArchiveWriter:
         self.term = 0
         self._fenced: ArchiveFenced | None = None
         self.newest: ArchiveManifest | None = None
-        self._newest_digest = ""
+        self._newest_digest = self._tail = ""
+        # The segments that no manifest names yet, by first page and hashes, and when they were put.
+        self._made: dict[tuple[int, bytes], tuple[Row | None, float]] = {}
         self.uploaded = 0
         """Bytes of the objects that were put."""
 
@@ -127,14 +136,14 @@ class ArchiveWriter:
                 f"{self.source.path} is of system {header.system_id} and type "
                 f"{header.stream_type}; use another URL",
             )
-        ago = now_ms() - before.time
-        if stream.stream_id != state.stream_id.hex() and ago < self._busy_ms and not self._takeover:
-            writer = before.writer
+        ago, writer = now_ms() - before.time, before.writer
+        other = stream.stream_id != state.stream_id.hex() or writer.host != socket.gethostname()
+        if other and ago < self._busy_ms and not self._takeover:
             raise ArchiveBusy(
                 self._store.url,
                 f"another stream file was archived there {ago / 1000:.0f} s ago, by process "
-                f"{writer.pid} on {writer.host}; end that one, or take the archive over "
-                "(`--archive-takeover`)",
+                f"{writer.pid} on {writer.host}; end that one and wait for "
+                f"{self._busy_ms / 1000:.0f} s, or take the archive over (`--archive-takeover`)",
             )
 
     # Publishing.
@@ -146,8 +155,19 @@ class ArchiveWriter:
         """
         if self._fenced is not None:
             raise self._fenced
-        archive, began = self._attach(), time.monotonic()
-        state, before = self.source.state(), self.newest
+        archive = self._attach()
+        state = self.source.state()
+        try:
+            return self._publish(archive, state, advance)
+        except DamagedEntry:
+            if self.source.state().epoch != state.epoch:
+                raise StreamBusy(self.source.path, "busy: entries were changed") from None
+            raise
+
+    def _publish(
+        self, archive: OpenArchive, state: DurableState, advance: Callable[[int, int], None]
+    ) -> bool:
+        before = self.newest
         mine = before is not None and before.writer.id == self._id
         if before is not None and not mine:
             self._ensure_free(state, before)
@@ -157,25 +177,15 @@ class ArchiveWriter:
         if before is not None and not plan.reason and before.end == state.head:
             return False
         rows, tail = self._put_pages(state, digests, plan.rows, advance)
-        if len(rows) >= MOST_ROWS:
-            raise UsageError(
-                f"the archive would have {len(rows)} segments, and at most {MOST_ROWS} are "
-                "possible: choose larger ones (`--archive-segment`), and push to a new URL"
-            )
-        if time.monotonic() - began > _MOST_SECONDS:
-            return self.publish(advance)
-        self._put_manifest(archive, state, digests, rows, tail, plan.reason)
+        self._put_manifest(archive, state, rows, tail, plan.reason)
         return True
 
     def _ensure_proven(self, state: DurableState, digests: bytes) -> None:
-        """That the pages are those of the commit. Raises `DamagedEntry`, and `StreamBusy` if
-        entries were changed meanwhile."""
+        """That the pages are those of the commit. Raises `DamagedEntry`."""
         known = KnownChain.of(state.head, state.known)
         if known is None:
             return
         if chain_over(digests, known.first, known.stop, NO_CHAIN) != known.chain:
-            if self.source.state().epoch != state.epoch:
-                raise StreamBusy(self.source.path, "busy: entries were changed; try again")
             raise DamagedEntry(self.source.path, page_start(0), known.refuted())
 
     def _plan(
@@ -189,35 +199,38 @@ class ArchiveWriter:
         fits = [row.chain == chain.hex() for row, chain in zip(same, chains, strict=True)]
         kept = [*fits, False].index(False)
         rows = list(before.segments[:kept])
-        if kept == len(before.segments) and self._continues(archive, before, state):
+        if kept == len(before.segments) and self._continues(before, state):
             return _KeptRows(rows, "")
-        reason = self._reason(before, state, mine=mine)
+        stop = before.head.entries
+        if kept < len(before.segments):
+            stop = min(stop, _end_of_difference(archive, before.segments[kept], digests))
+        reason = self._reason(before, state, stop, mine=mine)
         for row in before.segments[kept:]:
             rows += _equal_parts(archive, row, digests)
         return _KeptRows(rows, reason)
 
-    def _continues(
-        self, archive: OpenArchive, before: ArchiveManifest, state: DurableState
-    ) -> bool:
+    def _continues(self, before: ArchiveManifest, state: DurableState) -> bool:
         """Whether the file begins with the entries of the archive's last page."""
         if state.head.entries < before.head.entries or state.head.length < before.head.length:
             return False
         if before.tail is None:
             return True
-        end = archive.footer(before.tail).pages[0].sum.end
-        return self.source.starts_with(before.tail.first_page, end, before.head.tail)
+        page, end = before.tail.first_page, before.head.length
+        return self.source.starts_with(page, end, before.head.tail)
 
-    def _reason(self, before: ArchiveManifest, state: DurableState, *, mine: bool) -> str:
-        """Why the archive may get another history. Raises `ArchiveDiverged`."""
-        changes = None
+    def _reason(
+        self, before: ArchiveManifest, state: DurableState, stop: int, *, mine: bool
+    ) -> str:
+        """Why the archive may get another history: `stop` is the entry after the first page that
+        differs. Raises `ArchiveDiverged`."""
         if mine or before.stream.stream_id == state.stream_id.hex():
             changes = self.source.changes_since(before.stream.epoch)
-        if changes:
-            first = min(changes, key=lambda change: change.start)
-            kind = "truncation" if first.stop is None else "update"
-            return f"{kind} at entry {first.start}"
-        if mine:
-            return "changes"
+            first = min(changes or (), key=lambda change: change.start, default=None)
+            if first is not None and first.start < stop:
+                kind = "truncation" if first.stop is None else "update"
+                return f"{kind} at entry {first.start}"
+            if mine or state.epoch - before.stream.epoch >= RESTORED_EPOCHS:
+                return "changes" if mine else "restore"
         if self._takeover:
             return "takeover"
         has = f"{before.head.entries} entries, {self.source.path} {state.head.entries}"
@@ -241,6 +254,12 @@ class ArchiveWriter:
         """Put what the kept rows do not have; returns all rows, and the tail's."""
         kept = self._without_pieces(kept, state.pages)
         ranges = list(_gaps(kept, state.pages, self._segment_pages))
+        if len(kept) + len(ranges) >= MOST_ROWS:
+            raise UsageError(
+                f"the archive would have {len(kept) + len(ranges)} segments, and at most "
+                f"{MOST_ROWS} are possible: choose larger ones (`--archive-segment`), and push to "
+                "a new URL"
+            )
         before = chains_at(digests, [first for first, _ in ranges])
         total = sum(stop - first for first, stop in ranges) * PAGE_SIZE
         done = 0
@@ -251,7 +270,17 @@ class ArchiveWriter:
             advance(done, total)
 
         def put(bounds: tuple[int, int], chain: bytes) -> Row:
-            return self._put_segment(state, digests, bounds, chain, advanced)
+            # What was put before a publication that failed, and is not so old that a prune deletes
+            # it before a manifest names it.
+            made = bounds[0], digests[bounds[0] * HASH_SIZE : bounds[1] * HASH_SIZE]
+            row, put_at = self._made.get(made, (None, 0.0))
+            if row is None or time.time() - put_at > _MOST_SECONDS:
+                row, put_at = (
+                    self._put_segment(state, digests, bounds, chain, advanced),
+                    time.time(),
+                )
+                self._made[made] = row, put_at
+            return row
 
         made = self._store.in_threads(self._threads, put, ranges, before)
         rows = sorted([*kept, *made])
@@ -266,11 +295,11 @@ class ArchiveWriter:
     def _without_pieces(self, rows: list[Row], pages: int) -> list[Row]:
         """Without the last rows, if their pages and those after them fill a segment: a page is put
         at most twice."""
-        at = len(rows)
-        while at and rows[at - 1].pages < self._segment_pages:
+        at, most = len(rows), self._segment_pages
+        while at and rows[at - 1].pages < most >= rows[-1].stop - rows[at - 1].first_page:
             at -= 1
         first = rows[at].first_page if at < len(rows) else pages
-        return rows[:at] if pages - first >= self._segment_pages else rows
+        return rows[:at] if pages - first >= most else rows
 
     def _put_segment(
         self,
@@ -292,6 +321,7 @@ class ArchiveWriter:
         return self._put(state, first, pages, frames, chain)
 
     def _put_tail(self, state: DurableState, digests: bytes, after: int) -> Row | None:
+        self._tail = ""
         if not state.head.entries:
             return None
         found = self.source.last_page(state, max(now_ms(), after))
@@ -299,6 +329,7 @@ class ArchiveWriter:
         pages = [found._replace(entries=b"")]
         (chain,) = chains_at(digests, [state.pages])
         row = self._put(state, state.pages, pages, [frame], chain, last=True)
+        self._tail = found.record.sum.digest.hex()
         return row._replace(time=max(row.time, after))
 
     def _put(
@@ -320,7 +351,7 @@ class ArchiveWriter:
         packed, footer = pack(first, frames, records, bookmarks, state.stream_id, last=last)
         name = segment_name(first, len(pages), secrets.token_hex(8))
         if not self._store.create(name, packed):
-            raise ArchiveFenced(self._store.url, f"{name} has other bytes than were put there")
+            raise DamagedArchive(self._store.url, f"{name} has other bytes than were put there")
         self.uploaded += len(packed)
         newest = max(page.record.time for page in pages)
         entry = pages[0].first_entry
@@ -332,14 +363,12 @@ class ArchiveWriter:
         self,
         archive: OpenArchive,
         state: DurableState,
-        digests: bytes,
         rows: list[Row],
         tail: Row | None,
         reason: str,
     ) -> None:
         before, header, upstream = self.newest, self.source.header, state.agreement
-        chain = chain_over(digests, 0, state.pages, NO_CHAIN)
-        known_tail = "" if tail is None else archive.footer(tail).pages[0].sum.digest.hex()
+        ends = ArchivedHead(*state.head, rows[-1].chain if rows else NO_CHAIN.hex(), self._tail)
         manifest = ArchiveManifest(
             number=1 if before is None else before.number + 1,
             archive_id=archive.id,
@@ -355,22 +384,33 @@ class ArchiveWriter:
                 "" if upstream is None else upstream.stream_id.hex(),
                 0 if upstream is None else upstream.epoch,
             ),
-            head=ArchivedHead(*state.head, chain.hex(), known_tail),
+            head=ends,
             segments=tuple(rows),
             tail=tail,
         )
         manifest.check()
-        packed = manifest.pack()
-        if not self._store.create(manifest_name(manifest.number), packed):
-            by = archive.manifest(manifest.number)[0].writer
-            self._fenced = ArchiveFenced(
-                self._store.url,
-                f"process {by.pid} on {by.host} has published manifest {manifest.number} of the "
-                "archive; this writer archives nothing more",
-            )
-            raise self._fenced
-        self.uploaded += len(packed)
-        self.newest, self._newest_digest = manifest, digest_of(packed)
+        packed, number = manifest.pack(), manifest.number
+        ours = self._store.create(manifest_name(number), packed)
+        found, digest = archive.manifest(number)[:2] if not ours else (manifest, digest_of(packed))
+        if found.writer.id != self._id:
+            self._fence(found)
+        if ours and (later := archive.numbers(after=number)):
+            # The manifest that fenced this writer was pruned since.
+            self._fence(archive.manifest(later[-1])[0])
+        # It may be an earlier one of ours, whose answer was lost.
+        self.uploaded += len(packed) * ours
+        self.newest, self._newest_digest = found, digest
+        self._made.clear()
+        if not ours:
+            raise StreamBusy(self.source.path, f"busy: manifest {number} was published before")
+
+    def _fence(self, found: ArchiveManifest) -> NoReturn:
+        self._fenced = ArchiveFenced(
+            self._store.url,
+            f"process {found.writer.pid} on {found.writer.host} has published manifest "
+            f"{found.number} of the archive; this writer archives nothing more",
+        )
+        raise self._fenced
 
 
 def _gaps(rows: list[Row], pages: int, most: int) -> Iterator[tuple[int, int]]:
@@ -380,6 +420,17 @@ def _gaps(rows: list[Row], pages: int, most: int) -> Iterator[tuple[int, int]]:
         for first in range(at, start, most):
             yield first, min(first + most, start)
         at = stop
+
+
+def _end_of_difference(archive: OpenArchive, row: Row, digests: bytes) -> int:
+    """The entry after the first page of a row that is not the file's; of a page that is not among
+    the file's whole ones, all that follow may be missing."""
+    pages = archive.footer(row).pages[row.frame : row.frame + row.pages]
+    for at, page in enumerate(pages, row.first_page):
+        found = digests[at * HASH_SIZE : (at + 1) * HASH_SIZE]
+        if found and page.sum.digest != found:
+            return page.sum.next_number
+    return U64_MAX
 
 
 def _equal_parts(archive: OpenArchive, row: Row, digests: bytes) -> Iterator[Row]:

@@ -232,7 +232,7 @@ def test_a_damaged_object(path: Path, memory: MemoryStore, fault: str) -> None:
         push(path, memory, pages=4)
         rows = opened(memory).newest()[0].rows
         bad = rows[1]
-        error = ArchiveUnreachable if fault == "500" else DamagedArchive
+        error = ArchiveUnreachable if fault in ("500", "short") else DamagedArchive
         with archive_of(memory) as archive:
             memory.fault = lambda operation, name: fault * (name == bad.object)
             batches = archive.batches()

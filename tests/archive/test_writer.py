@@ -11,7 +11,7 @@ import pytest
 from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.check import prunable, prune
 from datastreamer.archive.manifest import ArchiveManifest
-from datastreamer.archive.opened import OpenArchive
+from datastreamer.archive.opened import RESTORED_EPOCHS, OpenArchive
 from datastreamer.archive.restore import restore
 from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
@@ -20,10 +20,13 @@ from datastreamer.errors import (
     ArchiveDiverged,
     ArchiveFenced,
     ArchiveMissing,
+    ArchiveUnreachable,
     ArchiveUnsafe,
+    BadArgument,
     DamagedArchive,
     DamagedEntry,
     NotAnArchive,
+    StreamBusy,
 )
 from datastreamer.format import HEADER_PAGE_SIZE, page_start
 from datastreamer.storage.stream import DataStream
@@ -245,7 +248,7 @@ def test_restores(tmp_path: Path) -> None:
             assert restore(archive, out, manifest, to_entry=at).header.total_entries == at
             with DataStream.open(out, verify="always") as made:
                 assert [e.data for e in made.entries()] == [e.data for e in stream.entries(0, at)]
-                assert made.epoch == stream.epoch + 1
+                assert made.epoch == stream.epoch + RESTORED_EPOCHS
                 made.append(2, b"goes on")
                 assert made.entry(at).data == b"goes on"
 
@@ -298,7 +301,7 @@ def test_a_restored_file_continues_its_archive(tmp_path: Path) -> None:
         push(path, memory)
     restore(opened(memory), tmp_path / "cut.bin", newest(memory), to_entry=5)
     push(tmp_path / "cut.bin", memory)
-    assert (newest(memory).generation, newest(memory).reason) == (2, "truncation at entry 5")
+    assert (newest(memory).generation, newest(memory).reason) == (2, "restore")
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
@@ -379,3 +382,129 @@ def test_prunes(tmp_path: Path) -> None:
             f"m/{number:016d}.json.zst" for number in range(kept[0], 237)
         ]
         assert push(path, memory) is False
+
+
+def test_a_lost_answer_to_a_manifest_is_no_fence(tmp_path: Path) -> None:
+    """The manifest is there, its answer is lost, and the store fails on."""
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 1)
+        writer = writer_of(path, memory)
+        assert writer.publish()
+        fill(stream, 1)
+        lost = False
+
+        def fault(operation: str, name: str) -> str:
+            nonlocal lost
+            lost = lost or name == "m/0000000000000002.json.zst"
+            return ("lost" if operation == "put" else "500") * lost
+
+        memory.fault = fault
+        with pytest.raises(ArchiveUnreachable):
+            writer.publish()
+        memory.fault = lambda operation, name: ""
+        with pytest.raises(StreamBusy):
+            writer.publish()
+        fill(stream, 1)
+        assert writer.publish()
+        writer.source.close()
+        assert newest(memory).number == 3
+        assert ensure_whole(memory, path) == stream.total_entries
+
+
+def test_what_was_put_is_not_put_again(tmp_path: Path) -> None:
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 9)
+    writer = writer_of(path, memory)
+    memory.fault = lambda operation, name: "403" * name.startswith("m/00")
+    for _ in range(3):
+        with pytest.raises(PermissionError):
+            writer.publish()
+    segments = [name for name in memory.objects if "-0004-" in name]
+    assert len(segments) == 2
+    memory.fault = lambda operation, name: ""
+    assert writer.publish()
+    assert segments == [name for name in memory.objects if "-0004-" in name]
+    writer.source.close()
+    ensure_whole(memory, path)
+
+
+def test_a_change_excuses_no_other_difference(tmp_path: Path) -> None:
+    """A copy with other entries truncates one: the archive's are not replaced by the rest."""
+    path, copy, memory = tmp_path / "s.bin", tmp_path / "c.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 1)
+    shutil.copy(path, copy)
+    for each, seed in ((path, 1), (copy, 2)):
+        with DataStream.open(each) as stream:
+            fill(stream, 6, seed=seed)
+    push(path, memory)
+    with DataStream.open(copy) as stream:
+        stream.truncate(stream.total_entries - 1)
+    with pytest.raises(ArchiveDiverged):
+        push(copy, memory)
+
+
+def test_another_machine_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the file there may be a test; the first writer must not be fenced by it."""
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 0.1)
+        push(path, memory)
+        fill(stream, 0.1)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    with pytest.raises(ArchiveBusy, match="wait for 600 s"):
+        push(path, memory)
+    assert push(path, memory, takeover=True)
+
+
+def test_a_fence_outlives_its_manifest(tmp_path: Path) -> None:
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        old, new = writer_of(path, memory), writer_of(path, memory)
+        for writer in (old, new, new):
+            fill(stream, 0.1)
+            assert writer.publish()
+        del memory.objects["m/0000000000000002.json.zst"]
+        fill(stream, 0.1)
+        with pytest.raises(ArchiveFenced):
+            old.publish()
+        for each in (old, new):
+            each.source.close()
+
+
+def test_a_relay_is_a_stream_of_its_own(tmp_path: Path) -> None:
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 1.5)
+        push(path, memory)
+        restore(opened(memory), tmp_path / "r.bin", newest(memory), relay=True)
+        with DataStream.open(tmp_path / "r.bin") as relay:
+            assert relay.stream_id != stream.stream_id
+            assert relay.epoch == 0
+            assert relay.parts.relay.agreement == (stream.stream_id, stream.epoch, 0, 0, 0, 0)
+            assert relay.total_entries == stream.total_entries
+    push_again = writer_of(tmp_path / "r.bin", memory)
+    with pytest.raises(ArchiveBusy):
+        push_again.publish()
+    push_again.source.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://[bad", "file:folder", "file://", "s3:bucket", "FILE:///x", "", "https://x/y"]
+)
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(BadArgument):
+        Store(url, backend=MemoryStore())
+
+
+def test_errors_have_no_secrets_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    for endpoint in ("http://user:SECRET@127.0.0.1:1", "http://127.0.0.1:99999"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(ArchiveUnreachable) as caught:
+            OpenArchive(Store("s3://bucket/x", timeout=0.1))
+        assert "SECRET" not in str(caught.value)
+        assert "secret" not in str(caught.value)
