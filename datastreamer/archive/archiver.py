@@ -109,7 +109,7 @@ class Archiver:
         """Publish if there is news; returns the seconds until the next time."""
         try:
             if self._stream.sync_policy == "os":
-                # Nobody else brings to disk what is to be archived.
+                # Only what is on disk is archived, and nothing else syncs.
                 self._stream.sync()
             news = self._writer.publish()
         except StreamBusy:

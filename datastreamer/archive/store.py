@@ -164,7 +164,7 @@ class Store:
                 if len(found) != size:
                     raise exceptions.GenericError(f"{len(found)} bytes came instead of {size}")
             except exceptions.BaseError:
-                # A range behind the end is an error, too.
+                # A range after the end is an error, too.
                 if any(it.size < start + size for it in self._backend.list(name, None)):
                     raise exceptions.NotFoundError(name) from None
                 raise
