@@ -80,6 +80,7 @@ class HttpPort:
         handlers = {
             **stream_handlers(source, cache, self._durable),
             "/v1/overview": self._overview.answer,
+            "/v1/archive": self._overview.archive,
             "/v1/search/{key}": self._explorer.search,
         }
         # An alert sees the first of a kind only if there was a sample of none before.

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import trio
 
+from datastreamer.archive.options import ArchiveOptions
+from datastreamer.http.answers.openapi import DOCUMENT
 from datastreamer.http.answers.overview import Overview, spell
 from datastreamer.http.answers.reading import HttpSource
 from datastreamer.http.options import HttpOptions
@@ -15,6 +18,7 @@ from datastreamer.http.port.messages import HttpRequest
 from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.metrics.names import METRICS
 from datastreamer.relay.relay import Relay
+from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.http.asking import ask
 from tests.http.serving import serving
@@ -99,3 +103,28 @@ async def test_a_dead_upstream_comes_first(tmp_path: Path) -> None:
     [text] = [text for text in texts if text.startswith("No upstream for ")]
     assert "127.0.0.1:9" in text
     assert "refused" in text
+
+
+async def test_a_stream_that_is_archived(tmp_path: Path) -> None:
+    """The console and /v1/archive have what the archiver counts."""
+    options = ArchiveOptions((tmp_path / "archive").as_uri(), interval=0.1)
+    with StreamServer(
+        tmp_path / "s.bin",
+        host="127.0.0.1",
+        port=0,
+        in_process=True,
+        http=HttpOptions(port=0),
+        archive=options,
+    ) as server:
+        server.stream.append(2, b"x")
+        assert server.http_port is not None
+        with trio.fail_after(60):
+            found: Any = {}
+            while found.get("entries") != 1:
+                status, _, body = await ask(server.http_port, "/v1/archive")
+                found = json.loads(body) if status == 200 else {}
+                await trio.sleep(0.05)
+        assert (found["generation"], found["lag_bytes"], found["fenced"]) == (1, 0, 0)
+        jsonschema.validate(found, DOCUMENT["components"]["schemas"]["Archive"])
+        overview = json.loads((await ask(server.http_port, "/v1/overview"))[2])
+        assert overview["archive"]["entries"] == 1

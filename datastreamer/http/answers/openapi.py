@@ -126,6 +126,7 @@ _SCHEMAS: Final = {
             "last_commit": {"type": ["number", "null"]},
             "problems": _list(_object(dict.fromkeys(("severity", "text", "advice"), _TEXT))),
             "upstreams": {"type": ["array", "null"]},
+            "archive": _or_null(_ref("Archive")),
             "sample_seconds": _NUMBER,
             "samples": {
                 **_list(_list({"type": ["number", "null"]})),
@@ -133,6 +134,17 @@ _SCHEMAS: Final = {
                 "entries, the 99th percentile of the commits in seconds",
             },
         }
+    ),
+    "Archive": _object(
+        dict.fromkeys(
+            (
+                *("entries", "lag_bytes", "generation", "term"),
+                *("uploaded_bytes_total", "publications_total", "failures_in_a_row"),
+                *("fenced", "diverged"),
+            ),
+            _NUMBER,
+        )
+        | {"lag_seconds": {"type": "number"}}
     ),
     "Search": _object(
         {
@@ -323,6 +335,11 @@ _PATHS: Final = {
     "/v1/overview": _reads(
         "The server, what is not well, and samples of the last hour", {JSON: _ref("Overview")}
     ),
+    "/v1/archive": _reads(
+        "How far the archive of the stream is, if this server keeps one",
+        {JSON: _ref("Archive")},
+        errors=(404,),
+    ),
     "/v1/search/{key}": _reads(
         "The newest blocks and transactions that a hash or an address leads to",
         {JSON: _ref("Search")},
@@ -366,6 +383,7 @@ _NAMED: Final = {
     "/v1/streams/{name}": ("durable_stream", "stream"),
     "/v1/clients": ("clients", "monitoring"),
     "/v1/overview": ("overview", "monitoring"),
+    "/v1/archive": ("archive", "monitoring"),
     "/v1/openapi.json": ("openapi", "monitoring"),
     "/metrics": ("metrics", "monitoring"),
     "/healthz": ("healthz", "monitoring"),

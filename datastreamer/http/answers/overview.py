@@ -21,7 +21,7 @@ from datastreamer._version import __version__
 from datastreamer.errors import DatastreamerError
 from datastreamer.http.answers.monitoring import UpstreamStatus, one
 from datastreamer.http.answers.reading import HttpSource
-from datastreamer.http.port.messages import HttpAnswer, HttpRequest, json_answer
+from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest, json_answer
 from datastreamer.metrics.exposition import Histogram, MetricsSnapshot
 from datastreamer.metrics.names import METRICS
 from datastreamer.server.ticks import until_tick
@@ -29,6 +29,10 @@ from datastreamer.server.ticks import until_tick
 SAMPLE_SECONDS: Final = 10
 _KEPT: Final = 3600 // SAMPLE_SECONDS + 1
 _COMMITS: Final = "datastreamer_commit_seconds"
+_OF_ARCHIVE: Final = (
+    *("entries", "lag_seconds", "lag_bytes", "generation", "term", "uploaded_bytes_total"),
+    *("publications_total", "failures_in_a_row", "fenced", "diverged"),
+)
 _EXPIRY_SECONDS: Final = 14 * 86400
 
 
@@ -102,9 +106,17 @@ class Overview:
             "last_commit": last,
             "problems": list(self._problems(snapshot, upstreams)),
             "upstreams": upstreams,
+            "archive": _archive(snapshot),
             "sample_seconds": SAMPLE_SECONDS,
             "samples": [_between(*pair) for pair in pairwise(self._samples)],
         }
+        return json_answer(found, [("Cache-Control", "no-store")])
+
+    async def archive(self, request: HttpRequest) -> HttpAnswer:
+        request.parameters()
+        found = _archive(await self._source.gather(limit=0))
+        if found is None:
+            raise HttpProblem(404, "this server keeps no archive of the stream")
         return json_answer(found, [("Cache-Control", "no-store")])
 
     def _problems(
@@ -154,6 +166,12 @@ class Overview:
                 f"{spell(abs(left))}{'' if left > 0 else ' ago'}",
                 "Write the new certificate to its file and send the server SIGHUP.",
             )
+
+
+def _archive(snapshot: MetricsSnapshot) -> dict[str, object] | None:
+    """What the archiver counts; None without one."""
+    found = {name: one(snapshot, f"archive_{name}") for name in _OF_ARCHIVE}
+    return None if found["entries"] is None else found
 
 
 def _of_upstreams(upstreams: list[UpstreamStatus]) -> Iterator[Ailment]:

@@ -117,6 +117,8 @@ export async function overview(main, signal) {
     chart("Largest lag of a client, entries", 4, "count"), chart("99 % of commits within", 5, "seconds"),
   ]
   const connected = card("Clients", "wide")
+  const archive = card("Archive")
+  archive.node.hidden = true
   const about = el("dl")
   const upstreams = el("dl")
   const relay = el("section.card.all", { hidden: true }, el("h2", {}, "Upstreams"), upstreams)
@@ -127,7 +129,7 @@ export async function overview(main, signal) {
   main.replaceChildren(
     el("div.title", {}, el("h1", {}, "Overview"), since),
     problems, empty,
-    el("div.cards", {}, head.node, commit.node, file.node, lag.node, relay, ...charts.map((each) => each.node),
+    el("div.cards", {}, head.node, commit.node, file.node, lag.node, archive.node, relay, ...charts.map((each) => each.node),
       connected.node, el("section.card.wide", {}, el("h2", {}, "Stream"), about)),
   )
   const states = Object.fromEntries(STATES.map((name) => [name, el("dd")]))
@@ -158,6 +160,12 @@ export async function overview(main, signal) {
     problems.replaceChildren(...found.problems.map(problem))
     relay.hidden = !found.upstreams
     upstreams.replaceChildren(...(found.upstreams ?? []).flatMap(upstreamRow))
+    archive.node.hidden = !found.archive
+    if (found.archive) {
+      const { entries, lag_bytes: lacks, lag_seconds: since, generation } = found.archive
+      put(archive.big, lacks ? `lacks ${size(lacks)}` : "complete")
+      put(archive.sub, `${lacks ? `for ${age(since)}, ` : ""}${integer(entries)} entries, generation ${generation}`)
+    }
     for (const each of charts) each.draw(found.samples.filter(([time]) => time > at - HOUR), at, found.sample_seconds)
     put(since, [found.name, found.role, found.path, `version ${found.server_version}`, `serving for ${age(found.uptime_seconds)}`].join(" · "))
     put(commit.big, found.last_commit === null ? "–" : `${age(Math.max(0, at - found.last_commit))} ago`)
