@@ -117,7 +117,7 @@ export async function overview(main, signal) {
     chart("Largest lag of a client, entries", 4, "count"), chart("99 % of commits within", 5, "seconds"),
   ]
   const connected = card("Clients", "wide")
-  const archive = card("Archive")
+  const archive = card("Archive", "all")
   archive.node.hidden = true
   const about = el("dl")
   const upstreams = el("dl")
