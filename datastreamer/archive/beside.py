@@ -14,12 +14,16 @@ _log = logging.getLogger(__name__)
 
 
 def archiving(stream: DataStream, options: ArchiveOptions | None) -> AbstractContextManager[object]:
-    """Archive a stream within the block, if these options say so.
+    """Archive a stream within the block, or follow its archive, as these options say.
 
-    Raises `ExtraMissing`, `BadArgument` and `ArchiveDenied`.
+    Raises `ExtraMissing`, `BadArgument`, `ArchiveMissing`, `NotAnArchive` and `ArchiveDenied`.
     """
     if options is None or options.mode == "read":
         return nullcontext()
+    if options.mode == "follow":
+        from datastreamer.archive.follower import ArchiveFollower
+
+        return closing(ArchiveFollower(stream, options))
     from datastreamer.archive.archiver import Archiver
 
     return closing(Archiver(stream, options))

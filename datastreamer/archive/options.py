@@ -21,15 +21,17 @@ class ArchiveOptions:
 
     `url` is s3://BUCKET/PATH, gs://, az:// or file:///FOLDER. With `mode` "push" the archive is
     brought up to date every `interval` seconds, and when `segment` bytes are new (16 to 256 MiB);
-    a relay without a file begins with what is in the archive, with "read" it only does that.
+    a relay without a file begins with what is in the archive, with "read" it only does that, and
+    with "follow" it appends what is archived later, every `interval` seconds.
     `level` is zstd's, 1 to 9. `takeover`: also over the archive of another file, or of other
-    entries. `timeout`, in seconds, is that of each request with its retries.
+    entries; with "follow", entries of the file that the archive does not have are truncated.
+    `timeout`, in seconds, is that of each request with its retries.
 
     Raises `BadArgument`.
     """
 
     url: str
-    mode: Literal["push", "read"] = "push"
+    mode: Literal["push", "read", "follow"] = "push"
     interval: float = INTERVAL
     segment: int = SEGMENT_PAGES * PAGE_SIZE
     level: int = LEVEL

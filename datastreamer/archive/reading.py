@@ -195,6 +195,21 @@ class ArchiveStream(DataStream):
         self._archive = archive
         self._ended = ended
 
+    @classmethod
+    def of(
+        cls,
+        archive: OpenArchive,
+        manifest: ArchiveManifest,
+        interval: float | None = None,
+        stream_type: int | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> ArchiveStream:
+        """That of a manifest; with `interval`, of later ones, too. `ended()` is called at its
+        end."""
+        file = cast("File", ArchiveFile(archive, manifest, interval))
+        opened = StreamFile.judged(file, f"archive:{archive.url}", stream_type)
+        return cls(archive, opened, ended, follow=interval is not None)
+
     def close(self) -> None:
         super().close()
         if self._ended is not None:
@@ -257,10 +272,13 @@ class Archive:
     def stream(self, *, follow: bool = False, last: bool = False) -> ArchiveStream:
         """The stream, for a reader of its own, who closes it. `follow`: it sees the commits that
         are archived later when it is refreshed. `last`: its end closes the archive, too."""
-        file = ArchiveFile(self._archive, self.manifest, self._interval if follow else None)
-        name = f"archive:{self._archive.url}"
-        opened = StreamFile.judged(cast("File", file), name, self._stream_type)
-        return ArchiveStream(self._archive, opened, self.close if last else None, follow=follow)
+        return ArchiveStream.of(
+            self._archive,
+            self.manifest,
+            self._interval if follow else None,
+            self._stream_type,
+            self.close if last else None,
+        )
 
     def header(self) -> Header:
         """The header of the stream."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.beside import archiving, restored
 from datastreamer.archive.check import check
+from datastreamer.archive.follower import in_common
 from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.errors import BadArgument, DatastreamerError
 from datastreamer.format import PAGE_SIZE
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
-from tests.archive.stores import fill
+from tests.archive.stores import MemoryStore, fill, opened, push
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -146,3 +151,59 @@ def test_a_wrong_url_is_an_error_at_the_start(tmp_path: Path) -> None:
             with pytest.raises(BadArgument) as caught:
                 archiving(stream, ArchiveOptions(url))
             assert "secret" not in str(caught.value)
+
+
+def test_a_relay_without_an_upstream_follows_the_archive(tmp_path: Path) -> None:
+    url, path = (tmp_path / "archive").as_uri(), tmp_path / "r.bin"
+    follow = ArchiveOptions(url, mode="follow", interval=0.05)
+    with DataStream.create(tmp_path / "s.bin") as stream:
+        fill(stream, 1.5)
+        with archiving(stream, ArchiveOptions(url, interval=0.1)):
+            until(lambda: entries_in(url) == stream.total_entries)
+            assert restored(follow, str(path))
+            with DataStream.open(path) as made, archiving(made, follow):
+                fill(stream, 2)
+                until(lambda: made.total_entries == stream.total_entries)
+                # A truncation of what is not archived yet changes nothing here.
+                fill(stream, 0.5, seed=3)
+                until(lambda: made.total_entries == stream.total_entries)
+                same = [batch.packed() for batch in made.batches()]
+                assert same == [batch.packed() for batch in stream.batches()]
+                total = stream.total_entries
+                stream.truncate(total // 2)
+                fill(stream, 0.2, seed=4)
+                until(lambda: entries_in(url) == stream.total_entries)
+                until(lambda: "archive follower" not in threads())
+                assert made.total_entries == total
+            again = replace(follow, takeover=True)
+            with DataStream.open(path) as made, archiving(made, again):
+                until(lambda: made.total_entries == stream.total_entries)
+                same = [batch.packed() for batch in made.batches()]
+                assert same == [batch.packed() for batch in stream.batches()]
+    assert "archive follower" not in threads()
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, 40, 10**6])
+def test_what_a_file_and_an_archive_have_in_common(tmp_path: Path, at: int) -> None:
+    path, copy, memory = tmp_path / "s.bin", tmp_path / "c.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 3.4)
+        total = stream.total_entries
+    shutil.copy(path, copy)
+    push(path, memory, pages=2)
+    with DataStream.open(copy) as stream:
+        number = min(at, total)
+        if number < total:
+            stream.truncate(number)
+        for _ in range(at % 3):
+            stream.append(2, b"other")
+    with closing(ArchivedFile(copy)) as file:
+        found = in_common(opened(memory), opened(memory).newest()[0], file)
+    # Whole pages are compared: of a page that differs, none is in common.
+    assert found <= number
+    if not at % 3:
+        assert found == number

@@ -9,8 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from datastreamer.archive.beside import restored
+from datastreamer.archive.options import ArchiveOptions
 from datastreamer.cli.commands.config import CheckConfigOption, ConfigOption
 from datastreamer.cli.shared.addresses import addresses_of
+from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.logs import say
 from datastreamer.cli.shared.options import (
     StreamTypeOption,
@@ -27,10 +30,12 @@ from datastreamer.cli.shared.server_options import (
 )
 from datastreamer.cli.verbs.archive.arguments import ArchiveGroup
 from datastreamer.client.upstream import Upstream
+from datastreamer.errors import FileMissing
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
 from datastreamer.server.publish.policy import read_tokens
-from datastreamer.service.daemon import relay_until_signal
+from datastreamer.service.daemon import relay_until_signal, serve_until_signal
+from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
 
@@ -114,19 +119,28 @@ def relay(
 
     It runs until SIGINT or SIGTERM. The file is also served while no server is available. The
     last entries of the file are compared with those of each server before anything is appended.
+    Without --server it follows --archive.
 
     Examples:
       datastreamer relay --server sequencer --file relay.bin
       datastreamer relay --config relay.toml --check-config
     """
+    if not file:
+        raise typer.BadParameter("--file is required: it names the stream file of the relay")
+    if not upstreams and (given := archive.options("follow")) is not None:
+        metrics.address()
+        if check_config:
+            say("the options are right")
+            return
+        given = replace(given, takeover=on_rewrite == "follow")
+        follow_archive(file, given, options, port, metrics, http)
+        return
     servers = _upstreams(
         upstreams or [],
         TLSOptions(server_tls_ca, server_tls_cert, server_tls_key),
         server_tls_name,
         server_token_file,
     )
-    if not file:
-        raise typer.BadParameter("--file is required: it names the stream file of the relay")
     metrics.address()
     tls = options.tls()
     options.check_reserve(tls, publishing=False)
@@ -152,6 +166,42 @@ def relay(
         say("the options are right")
         return
     relay_until(made, options.warn_of_everyone)
+
+
+def follow_archive(
+    file: str,
+    archive: ArchiveOptions,
+    options: ServerOptions,
+    port: int | None,
+    metrics: MetricsOptions,
+    http: HttpPortOptions,
+) -> None:
+    """Serve a file that follows an archive, until a signal."""
+
+    def open_stream() -> DataStream:
+        restored(archive, file)
+        try:
+            return DataStream.open(file, sync=options.sync, index=options.backend, verify="never")
+        except FileMissing:
+            raise Failure(f"{archive.url}: nothing is archived there yet") from None
+
+    def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
+        log_serving(_log, file, stream, addresses, f", from {archive.url}")
+        options.warn_of_everyone(addresses)
+
+    name = serve_until_signal(
+        open_stream,
+        host=options.host or None,
+        port=options.port(port, DEFAULT_PORT),
+        unix=options.unix,
+        tls=options.tls(),
+        limits=options.limits(),
+        metrics=metrics.address(),
+        http=http.options(),
+        archive=archive,
+        listening=listening,
+    )
+    _log.info("ended by %s", name, extra={"signal": name})
 
 
 def relay_until(

@@ -84,7 +84,7 @@ class ArchiveGroup:
         ),
     ] = False
 
-    def options(self, mode: Literal["push", "read"] = "push") -> ArchiveOptions | None:
+    def options(self, mode: Literal["push", "read", "follow"] = "push") -> ArchiveOptions | None:
         """Raises `typer.BadParameter`."""
         if self.archive is None:
             if self.archive_takeover or self.archive_segment is not None:
