@@ -125,25 +125,27 @@ def relay(
       datastreamer relay --server sequencer --file relay.bin
       datastreamer relay --config relay.toml --check-config
     """
+    followed = None if upstreams else archive.options("follow")
+    servers = []
+    if followed is None:
+        servers = _upstreams(
+            upstreams or [],
+            TLSOptions(server_tls_ca, server_tls_cert, server_tls_key),
+            server_tls_name,
+            server_token_file,
+        )
     if not file:
         raise typer.BadParameter("--file is required: it names the stream file of the relay")
-    if not upstreams and (given := archive.options("follow")) is not None:
-        metrics.address()
-        if check_config:
-            say("the options are right")
-            return
-        given = replace(given, takeover=on_rewrite == "follow")
-        follow_archive(file, given, options, port, metrics, http)
+    if followed is not None and not check_config:
+        followed = replace(followed, takeover=on_rewrite == "follow")
+        follow_archive(file, followed, options, port, metrics, http)
         return
-    servers = _upstreams(
-        upstreams or [],
-        TLSOptions(server_tls_ca, server_tls_cert, server_tls_key),
-        server_tls_name,
-        server_token_file,
-    )
     metrics.address()
     tls = options.tls()
     options.check_reserve(tls, publishing=False)
+    if followed is not None:
+        say("the options are right")
+        return
     made = Relay(
         servers,
         file,
