@@ -159,6 +159,10 @@ class ArchiveWriter:
         state = self.source.state()
         try:
             return self._publish(archive, state, advance)
+        except (ArchiveBusy, ArchiveDiverged):
+            # The next attempt looks what is there then.
+            self._archive = None
+            raise
         except DamagedEntry:
             if self.source.state().epoch != state.epoch:
                 raise StreamBusy(self.source.path, "busy: entries were changed") from None

@@ -459,6 +459,29 @@ def test_another_machine_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert push(path, memory, takeover=True)
 
 
+def test_a_writer_that_waited_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    now = [0]
+    monkeypatch.setattr("datastreamer.archive.writer.now_ms", lambda: now[0])
+    with DataStream.create(path) as stream:
+        first, second = writer_of(path, memory), writer_of(path, memory)
+        fill(stream, 0.1)
+        assert first.publish()
+        monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+        for at in (1, 599_000, 700_000):
+            now[0] = at
+            with pytest.raises(ArchiveBusy):
+                second.publish()
+            fill(stream, 0.1)
+            assert first.publish()
+        now[0] += 600_000
+        fill(stream, 0.1)
+        assert second.publish()
+        for each in (first, second):
+            each.source.close()
+        assert newest(memory).writer.term == 2
+
+
 def test_a_fence_outlives_its_manifest(tmp_path: Path) -> None:
     path, memory = tmp_path / "s.bin", MemoryStore()
     with DataStream.create(path) as stream:
