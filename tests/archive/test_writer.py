@@ -461,20 +461,21 @@ def test_another_machine_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_writer_that_waited_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, memory = tmp_path / "s.bin", MemoryStore()
-    now = [0]
+    now, host = [0], ["first"]
+    monkeypatch.setattr("socket.gethostname", lambda: host[0])
     monkeypatch.setattr("datastreamer.archive.writer.now_ms", lambda: now[0])
     with DataStream.create(path) as stream:
         first, second = writer_of(path, memory), writer_of(path, memory)
         fill(stream, 0.1)
         assert first.publish()
-        monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
         for at in (1, 599_000, 700_000):
-            now[0] = at
+            now[0], host[0] = at, "elsewhere"
             with pytest.raises(ArchiveBusy):
                 second.publish()
             fill(stream, 0.1)
+            host[0] = "first"
             assert first.publish()
-        now[0] += 600_000
+        now[0], host[0] = now[0] + 600_000, "elsewhere"
         fill(stream, 0.1)
         assert second.publish()
         for each in (first, second):
