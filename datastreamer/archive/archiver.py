@@ -66,6 +66,7 @@ class Archiver:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="archiver", daemon=True)
         self._thread.start()
+        _log.info("%s: archives %s", options.url, stream.path)
 
     def close(self) -> None:
         """Publish a last time, if the store answers within some seconds, and end."""
@@ -73,12 +74,14 @@ class Archiver:
             self._stream.sync()
         self._ending.set()
         self._thread.join(_LAST_SECONDS)
-        if self._thread.is_alive():
+        newest, url = self._writer.newest, self._options.url
+        archived = 0 if newest is None else newest.head.entries
+        if self._thread.is_alive() or archived < self._stream.total_entries:
             self._store.abandon()
-            _log.warning(
-                "%s: the last entries are not archived yet; the next start continues",
-                self._options.url,
-            )
+            what = "%s: archived up to entry %d of %d; the next start continues"
+            _log.warning(what, url, archived, self._stream.total_entries)
+        else:
+            _log.info("%s: all %d entries are archived", url, archived)
 
     def _run(self) -> None:
         if sys.platform.startswith("linux"):

@@ -129,7 +129,7 @@ def restore(
         raise WriteFailed(target, f"it cannot be restored: {error.strerror or error}") from error
     with DataStream.open(target) as stream:
         stream.bookmarks.wait()
-        return Restored(stream.header, fetched)
+        return Restored(stream.header, fetched + bool(wanted.last))
 
 
 def _wanted(archive: OpenArchive, manifest: ArchiveManifest, to_entry: int | None) -> _Target:

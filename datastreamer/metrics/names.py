@@ -229,7 +229,7 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Pages that did not match their checksums when they were last compared.", "max"
     ),
     "datastreamer_healed_pages_total": Metric(
-        "counter", "Damaged pages that were restored from other servers."
+        "counter", "Damaged pages that were restored from other servers or archives."
     ),
     "datastreamer_scrub_pages_total": Metric(
         "counter",

@@ -38,7 +38,7 @@ GenerationOption = Annotated[
     int | None,
     number_option("G", "Restore the end of this generation; `archive list` shows them."),
 ]
-KeepOption = Annotated[str, text_option("AGE", "Keep the manifests of this time [7d].")]
+KeepOption = Annotated[str, text_option("AGE", "Keep the manifests of this time.")]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ArchiveGroup:
         float,
         fraction_option(
             "SECONDS",
-            f"Bring the archive up to date in this interval [{INTERVAL:g}].",
+            "Bring the archive up to date in this interval.",
             least=1,
             most=86400,
         ),
@@ -65,13 +65,13 @@ class ArchiveGroup:
         size_option("Size of its objects before compression, 16MiB to 256MiB [64MiB]."),
     ] = None
     archive_level: Annotated[
-        int, number_option("N", f"Level of its compression, 1 to 9 [{LEVEL}].", least=1, most=9)
+        int, number_option("N", "Level of its compression, 1 to 9.", least=1, most=9)
     ] = LEVEL
     archive_timeout: Annotated[
         float,
         fraction_option(
             "SECONDS",
-            f"Give up a request to the store, retries included, after [{TIMEOUT:g}].",
+            "Give up a request to the store, retries included, after this time.",
             least=1,
             most=3600,
         ),
