@@ -541,6 +541,12 @@ def test_a_hash_and_an_address_are_found(server: StreamServer, opened: Opened) -
     expect(page.get_by_role("heading", name="Address")).to_be_visible()
     row = page.get_by_role("table", name="Transactions").locator("tbody tr")
     expect(row).to_contain_text(f"0x{found.hash.hex()}")
+    # A hash that was cut, and an address of the page that does not exist.
+    page.locator("header input, form input").first.fill(f"0x{bytes(19).hex()}")
+    page.keyboard.press("Enter")
+    expect(page.locator("#search-wrong")).to_contain_text("64 hex digits after 0x")
+    console.show("nonsense/5")
+    expect(page.get_by_text("There is no page #nonsense/5")).to_be_visible()
     # Nothing is claimed of what was not searched.
     nothing = f"0x{bytes(32).hex()}"
     console.show(f"hash/{nothing}")

@@ -11,6 +11,7 @@ const main = document.getElementById("main")
 const VIEWS = { overview, entries, entry: entries, blocks, block: blocks, batch: blocks, tx: blocks, hash: blocks,
   address: blocks, clients }
 const TABS = { entry: "entries", block: "blocks", batch: "blocks", tx: "blocks", hash: "blocks", address: "blocks" }
+const TITLES = { entry: "entry", block: "block", batch: "batch", tx: "transaction", hash: "hash", address: "address" }
 
 let shown = ""
 let leave = new AbortController()
@@ -28,7 +29,7 @@ async function route() {
     if (link.hash === `#${tab}`) link.setAttribute("aria-current", "page")
     else link.removeAttribute("aria-current")
   }
-  document.title = `${tab} – datastreamer`
+  document.title = `${TITLES[known] ?? tab} – datastreamer`
   if (shown === tab && update) {
     update(known, argument, query)
     return
@@ -42,6 +43,7 @@ async function route() {
   try {
     const made = await VIEWS[known](main, signal, known, argument, query)
     if (!signal.aborted) update = made ?? null
+    if (known !== name) main.prepend(note(`There is no page #${path}; this is the overview.`, "warn"))
   } catch (error) {
     if (signal.aborted) return
     shown = ""

@@ -9,6 +9,8 @@ async function address(text) {
   // Longer than every bookmark; some programs write hashes without 0x.
   const [, hex] = /^(?:0x)?([0-9a-f]{64}|[0-9a-f]{40})$/i.exec(text) ?? []
   if (hex) return `${hex.length === 64 ? "hash" : "address"}/0x${hex.toLowerCase()}`
+  const digits = /^0x([0-9a-f]{33,})$/i.exec(text)?.[1].length
+  if (digits) throw new Refused(400, `A hash has 64 hex digits after 0x and an address 40; this has ${digits}.`)
   if (/^\d+$/.test(text)) return `entry/${text}`
   return `entry/${(await json(`/v1/bookmarks/${encodeURIComponent(text)}`)).entry}`
 }
