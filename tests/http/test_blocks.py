@@ -103,14 +103,15 @@ async def test_a_damaged_page_has_one_line(path: Path) -> None:
         opened = decode(stream.entry(transaction), version=3)
         assert is_transaction(opened)
         name = f"0x{opened.open().hash.hex()}"
-        async with serving(stream, explorer=True) as web:
+        # The index is made with pauses: on a busy machine it takes its time.
+        async with serving(stream, explorer=True, patience=300) as web:
             while not (await found(web, f"/v1/search/{name}"))["found"]:
                 await trio.sleep(0.02)
     with path.open("r+b") as file:
         file.seek(page_start(1) + 99)
         file.write(b"\x01")
     with DataStream.open(path, index="memory") as stream:
-        async with serving(stream) as web:
+        async with serving(stream, patience=300) as web:
             says = f"damaged at byte {page_start(1)}: page 1 (entries {first} to "
             for query, number in (("?limit=3", None), ("?limit=3&before=33", 32)):
                 [damaged, *lines] = (await found(web, f"/v1/blocks{query}"))["blocks"]

@@ -83,7 +83,11 @@ def test_rows_come_within_a_batch(
     query = start(frame, rows, checkpoint)
     try:
         add(server.stream, 80, 2)
-        assert wait_for(query, rows, 41) == list(range(1, 82, 2))
+        found = wait_for(query, rows, 41)
+        while 81 not in found:
+            found = wait_for(query, rows, len(found) + 1)
+        # Spark repeats a batch whose end it had not recorded when it was stopped.
+        assert sorted(set(found)) == list(range(1, 82, 2))
     finally:
         query.stop()
 
