@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from datastreamer.cli.demo import DemoSequencer
 from datastreamer.format import page_start
+from datastreamer.http.answers.hash_index import HashIndex
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.block_json import is_transaction
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
@@ -99,11 +102,19 @@ async def test_a_damaged_page_has_one_line(path: Path) -> None:
             for each in stream.entries(first + 1)
             if is_transaction(decode(each, version=3))
         )
+        opened = decode(stream.entry(transaction), version=3)
+        assert is_transaction(opened)
+        name = f"0x{opened.open().hash.hex()}"
+        # What is found may not be committed yet, and the end of the server would roll it back.
+        async with serving(stream, explorer=True, patience=300):
+            with closing(HashIndex(str(path))) as index:
+                while (state := index.state()) is None or state.next < stream.total_entries:
+                    await trio.sleep(0.02)
     with path.open("r+b") as file:
         file.seek(page_start(1) + 99)
         file.write(b"\x01")
     with DataStream.open(path, index="memory") as stream:
-        async with serving(stream) as web:
+        async with serving(stream, patience=300) as web:
             says = f"damaged at byte {page_start(1)}: page 1 (entries {first} to "
             for query, number in (("?limit=3", None), ("?limit=3&before=33", 32)):
                 [damaged, *lines] = (await found(web, f"/v1/blocks{query}"))["blocks"]
@@ -113,3 +124,6 @@ async def test_a_damaged_page_has_one_line(path: Path) -> None:
             for path_of in ("blocks/32", "batches/32", f"transactions/{transaction}"):
                 code, _, body = await ask(web.port, f"/v1/{path_of}")
                 assert (code, json.loads(body)["detail"][: len(says)]) == (500, says)
+            while not (rows := (await found(web, f"/v1/search/{name}"))["found"]):
+                await trio.sleep(0.02)
+            assert [(row["kind"], row["error"][: len(says)]) for row in rows] == [("damaged", says)]
