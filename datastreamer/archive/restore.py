@@ -91,9 +91,9 @@ def restore(
 ) -> Restored:
     """Make the stream file `path`, with its checksums and bookmark index; durable on return.
 
-    It holds the entries of the manifest's stream, with `to_entry` those before that one. It is the
-    same stream, at an epoch that none of its files has had; for a `relay` another stream, whose
-    entries agree with those of the stream that was archived, or of that one's upstream. `path`
+    The file holds the entries of the manifest's stream; with `to_entry`, those before that one. It
+    keeps the stream's id, and gets an epoch that is later than all in the archive. For a `relay` it
+    gets an id of its own, and records with which upstream and epoch its entries agree. `path`
     appears when it is complete. `advance(done, total)` is called with bytes, from several threads.
 
     Raises `FileExists`, `WriteFailed`, `UnknownEntry`, `StreamLocked` for a restore that runs, and

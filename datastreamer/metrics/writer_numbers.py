@@ -113,7 +113,7 @@ def _histogram(slots: list[int], total: int, first: int) -> Histogram:
 
 
 def _archive_samples(values: list[int]) -> Samples:
-    """Those of a stream that is archived; none of another."""
+    """The samples of the archiver; empty if the stream is not archived."""
     if not values[0]:
         return {}
     lag = max(0.0, time.time() - values[1] / 1000) if values[1] else 0.0

@@ -203,7 +203,7 @@ def test_what_a_file_and_an_archive_have_in_common(tmp_path: Path, at: int) -> N
             stream.append(2, b"other")
     with closing(ArchivedFile(copy)) as file:
         found = in_common(opened(memory), opened(memory).newest()[0], file)
-    # Whole pages are compared: of a page that differs, none is in common.
+    # Whole pages are compared: no entry of a page that differs counts as in common.
     assert found <= number
     if not at % 3:
         assert found == number

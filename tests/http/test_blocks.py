@@ -88,7 +88,7 @@ async def test_streams_without_blocks(path: Path) -> None:
 
 
 async def test_a_damaged_page_has_one_line(path: Path) -> None:
-    """The blocks before it follow, and what else asks for its entries is told the same."""
+    """The blocks before the page follow; other requests for its entries get the same error."""
     with DataStream.create(path, version=3, index="memory") as stream:
         sequencer = DemoSequencer(stream)
         for _ in range(30):
