@@ -22,6 +22,7 @@ from datastreamer.archive.options import TIMEOUT
 from datastreamer.errors import (
     ArchiveDenied,
     ArchiveError,
+    ArchiveMissing,
     ArchiveUnreachable,
     ArchiveUnsafe,
     BadArgument,
@@ -141,6 +142,9 @@ class Store:
     def _create(self, name: str, data: bytes) -> bool:
         try:
             self._backend.put(name, data)
+        except _MISSING:
+            what = "the bucket does not exist, or the folder cannot be made"
+            raise ArchiveMissing(self.url, what) from None
         except _FINAL:
             raise
         except exceptions.BaseError as error:
@@ -209,6 +213,8 @@ class Store:
         while True:
             try:
                 return self._answer(call)
+            except ArchiveMissing:
+                raise
             except _MISSING:
                 raise Gone(name) from None
             except _REFUSALS as error:

@@ -532,3 +532,16 @@ def test_errors_have_no_secrets_and_end(monkeypatch: pytest.MonkeyPatch) -> None
             OpenArchive(Store("s3://bucket/x", timeout=0.1))
         assert "SECRET" not in str(caught.value)
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["file:///proc/archive", "s3://bucket/x"])
+def test_a_bucket_that_does_not_exist(tmp_path: Path, url: str) -> None:
+    memory = MemoryStore()
+    memory.fault = lambda operation, name: "404"
+    path = tmp_path / "s.bin"
+    DataStream.create(path).close()
+    source = ArchivedFile(path)
+    store = Store(url, backend=memory if url.startswith("s3") else None)
+    with pytest.raises(ArchiveMissing, match="the bucket does not exist, or the folder"):
+        ArchiveWriter(source, store).publish()
+    source.close()
