@@ -25,6 +25,7 @@ from datastreamer.errors import (
     ArchiveFenced,
     DatastreamerError,
     StreamBusy,
+    StreamReadOnly,
 )
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.stream import DataStream
@@ -45,6 +46,10 @@ class Archiver:
 
     def __init__(self, stream: DataStream, options: ArchiveOptions) -> None:
         """Raises `BadArgument`, `StreamReadOnly` and `ArchiveDenied`."""
+        if not stream.writable:
+            raise StreamReadOnly(
+                f"{stream.path}: only the process that writes a stream archives it"
+            )
         self._options = options
         self._stream = stream
         self._numbers = stream.parts.counters.share()

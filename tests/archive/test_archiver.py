@@ -18,7 +18,7 @@ from datastreamer.archive.check import check
 from datastreamer.archive.follower import in_common
 from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
-from datastreamer.errors import BadArgument, DatastreamerError
+from datastreamer.errors import BadArgument, DatastreamerError, StreamReadOnly
 from datastreamer.format import PAGE_SIZE
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
@@ -207,3 +207,12 @@ def test_what_a_file_and_an_archive_have_in_common(tmp_path: Path, at: int) -> N
     assert found <= number
     if not at % 3:
         assert found == number
+
+
+def test_only_a_writer_archives(tmp_path: Path) -> None:
+    DataStream.create(tmp_path / "s.bin").close()
+    with (
+        DataStream.open(tmp_path / "s.bin", follow=True) as stream,
+        pytest.raises(StreamReadOnly, match="only the process that writes"),
+    ):
+        archiving(stream, ArchiveOptions((tmp_path / "archive").as_uri()))

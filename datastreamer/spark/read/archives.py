@@ -11,6 +11,7 @@ import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from datastreamer.archive import PREFIX
 from datastreamer.archive.manifest import ArchiveManifest
 from datastreamer.archive.reading import ArchiveFile
 from datastreamer.errors import ArchiveMissing, FileMissing
@@ -22,7 +23,6 @@ from datastreamer.storage.pages.sidecar import PageSum, StoredSums, SumsHeader
 if TYPE_CHECKING:
     from datastreamer.archive.opened import OpenArchive
 
-PREFIX: Final = "archive:"
 # The object of a page, by its place among the plan's, its offset and its size there.
 _FRAME: Final = struct.Struct(">IQI")
 

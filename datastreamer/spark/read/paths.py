@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pyarrow import fs
 
+from datastreamer.archive import PREFIX, is_archive
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
 from datastreamer.format import MAGIC
 from datastreamer.spark.read import archives
@@ -70,7 +71,7 @@ def is_single(paths: tuple[str, ...]) -> bool:
     """Whether the query names exactly one file, so that all rows are of one stream."""
     if len(paths) > 1:
         return False
-    if paths[0].startswith(archives.PREFIX):
+    if is_archive(paths[0]):
         return True
     local = local_path(paths[0])
     if local is not None:
@@ -93,9 +94,9 @@ def find(paths: tuple[str, ...], *, deep: bool = False) -> list[FileLocation]:
     """
     found: dict[str, FileLocation] = {}
     for path in paths:
-        if path.startswith(archives.PREFIX):
-            url = path.removeprefix(archives.PREFIX).rstrip("/")
-            found[path] = FileLocation(f"{archives.PREFIX}{url}", url, 0)
+        if is_archive(path):
+            url = path.removeprefix(PREFIX).rstrip("/")
+            found[path] = FileLocation(f"{PREFIX}{url}", url, 0)
             continue
         local = local_path(path)
         # Executors may have another working directory.
