@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from contextlib import AbstractContextManager, closing, nullcontext
 
 from datastreamer.archive.options import ArchiveOptions
@@ -29,20 +30,22 @@ def archiving(stream: DataStream, options: ArchiveOptions | None) -> AbstractCon
     return closing(Archiver(stream, options))
 
 
-def restored(options: ArchiveOptions, path: str) -> bool:
+def restored(options: ArchiveOptions, path: str, abandoned: threading.Event | None = None) -> bool:
     """Make the stream file at `path` from the newest manifest, if it is missing; False if it is
-    not, or nothing is archived yet.
+    not, or nothing is archived yet. It ends soon after `abandoned` is set; a later call continues.
 
-    Raises `ExtraMissing`, and what `restore.restore` raises.
+    Raises `StreamClosed` then, `ExtraMissing`, and what `restore.restore` raises.
     """
     if os.path.lexists(path):
         return False
     from datastreamer.archive.opened import OpenArchive
     from datastreamer.archive.restore import restore
+    from datastreamer.archive.store import Store
 
     _log.info("%s: there is no file: it is made from %s", path, options.url)
     try:
-        archive = OpenArchive.open(options.url, timeout=options.timeout)
+        store = Store(options.url, timeout=options.timeout, abandoned=abandoned)
+        archive = OpenArchive(store)
         manifest = archive.newest()[0]
     except ArchiveMissing as error:
         _log.warning("%s; the file begins empty", error)

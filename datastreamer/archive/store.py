@@ -125,11 +125,17 @@ class Store:
     """
 
     def __init__(
-        self, url: str, *, timeout: float = TIMEOUT, backend: Backend | None = None
+        self,
+        url: str,
+        *,
+        timeout: float = TIMEOUT,
+        backend: Backend | None = None,
+        abandoned: threading.Event | None = None,
     ) -> None:
+        """`abandoned`: once it is set, nothing waits for an answer any more."""
         self.url = checked_url(url)
         self._timeout = timeout
-        self._abandoned = threading.Event()
+        self._abandoned = abandoned or threading.Event()
         try:
             self._backend = backend or ObstoreBackend(self.url, timeout)
         except _REFUSALS as error:
@@ -238,7 +244,7 @@ class Store:
             answered.set()
 
         threading.Thread(target=ask, name="archive store", daemon=True).start()
-        while not answered.wait(_LOOK_SECONDS):
+        while self._abandoned.is_set() or not answered.wait(_LOOK_SECONDS):
             if self._abandoned.is_set():
                 raise StreamClosed(f"{self.url}: it was closed while it was used")
         if failed and type(failed[0]).__module__ == "pyo3_runtime":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -270,8 +271,12 @@ class Relay(Listening):
     async def _restore(self) -> None:
         """Make the file from the archive, if there is none."""
         if self._archive is not None:
-            made = partial(restored, self._archive, self.path)
-            await trio.to_thread.run_sync(made, abandon_on_cancel=True)
+            abandoned = threading.Event()
+            made = partial(restored, self._archive, self.path, abandoned)
+            try:
+                await trio.to_thread.run_sync(made, abandon_on_cancel=True)
+            finally:
+                abandoned.set()
 
     def _ensure_not_finished(self) -> None:
         if self.download.scope.cancel_called:

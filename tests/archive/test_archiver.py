@@ -164,7 +164,6 @@ def test_a_relay_without_an_upstream_follows_the_archive(tmp_path: Path) -> None
             with DataStream.open(path) as made, archiving(made, follow):
                 fill(stream, 2)
                 until(lambda: made.total_entries == stream.total_entries)
-                # A truncation of what is not archived yet changes nothing here.
                 fill(stream, 0.5, seed=3)
                 until(lambda: made.total_entries == stream.total_entries)
                 same = [batch.packed() for batch in made.batches()]

@@ -46,6 +46,20 @@ def hanging() -> Iterator[tuple[str, threading.Event]]:
         ["archive", "restore", "s3://bucket/x", "r.bin"],
         ["cat", "archive:s3://bucket/x"],
         ["serve", "s.bin", "--port", "0", "--archive", "s3://bucket/x"],
+        [
+            *[
+                "relay",
+                "--server",
+                "127.0.0.1:1",
+                "--file",
+                "r.bin",
+                "--port",
+                "0",
+                "--archive",
+                "s3://bucket/x",
+            ]
+        ],
+        [*["relay", "--file", "r.bin", "--port", "0", "--archive", "s3://bucket/x"]],
     ],
     ids=lambda words: words[words[0] == "archive"],
 )
@@ -79,4 +93,4 @@ def test_a_signal_ends_it(
     assert seconds < 25
     assert "Traceback" not in errors
     assert "secret" not in errors
-    assert process.returncode == (0 if words[0] == "serve" else 130)
+    assert process.returncode == (0 if words[0] in ("serve", "relay") else 130)

@@ -181,7 +181,6 @@ def follow_archive(
     """Serve a file that follows an archive, until a signal."""
 
     def open_stream() -> DataStream:
-        restored(archive, file)
         try:
             return DataStream.open(file, sync=options.sync, index=options.backend, verify="never")
         except FileMissing:
@@ -191,6 +190,8 @@ def follow_archive(
         log_serving(_log, file, stream, addresses, f", from {archive.url}")
         options.warn_of_everyone(addresses)
 
+    # Before signals belong to the server: one ends this, and the next start continues it.
+    restored(archive, file)
     name = serve_until_signal(
         open_stream,
         host=options.host or None,
