@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,14 @@ async def test_what_cannot_be_searched_says_why(path: Path) -> None:
             assert found["searched_entries"] == 0
             folder.chmod(0o700)
             await check(web, stream)
+
+
+def test_several_processes_make_it(path: Path) -> None:
+    """Those that open the index while it is made wait for that."""
+
+    def open_it(_: int) -> IndexState | None:
+        with closing(HashIndex(str(path))) as index:
+            return index.state()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(open_it, range(40))) == [None] * 40

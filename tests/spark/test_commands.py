@@ -128,12 +128,12 @@ def test_an_ingest_that_is_killed(java: None, tmp_path: Path) -> None:
         world.append(40)
         for ending in (signal.SIGINT, signal.SIGKILL):
             seen = len(list(out.glob("_manifest/*.json")))
-            with (tmp_path / "said").open("w") as said:
+            with (tmp_path / "said").open("w") as errors:
                 killed = subprocess.Popen(
                     [sys.executable, "-m", "datastreamer", "spark", *map(str, words)],
                     cwd=ROOT,
                     env={**process_environment(), "PYTHONWARNINGS": "ignore"},
-                    stderr=said,
+                    stderr=errors,
                     start_new_session=True,
                 )
             until = time.monotonic() + 120
@@ -143,8 +143,10 @@ def test_an_ingest_that_is_killed(java: None, tmp_path: Path) -> None:
                 time.sleep(0.02)
             time.sleep(world.choose.uniform(0, 2))
             os.killpg(killed.pid, ending)
-            assert killed.wait() == (130 if ending == signal.SIGINT else -signal.SIGKILL)
-            assert "java_gateway" not in (tmp_path / "said").read_text()
+            said = (tmp_path / "said").read_text
+            code = 130 if ending == signal.SIGINT else -signal.SIGKILL
+            assert killed.wait() == code, said()
+            assert "java_gateway" not in said()
             found = manifest_of(out)
             assert world.is_a_prefix(rows_of(out, found), found["ranges"][-1]["stop"])
             world.change()

@@ -249,11 +249,18 @@ class _RunState:
 
     def __init__(self) -> None:
         self.signal_expected = False
+        self.signalled: int | None = None
+        self.cancel: Callable[[], object] | None = None
         self.over = threading.Event()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _ignore_further_signals()
+    if (state := _RunState.current) is not None:
+        state.signalled = number
+        if state.cancel is not None:
+            # In a thread of its own: this one may be within a call of what it cancels.
+            threading.Thread(target=state.cancel, daemon=True).start()
     raise interruption(number)
 
 
@@ -287,6 +294,25 @@ def _raise_from_now_on() -> None:
     for number in early_signals.SIGNALS:
         if signal.getsignal(number) is early_signals.exit_failed:
             signal.signal(number, _interrupt)
+
+
+def cancel_on_signal(cancel: Callable[[], object]) -> None:
+    """From now on SIGINT and SIGTERM also call this, in a thread.
+
+    For work of another program whose callbacks lose the exception that a signal raises: the work
+    fails when it is cancelled, and `raise_if_signalled` says which signal it was.
+    """
+    if _RunState.current is not None:
+        _RunState.current.cancel = cancel
+        for number in early_signals.SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _interrupt)
+
+
+def raise_if_signalled() -> None:
+    """Raise the exception of the signal that has arrived, if one has."""
+    if _RunState.current is not None and _RunState.current.signalled is not None:
+        raise interruption(_RunState.current.signalled)
 
 
 def exit_zero_on_signal() -> None:

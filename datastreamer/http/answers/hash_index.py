@@ -24,6 +24,8 @@ from datastreamer.zkevm.decoding import Event, decode_data, kind_of
 SUFFIX: Final = ".explorer"
 PAIR: Final = struct.Struct(">qQ")
 _NAME: Final = "hashes.sqlite"
+# Two processes may make the index at the same time: the later one waits this long to open it.
+_OPEN_SECONDS: Final = 30.0
 _KINDS: Final = frozenset({"L2Block", "EndL2Block", "Transaction", "L2Tx"})
 # Primary result codes of SQLite: its own sign of a table that is missing, of damage, and of another
 # kind of file.
@@ -107,7 +109,7 @@ class HashIndex:
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(
-            os.path.join(self._folder, _NAME), timeout=0, check_same_thread=False
+            os.path.join(self._folder, _NAME), timeout=_OPEN_SECONDS, check_same_thread=False
         )
         self._database = database
         database.isolation_level = None
@@ -117,6 +119,8 @@ class HashIndex:
         if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check found damage")
         database.executescript(_SCHEMA)
+        # Whoever may not change it now tries again later.
+        database.execute("PRAGMA busy_timeout = 0")
         return database
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:

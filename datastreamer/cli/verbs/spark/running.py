@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.exit_codes import Failure, cancel_on_signal, raise_if_signalled
 from datastreamer.cli.shared.options import text_option
 
 _MASTERS = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|(spark|k8s)://.+|yarn")
@@ -53,9 +53,18 @@ def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Ite
         spark = session(master, "datastreamer", {**_QUIETLY, **(settings or {})})
     except (PySparkException, Py4JError) as error:
         raise Failure(f"Spark failed to start with --master {master}: {reason(error)}") from error
+
+    def cancel() -> None:
+        # A signal may have ended Java, too, or the session is being stopped.
+        with contextlib.suppress(OSError, Py4JError, AttributeError):
+            spark.sparkContext.cancelAllJobs()
+
+    # Spark's own handler calls Java over the connection on which the interrupted call waits.
+    cancel_on_signal(cancel)
     try:
         yield spark
     except (PySparkException, Py4JError) as error:
+        raise_if_signalled()
         raise Failure(reason(error)) from error
     finally:
         # A signal may have ended Java, too.
