@@ -116,7 +116,7 @@ def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
     total = made.claimed if made.header is None else made.header.total_entries
     return {
         "changed": done is not None and bool(made.steps),
-        "healthy": made.healthy,
+        "healthy": made.healthy if done is None else done.report.ok,
         "entries": total,
         "entries_cut": made.entries_cut,
         "cut": _cut(made),

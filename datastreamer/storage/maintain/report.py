@@ -12,6 +12,8 @@ from typing import Any
 
 from datastreamer.format import HEADER_PAGE_SIZE, Header
 from datastreamer.printable import counted
+from datastreamer.storage.header import records
+from datastreamer.storage.header.inspect import is_running
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 
@@ -184,4 +186,12 @@ class Examination:
             "the same stream; if none has it, `datastreamer sums --accept` takes the damage for "
             "right",
         }[helps]
-        return f"end the writer, then: {advice}" if self.live else advice
+        return f"{self._end_writer(helps)}, then: {advice}" if self.live else advice
+
+    def _end_writer(self, helps: Help) -> str:
+        writer = records.get_writer(self.page)
+        who = f"process {writer.pid}" if writer and is_running(writer) else "the process"
+        end = f"stop {who}, the relay, server or other program that writes this file"
+        if helps != Help.PAGE:
+            return end
+        return f"a relay and `serve --heal` restore the page once it is read; if not, {end}"

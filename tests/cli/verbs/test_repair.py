@@ -221,12 +221,15 @@ def test_repair_from_a_server(
     assert (done.code, done.err) == (0, "")
     (planned,) = done.objects
     assert (planned["changed"], planned["entries_lost"]) == (False, 0)
+    assert planned["healthy"] is False
     assert broken.read_bytes() == content
     done = invoke("repair", broken, "--from", peers[0], "--json")
     assert done.code == 0
     (facts,) = done.objects
     assert facts["steps"] == planned["steps"]
     assert (facts["changed"], facts["entries_lost"], facts["lost"]) == (True, 0, [])
+    assert (facts["healthy"], facts["problems_left"]) == (True, [])
+    assert facts["problems"] == planned["problems"] != []
     assert {page["restored_from"] for page in facts["pages"]} == {peers[0]}
     assert invoke("verify", broken).code == 0
     end = header(paged)["total_length"]
@@ -249,6 +252,7 @@ def test_repair_without_servers_keeps_later_entries(
     (facts,) = done.objects
     assert facts["lost"] == [{"first": inside[0], "last": inside[-1]}]
     assert (facts["entries_lost"], facts["entries_cut"]) == (len(inside), 0)
+    assert facts["healthy"] is False
     text = invoke("repair", broken, "--format", "table").out.decode()
     assert f"ATTENTION: {len(inside)} entries cannot be read" in text
     assert "- nothing: only damaged pages are left" in text

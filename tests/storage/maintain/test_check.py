@@ -130,7 +130,11 @@ def test_up_to_what_is_visible(tmp_path: Path) -> None:
         damaged.write_bytes(content)
         with DataStream.open(damaged):
             (problem,) = verify(damaged).problems
-            assert problem.repair.startswith("end the writer, then: run `datastreamer repair ")
+            assert problem.repair.startswith(
+                "a relay and `serve --heal` restore the page once it is read; if not, stop process "
+                f"{os.getpid()}, the relay, server or other program that writes this file, then: "
+                "run `datastreamer repair "
+            )
 
 
 def test_while_a_writer_is_busy(tmp_path: Path) -> None:
