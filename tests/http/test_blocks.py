@@ -80,6 +80,16 @@ async def test_a_block_that_cannot_be_read_does_not_hide_the_others(path: Path) 
             assert ["error" in each for each in lines] == [False, True, True]
 
 
+async def test_a_hash_in_the_place_of_a_number_leads_to_the_search(path: Path) -> None:
+    name = "0x" + 32 * "ab"
+    with DataStream.create(path, sync="os", index="memory") as stream:
+        async with serving(stream) as web:
+            for place in ("transactions", "blocks", "entries"):
+                code, _, body = await ask(web.port, f"/v1/{place}/{name}")
+                detail = json.loads(body)["detail"]
+                assert (code, detail.endswith(f"; /v1/search/{name} finds a hash")) == (400, True)
+
+
 async def test_streams_without_blocks(path: Path) -> None:
     with DataStream.create(path, stream_type=7, sync="os", index="memory") as stream:
         append(stream, *[(2, b"x")] * 300)

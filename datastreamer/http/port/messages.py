@@ -242,7 +242,8 @@ def number(name: str, text: str, *, most: int = U64_MAX, least: int = 0) -> int:
     """The number that a parameter has. Raises `HttpProblem`."""
     if text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most:
         return int(text)
-    raise HttpProblem(400, f"{name} is a number from {least} to {most}, not {text!r:.80}")
+    hint = f"; /v1/search/{text:.80} finds a hash" if text.startswith("0x") else ""
+    raise HttpProblem(400, f"{name} is a number from {least} to {most}, not {text!r:.80}{hint}")
 
 
 def json_answer(value: Any, headers: Headers = ()) -> HttpAnswer:
