@@ -5,6 +5,7 @@ Owns when the index is built, and at which part of a processor. `hash_index.py` 
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import time
@@ -20,6 +21,7 @@ from datastreamer.http.answers.entries import NOT_CACHED
 from datastreamer.http.answers.hash_index import HashIndex, IndexState, key_of, names_of, pairs_of
 from datastreamer.http.answers.reading import DamagedAnswer, HttpSource, Reading
 from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest, json_answer
+from datastreamer.printable import counted
 from datastreamer.server.ticks import until_tick
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
@@ -30,6 +32,8 @@ from datastreamer.zkevm.transactions import load_tools
 _NAME: Final = re.compile("0x([0-9a-f]{40}|[0-9a-f]{64})", re.IGNORECASE)
 _PIECE: Final = 16 * 1024
 _COMMIT_SECONDS: Final = 2.0
+# Interval between attempts to read what was damaged.
+_AGAIN_SECONDS: Final = 60.0
 # It sleeps this many times as long as it works: a fifth of one processor.
 _REST: Final = 4
 _ROWS: Final = 25
@@ -52,6 +56,8 @@ class Explorer:
         # What this process has committed last.
         self._epoch: int | None = None
         self._trouble = ""
+        # When to try the entries again that could not be read.
+        self._again = 0.0
 
     async def run(self) -> None:
         """Build the index until cancelled, from the first search on."""
@@ -86,45 +92,44 @@ class Explorer:
                 await trio.to_thread.run_sync(index.close)
             index = await trio.to_thread.run_sync(HashIndex, str(stream.path))
             self._index, self._stream, self._epoch, self._seen = index, stream, None, None
-        if (self._epoch, self._next) == (stream.epoch, reading.total):
+            self._again = 0.0
+        due = time.monotonic() >= self._again
+        if (self._epoch, self._next) == (stream.epoch, reading.total) and not due:
             return False
         if not await trio.to_thread.run_sync(index.begin):
             state = await trio.to_thread.run_sync(index.state)
             if state is not None:
                 self._next, self._seen = state.next, state.epoch
             return False
-        committed, damage = False, None
+        committed = False
         try:
             first, epoch = await trio.to_thread.run_sync(self._agree, index, stream)
             self._next, self._seen = first, epoch
             until = time.monotonic() + _COMMIT_SECONDS
-            encode = partial(pairs_of, stream.header.version)
+            gaps = await trio.to_thread.run_sync(index.unread) if due else []
+            pause = _AGAIN_SECONDS
+            for start, stop in gaps:
+                at = start
+                while at < stop and time.monotonic() < until:
+                    at = await _add(reading, index, at, stop, gap=True)
+                pause = pause if at == stop else 0.0
             while self._next < reading.total and time.monotonic() < until:
-                began, place = time.monotonic(), Cursor(0, self._next)
-                try:
-                    total = reading.total
-                    piece = await reading.piece(encode, place, total, _PIECE, inline=False)
-                except HttpProblem as problem:
-                    damage = problem
-                    break
-                await trio.to_thread.run_sync(index.add, piece.data)
-                self._next = piece.number
-                await trio.sleep(_REST * (time.monotonic() - began))
+                self._next = await _add(reading, index, self._next, reading.total)
             reading.refresh()
             if stream.epoch == epoch and not reading.gone:
                 # Without records in the file, the epoch is this process's own.
                 recorded = stream.recorded_epoch
                 state = IndexState(stream.stream_id, -1 if recorded is None else epoch, self._next)
-                if self._next > first or epoch != self._epoch:
+                if self._next > first or epoch != self._epoch or gaps:
                     await trio.to_thread.run_sync(index.commit, state)
+                unread = await trio.to_thread.run_sync(index.unread)
+                self._again = time.monotonic() + pause if unread else math.inf
                 self._epoch, committed = epoch, True
         finally:
             if not committed:
                 self._seen = None
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(index.roll_back)
-        if damage is not None:
-            raise damage
         return self._next < reading.total or not committed
 
     def _agree(self, index: HashIndex, stream: DataStream) -> tuple[int, int]:
@@ -156,9 +161,13 @@ class Explorer:
         self._wanted.set()
         rows: list[dict[str, Any]] = []
         entries: list[int] = []
+        unread: list[tuple[int, int]] = []
+        # Before the search: what is added meanwhile may not be found.
+        searched = self._next if self._seen == reading.stream.epoch else 0
         if self._index is not None:
             most = U64_MAX >> 1 if before is None else before
             try:
+                unread = await trio.to_thread.run_sync(self._index.unread)
                 entries = await trio.to_thread.run_sync(
                     self._index.find, key_of(wanted), most, limit
                 )
@@ -168,16 +177,40 @@ class Explorer:
             if (row := await _row(reading, entry, wanted)) is not None:
                 rows.append(row)
             await trio.lowlevel.checkpoint()
+        total, lacking = reading.total, sum(stop - first for first, stop in unread)
+        trouble = self._trouble
+        if lacking and not trouble:
+            trouble = (
+                f"{counted(lacking)} from entry {unread[0][0]} on cannot be read and were not "
+                "searched; the operator has to repair the file"
+            )
         value = {
             "found": rows,
             "before": entries[-1] if len(entries) == limit else None,
-            "searched_entries": (
-                min(self._next, reading.total) if self._seen == reading.stream.epoch else 0
-            ),
-            "total_entries": reading.total,
-            "trouble": self._trouble,
+            "complete": searched >= total and not lacking,
+            "searched_entries": min(searched, total),
+            "unread_entries": lacking,
+            "total_entries": total,
+            "trouble": trouble,
         }
         return json_answer(value, NOT_CACHED)
+
+
+async def _add(
+    reading: Reading, index: HashIndex, first: int, stop: int, *, gap: bool = False
+) -> int:
+    """Add entries from `first` on, or note that they cannot be read; the next one to add, `stop` at
+    most. `gap`: those up to `stop` could not be read before. Raises what the index raises, and
+    `HttpProblem`."""
+    began, pairs = time.monotonic(), None
+    encode = partial(pairs_of, reading.stream.header.version)
+    try:
+        pairs, _, end = await reading.piece(encode, Cursor(0, first), stop, _PIECE, inline=False)
+    except DamagedAnswer as problem:
+        end = min(stop, await reading.after_damage(problem, first))
+    await trio.to_thread.run_sync(index.add, pairs, first, end, stop if gap else end)
+    await trio.sleep(_REST * (time.monotonic() - began))
+    return end
 
 
 async def _row(reading: Reading, number: int, wanted: bytes) -> dict[str, Any] | None:

@@ -39,13 +39,15 @@ CREATE TABLE IF NOT EXISTS state (
 CREATE TABLE IF NOT EXISTS found (
     key INTEGER, entry INTEGER, PRIMARY KEY (key, entry)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unread (first INTEGER PRIMARY KEY, stop INTEGER NOT NULL);
 """
 
 T = TypeVar("T")
 
 
 class IndexState(NamedTuple):
-    """The index has the entries below `next`, as they were at `epoch` of the stream."""
+    """The index has the entries below `next` that could be read, as they were at `epoch` of the
+    stream."""
 
     stream: bytes
     epoch: int
@@ -163,13 +165,34 @@ class HashIndex:
             raise
         return True
 
-    def add(self, pairs: bytes) -> None:
-        rows = PAIR.iter_unpack(pairs)
-        self._run(lambda db: db.executemany("INSERT OR IGNORE INTO found VALUES (?, ?)", rows))
+    def add(self, pairs: bytes | None, first: int, end: int, stop: int) -> None:
+        """Add the keys of the entries from `first` up to before `end`; None: these cannot be read.
+        Those from there up to before `stop` could not be read earlier."""
+
+        def write(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM unread WHERE first = ?", (first,))
+            gaps = [(first, end)] * (pairs is None) + [(end, stop)] * (end < stop)
+            database.executemany("INSERT INTO unread VALUES (?, ?)", gaps)
+            rows = PAIR.iter_unpack(pairs or b"")
+            database.executemany("INSERT OR IGNORE INTO found VALUES (?, ?)", rows)
+
+        self._run(write)
+
+    def unread(self) -> list[tuple[int, int]]:
+        """The ranges of entries that could not be read: the first one, and the one after the
+        last."""
+        query = "SELECT first, stop FROM unread ORDER BY first"
+        return self._run(lambda database: database.execute(query).fetchall())
 
     def cut(self, start: int) -> None:
         """Forget the entries from `start` on."""
-        self._run(lambda database: database.execute("DELETE FROM found WHERE entry >= ?", (start,)))
+
+        def write(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM found WHERE entry >= ?", (start,))
+            database.execute("DELETE FROM unread WHERE first >= ?", (start,))
+            database.execute("UPDATE unread SET stop = ? WHERE stop > ?", (start, start))
+
+        self._run(write)
 
     def commit(self, state: IndexState) -> None:
         def write(database: sqlite3.Connection) -> None:

@@ -152,7 +152,12 @@ _SCHEMAS: Final = {
                 _object({"kind": {"enum": ["block", "transaction", "damaged"]}, "entry": _NUMBER})
             ),
             "before": _or_null(_NUMBER),
+            "complete": {
+                "type": "boolean",
+                "description": "Whether all entries were searched; else the rest may have it",
+            },
             "searched_entries": _NUMBER,
+            "unread_entries": _NUMBER,
             "total_entries": _NUMBER,
             "trouble": _TEXT,
         }

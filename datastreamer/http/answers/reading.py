@@ -34,6 +34,7 @@ from datastreamer.server.server import Server
 from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.header.records import Change
 from datastreamer.storage.pages.page_states import pages_between
+from datastreamer.storage.read.skip_damage import after_damage
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.bookmark_keys import key_of, parse_key
@@ -75,11 +76,13 @@ def received(stream: DataStream, number: int) -> Received:
 
 
 class DamagedAnswer(HttpProblem):
-    """Entries of the answer are damaged: those of a page, from `first` on (0: not known)."""
+    """Entries of the answer are damaged: those of a page, from `first` on (0: not known), at or
+    after byte `offset` of the file."""
 
-    def __init__(self, status: int, detail: str, *, first: int) -> None:
+    def __init__(self, status: int, detail: str, *, first: int, offset: int) -> None:
         super().__init__(status, detail)
         self.first = first
+        self.offset = offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +200,8 @@ class Reading:
         """The answer to a request for entries that are damaged."""
         error = await damage.noted(self.broadcast, error)
         detail = f"damaged {error.what}; the operator has to repair the file"
-        return DamagedAnswer(
-            500, detail, first=error.first if isinstance(error, DamagedPage) else 0
-        )
+        first = error.first if isinstance(error, DamagedPage) else 0
+        return DamagedAnswer(500, detail, first=first, offset=error.offset)
 
     # Entries.
 
@@ -251,6 +253,12 @@ class Reading:
                 )
 
         return await self.steadily(read)
+
+    async def after_damage(self, problem: DamagedAnswer, number: int) -> int:
+        """The first entry after the damaged page of entry `number` that can be read, or the total.
+        Raises `HttpProblem`."""
+        find, place = partial(after_damage, self.stream.reader), Cursor(problem.offset, number)
+        return (await self.steadily(partial(self.broadcast.cold.run, find, place))).number
 
     async def convert(self, work: Callable[[], T], size: int) -> T:
         """The result of `work()` on `size` bytes; in a thread if they are many."""

@@ -93,7 +93,7 @@ async function searched(key, path, signal, show) {
   every(1000, signal, async () => {
     if (state.hidden) return
     const found = await json(path, { signal })
-    const all = found.searched_entries >= found.total_entries
+    const all = found.complete
     const done = await show(found, shown)
     state.hidden = done && all
     state.classList.toggle("bad", Boolean(found.trouble))
@@ -101,7 +101,7 @@ async function searched(key, path, signal, show) {
     const rest = `of ${integer(found.total_entries)} (${Math.floor((100 * found.searched_entries) / (found.total_entries || 1))} %)`
     put(state, found.trouble ? `${range}, ${rest}. ${found.trouble}` : (all
       ? `No block or transaction of this stream has ${key}. All ${integer(found.total_entries)} entries were searched.`
-      : `${range}, ${rest}; the index of hashes is being made.`))
+      : `${range}, ${rest}; the index of hashes is being made, and the rest may have it.`))
   })
   return [state, shown]
 }

@@ -53,14 +53,14 @@ def lost_entries(reader: Reader) -> Iterator[tuple[int, int]]:
         try:
             _, cursor = reader.run(cursor)
         except DamagedEntry:
-            first, cursor = cursor.number, _after_damage(reader, cursor)
+            first, cursor = cursor.number, after_damage(reader, cursor)
             if cursor.number > first:
                 yield first, cursor.number
 
 
-def _after_damage(reader: Reader, cursor: Cursor) -> Cursor:
-    """The next entry that a search for its number finds: no search finds an entry in a page that is
-    at the place of another page."""
+def after_damage(reader: Reader, cursor: Cursor) -> Cursor:
+    """The next entry, in a page after the cursor's, that a search for its number finds, or the end
+    of the stream: no search finds an entry in a page that is at the place of another page."""
     for place in _later_pages(reader, cursor, lambda: None):
         with contextlib.suppress(DamagedEntry):
             if reader.cursor(place.number) == place:
