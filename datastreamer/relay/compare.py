@@ -16,6 +16,7 @@ import trio
 
 from datastreamer._codec import Entry
 from datastreamer.errors import DamagedFile, EntriesDamaged, NotFound, PeerError, UpstreamRewritten
+from datastreamer.printable import counted
 from datastreamer.relay.apply_changes import ChangeApplier, Compared, ensure_whole, reading
 from datastreamer.relay.client import RelayClient
 from datastreamer.relay.writer import RelayWriter
@@ -185,8 +186,8 @@ class Comparison:
                 if differing and not self._change_applier.can_be_updates(differing, others):
                     number = (self._found or found)[0]
                     raise UpstreamRewritten(
-                        f"{client.peer} has another history: {others + len(differing)} entries "
-                        f"from entry {number} on differ from this relay's",
+                        f"{client.peer} has another history: it differs from this relay's in "
+                        f"{counted(others + len(differing))}, from entry {number} on",
                         number,
                     )
                 continue

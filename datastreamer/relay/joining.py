@@ -298,6 +298,21 @@ async def common_entries(client: RelayClient, stream: DataStream, most: int) -> 
     return same
 
 
+async def differs_from(
+    client: RelayClient, stream: DataStream, since: int | None, total: int
+) -> bool:
+    """Whether one of the last entries before entry `total`, as a join compares them, differs, or
+    one of the 256 from `since` on. Raises `PeerError`."""
+    last = await trio.to_thread.run_sync(_first_compared, stream, total)
+    runs = [range(last, total)]
+    if since is not None and since < last:
+        runs.insert(0, range(since, min(since + KEPT, last)))
+    for numbers in runs:
+        if await _differs_at(client, stream, numbers) is not None:
+            return True
+    return False
+
+
 async def _differs_at(client: RelayClient, stream: DataStream, numbers: range) -> int | None:
     """The first of these entries that differs; None if all are equal."""
     try:

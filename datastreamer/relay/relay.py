@@ -62,11 +62,13 @@ class Relay(Listening):
     have `stream_type`; an existing file is compared with each upstream before entries are appended.
 
     `on_rewrite` decides what happens if an upstream holds other entries than the file, or has
-    truncated some: with "stop" it is set aside, and when all are, `failure` is the reason why the
+    truncated some: with "stop" it is set aside, and while all are, `failure` is the reason why the
     download has stopped; with "follow" the file is truncated to the last entry in common. An
-    upstream with another version, system id or stream type is always set aside. The entries in
-    the file are served all the time. If there are several upstreams, one that is only shorter is
-    waited for; "follow" truncates if it gained no entry for `patience` seconds.
+    upstream with another version, system id or stream type is always set aside. One that is set
+    aside is compared again every six `look_seconds`, and used again once it holds the file's
+    entries. The entries in the file are served all the time. If there are several upstreams, one
+    that is only shorter is waited for; "follow" truncates if it gained no entry for `patience`
+    seconds.
 
     `sync` is that of `DataStream`: with "commit" readers get entries that are on disk, and many
     commits share a sync. `host`, `port`, `unix`, `tls` and `limits` are those of `serve`;

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from datastreamer.client.upstream import Upstream
-from datastreamer.errors import DatastreamerError, UpstreamShorter
+from datastreamer.errors import ConnectionLost, DatastreamerError, UpstreamShorter
 from datastreamer.printable import counted
 
 _log = logging.getLogger(__name__)
@@ -23,6 +23,9 @@ WAY_ON: Final = (
 )
 """The end of the reason for which an upstream with another history is set aside."""
 
+# An upstream that closes this many connections in a row on a query for its capabilities has none.
+_CLOSED_ON_ASKING: Final = 3
+
 
 @dataclass(slots=True, eq=False)
 class UpstreamState:
@@ -33,7 +36,7 @@ class UpstreamState:
     """Its number of entries when last reported; None: never."""
 
     set_aside: DatastreamerError | None = None
-    """Why it is not used any more until the relay is restarted."""
+    """Why it is not used until it holds the relay's entries again."""
 
     lost: str = ""
     """Why it cannot be used now; empty if it can."""
@@ -81,6 +84,21 @@ class UpstreamState:
         """Note since when it has its state."""
         if (name := self.beside(current)) != self.shown:
             self.shown, self.since = name, time.time()
+
+    def count_closed_on_asking(self, closed: bool, peer: str) -> None:
+        """Raises `ConnectionLost`: only several connections in a row that were lost on a query for
+        capabilities show that the upstream does not support it."""
+        self.closed_on_asking = self.closed_on_asking + 1 if closed else 0
+        if 0 < self.closed_on_asking < _CLOSED_ON_ASKING:
+            raise ConnectionLost(
+                f"{peer} closed the connection on a query for its capabilities; trying again"
+            )
+
+    def used_again(self) -> None:
+        """It holds the relay's entries again."""
+        self.set_aside, self.lost, self.shorter_since = None, "", None
+        text, name = "%s holds the relay's entries, and is used again", self.upstream.name
+        _log.warning(text, name, extra={"upstream": name})
 
     def found_shorter(self, error: UpstreamShorter, now: float) -> float:
         """It holds fewer entries than the relay; since when it has gained none."""

@@ -41,6 +41,7 @@ from datastreamer.relay.client import RelayClient, client_of
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.damaged_pages import restore_pages
 from datastreamer.relay.joining import Joined, common_entries, ensure_undamaged, join
+from datastreamer.relay.set_aside import try_again
 from datastreamer.relay.times import keep_times
 from datastreamer.relay.truncation_point import truncate_file
 from datastreamer.relay.upstream_state import WAY_ON, UpstreamState
@@ -54,8 +55,6 @@ _SAY_SECONDS = 2.0
 _REMIND_SECONDS = 60.0
 # An upstream that is lost sooner without new entries counts as unreachable.
 _STEADY_SECONDS = 5.0
-# An upstream that closes this many connections in a row on a query for its capabilities has none.
-_CLOSED_ON_ASKING = 3
 # An upstream that sends damaged entries is avoided for this many times the wait after a lost one.
 _AVOIDED_FACTOR = 60
 # Number of ends of commits that are remembered.
@@ -84,7 +83,7 @@ class Download:
         self.states = [UpstreamState(each) for each in upstreams]
         self.stream: DataStream | None = None
         self.failure: DatastreamerError | None = None
-        """Why the download has stopped."""
+        """Why nothing is downloaded: every upstream is set aside."""
         self.current: UpstreamState | None = None
         """The upstream that the relay is connected to."""
         self.caught_up = False
@@ -178,29 +177,38 @@ class Download:
     # Upstreams.
 
     async def run(self, stream: DataStream) -> None:
-        """Download into `stream` until cancelled, or until all upstreams are set aside; then
-        `failure` is the reason."""
+        """Download into `stream` until cancelled."""
         self.stream, self._stream_type = stream, stream.header.stream_type
         with self.scope:
-            attempt = 0
-            while candidates := [state for state in self.states if state.set_aside is None]:
-                for state in candidates:
-                    if state.unused_until > trio.current_time():
-                        continue
-                    if await self._relay_from(state, stream):
-                        attempt = 0
-                        break
-                else:
-                    if any(state.set_aside is None for state in candidates):
-                        await self._pause(attempt, f"serving {counted(stream.total_entries)}")
-                        attempt += 1
-            self.failure = self.states[0].set_aside
-            self._notify()
-            _log.error(
-                "the download has stopped, %d entries are still served: %s",
-                stream.total_entries,
-                self.failure,
-            )
+            async with trio.open_nursery() as nursery:
+                again = (self.states, self._connect, stream, self._look_seconds, self._notify)
+                nursery.start_soon(try_again, *again)
+                while True:
+                    await self._download(stream)
+                    await self.until(lambda: any(each.set_aside is None for each in self.states))
+                    self.failure = None
+
+    async def _download(self, stream: DataStream) -> None:
+        """Download until all upstreams are set aside; then `failure` is the reason."""
+        attempt = 0
+        while candidates := [state for state in self.states if state.set_aside is None]:
+            for state in candidates:
+                if state.unused_until > trio.current_time():
+                    continue
+                if await self._relay_from(state, stream):
+                    attempt = 0
+                    break
+            else:
+                if any(state.set_aside is None for state in candidates):
+                    await self._pause(attempt, f"serving {counted(stream.total_entries)}")
+                    attempt += 1
+        self.failure = self.states[0].set_aside
+        self._notify()
+        _log.error(
+            "the download has stopped, %d entries are still served: %s",
+            stream.total_entries,
+            self.failure,
+        )
 
     async def _relay_from(self, state: UpstreamState, stream: DataStream) -> bool:
         """Download from one upstream until it is lost; whether anything was downloaded, or another
@@ -261,7 +269,7 @@ class Download:
         async with self._connect(state, self._heartbeat) as client:
             await trio.to_thread.run_sync(stream.sync)
             joined = await join(client, stream, self._timeout)
-            self._check_capabilities(state, client)
+            state.count_closed_on_asking(client.closed_on_asking, client.peer)
             self._joined(state, stream, joined.header)
             try:
                 aside = SumsClient(
@@ -272,16 +280,6 @@ class Download:
                 self.current, self.caught_up = None, False
                 self._updates, self._change_applier = self.updates, None
                 self._notify()
-
-    def _check_capabilities(self, state: UpstreamState, client: RelayClient) -> None:
-        """Only several connections in a row that were lost on a query for capabilities show that
-        the upstream does not support it."""
-        closed = client.closed_on_asking
-        state.closed_on_asking = state.closed_on_asking + 1 if closed else 0
-        if 0 < state.closed_on_asking < _CLOSED_ON_ASKING:
-            raise ConnectionLost(
-                f"{client.peer} closed the connection on a query for its capabilities; trying again"
-            )
 
     async def _receive(
         self,
@@ -435,7 +433,7 @@ class Download:
     def _set_aside(self, state: UpstreamState, error: DatastreamerError) -> None:
         state.set_aside = error
         self._notify()
-        state.log_failure(logging.ERROR, "is set aside and not used any more", error)
+        state.log_failure(logging.ERROR, "is set aside until it holds the relay's entries", error)
 
     def _avoid(self, state: UpstreamState, error: UpstreamDamaged) -> None:
         """Do not use for a while what sends damaged entries."""

@@ -283,6 +283,42 @@ async def test_another_history_on_the_second_upstream(tmp_path: Path, upstream: 
             assert relay.stream.total_entries == 100
 
 
+async def test_an_upstream_that_was_set_aside_is_used_again_once_it_agrees(
+    tmp_path: Path, upstream: DataStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also the only one left. Until then nothing is logged again."""
+    fill(upstream, 1000)
+    with twin(tmp_path / "second.bin", upstream, 501) as second:
+        fill(second, 1, salt=b"other")
+        fill(second, 498)
+        async with nursery_for() as nursery:
+            one, two = await serving(nursery, upstream), await serving(nursery, second)
+            relay = await relaying(nursery, tmp_path / "relay.bin", one.port, two.port)
+            first, later = relay.download.states
+            await relay.has(1000)
+            await one.stop()
+            # Its last entries are the same: hashes show that an older one differs.
+            await relay.relay.until(lambda: later.set_aside is not None)
+            upstream.truncate(990)
+            await one.start()
+            await relay.relay.until(lambda: relay.relay.failure is not None)
+            before = two.server.counts.accepted, len(caplog.records)
+            while two.server.counts.accepted < before[0] + 3:
+                await trio.sleep(0.01)
+            assert isinstance(later.set_aside, UpstreamRewritten)
+            assert len(caplog.records) == before[1]
+            second.truncate(501)
+            fill(second, 509)
+            await relay.has(1010)
+            assert (relay.relay.failure, later.set_aside) == (None, None)
+            assert isinstance(first.set_aside, UpstreamShorter)
+            fill(upstream, 20)
+            await relay.relay.until(lambda: relay.download.current is first)
+            await relay.has(1010)
+    again = [each for each in caplog.messages if each.endswith(", and is used again")]
+    assert [each.split()[0] for each in again] == [f"127.0.0.1:{two.port}", f"127.0.0.1:{one.port}"]
+
+
 async def test_a_long_block_that_was_replaced_is_distinguished_from_the_old_one(
     tmp_path: Path, upstream: DataStream
 ) -> None:

@@ -189,7 +189,8 @@ def _of_upstreams(upstreams: list[UpstreamStatus]) -> Iterator[Ailment]:
         if each["state"] == "set-aside":
             yield _bad(
                 since % "set aside",
-                "It is not used any more until the relay is restarted; the reason says why.",
+                "The reason says why. The relay compares it every minute, and uses it again once "
+                "it holds the relay's entries.",
             )
         elif each["state"] == "lost" and in_use:
             yield _warn(since % "lost", "Another upstream is in use; check this one.")
