@@ -164,7 +164,11 @@ class StreamLocked(StreamFileError):
 
     def __init__(self, path: str | os.PathLike[str], pid: int) -> None:
         who = f"process {pid}" if pid else "another process"
-        super().__init__(path, f"locked by another writer, {who}; only one process may write")
+        super().__init__(
+            path,
+            f"locked by another writer, {who}; only one process may write: first stop that server, "
+            "relay or other program",
+        )
         self.pid = pid
 
 

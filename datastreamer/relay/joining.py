@@ -64,7 +64,7 @@ async def join(client: RelayClient, stream: DataStream, timeout: float) -> Joine
 
     Changes since the file last agreed with the upstream are applied first, if it reports them.
     Then its last entries before the file's head are compared: 256 of them, and more if the last
-    two operations are longer (see `_first_compared`). `timeout` bounds the time without any
+    two operations are longer (see `first_compared`). `timeout` bounds the time without any
     answer. Raises `UpstreamDiffers` and `PeerError`, and `DamagedEntry` if a page of the file that
     a change or the comparison concerns is damaged.
     """
@@ -73,7 +73,7 @@ async def join(client: RelayClient, stream: DataStream, timeout: float) -> Joine
         total = stream.total_entries
         await trio.to_thread.run_sync(ensure_whole, stream, total - 1, total)
         common = min(total, header.total_entries)
-        first = await trio.to_thread.run_sync(_first_compared, stream, common)
+        first = await trio.to_thread.run_sync(first_compared, stream, common)
         known = known_agreement(stream)
         batches = client.follow(
             first, NOTHING_KNOWN if known is None else KnownHistory(known.stream_id, known.epoch)
@@ -224,7 +224,7 @@ class _Joining:
         self.change_applier.begin(self._total if self._differing else self._first)
 
 
-def _first_compared(stream: DataStream, end: int) -> int:
+def first_compared(stream: DataStream, end: int) -> int:
     """The first entry to compare, for a comparison that ends before entry `end`.
 
     A replaced block may end with as many equal entries as it has transactions. So at least the
@@ -261,7 +261,7 @@ async def ensure_undamaged(
     if first is None:
         # The upstream may hold fewer entries.
         common = min(total, (await client.header()).total_entries)
-        first = await trio.to_thread.run_sync(_first_compared, stream, common)
+        first = await trio.to_thread.run_sync(first_compared, stream, common)
     try:
         await client.range_hash(first, total)
     except EntriesDamaged as error:
@@ -287,10 +287,10 @@ async def common_entries(client: RelayClient, stream: DataStream, most: int) -> 
     same, end = 0, most
     while same < end:
         middle = (same + end + 1) // 2
-        differing = await _differs_at(client, stream, range(middle - 1, middle))
+        differing = await differs_at(client, stream, range(middle - 1, middle))
         if differing is None:
             first = max(same, middle - KEPT)
-            differing = await _differs_at(client, stream, range(first, middle - 1))
+            differing = await differs_at(client, stream, range(first, middle - 1))
         if differing is None:
             same = middle
         else:
@@ -298,22 +298,7 @@ async def common_entries(client: RelayClient, stream: DataStream, most: int) -> 
     return same
 
 
-async def differs_from(
-    client: RelayClient, stream: DataStream, since: int | None, total: int
-) -> bool:
-    """Whether one of the last entries before entry `total`, as a join compares them, differs, or
-    one of the 256 from `since` on. Raises `PeerError`."""
-    last = await trio.to_thread.run_sync(_first_compared, stream, total)
-    runs = [range(last, total)]
-    if since is not None and since < last:
-        runs.insert(0, range(since, min(since + KEPT, last)))
-    for numbers in runs:
-        if await _differs_at(client, stream, numbers) is not None:
-            return True
-    return False
-
-
-async def _differs_at(client: RelayClient, stream: DataStream, numbers: range) -> int | None:
+async def differs_at(client: RelayClient, stream: DataStream, numbers: range) -> int | None:
     """The first of these entries that differs; None if all are equal."""
     try:
         async with client.entries_by_number(numbers, window=exchanges.WINDOW) as entries:

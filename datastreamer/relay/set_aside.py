@@ -13,20 +13,19 @@ from typing import Final
 import trio
 
 from datastreamer.errors import DatastreamerError, UpstreamRewritten, UpstreamShorter
+from datastreamer.position import KEPT
 from datastreamer.relay.client import RelayClient
-from datastreamer.relay.joining import differs_from, header_of_same
+from datastreamer.relay.joining import differs_at, first_compared, header_of_same
 from datastreamer.relay.upstream_state import UpstreamState
 from datastreamer.storage.stream import DataStream
 
 # It is compared with the file at every such query of the other upstreams' heads.
 _LOOKS: Final = 6
 
-Connect = Callable[[UpstreamState], AbstractAsyncContextManager[RelayClient]]
-
 
 async def try_again(
     states: Sequence[UpstreamState],
-    connect: Connect,
+    connect: Callable[[UpstreamState], AbstractAsyncContextManager[RelayClient]],
     stream: DataStream,
     look_seconds: float,
     notify: Callable[[], object],
@@ -48,11 +47,15 @@ async def try_again(
 async def _agrees(client: RelayClient, stream: DataStream, reason: DatastreamerError) -> bool:
     """Whether the upstream holds all of the file's entries, as far as its last ones and those show
     for which it was set aside. Raises `DatastreamerError`."""
-    total, since = stream.total_entries, None
+    total = stream.total_entries
     if (await header_of_same(client, stream)).total_entries < total:
         return False
-    if isinstance(reason, UpstreamShorter):
-        since = reason.total
-    elif isinstance(reason, UpstreamRewritten):
+    since = reason.total if isinstance(reason, UpstreamShorter) else None
+    if isinstance(reason, UpstreamRewritten):
         since = reason.first_differing
-    return not await differs_from(client, stream, since, total)
+    last = await trio.to_thread.run_sync(first_compared, stream, total)
+    older = range(0) if since is None else range(since, min(since + KEPT, last))
+    for numbers in (older, range(last, total)):
+        if numbers and await differs_at(client, stream, numbers) is not None:
+            return False
+    return True

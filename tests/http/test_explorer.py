@@ -181,8 +181,8 @@ async def test_the_search_continues_after_a_damaged_page(
             while (found := await search(web, bytes(32)))["searched_entries"] < total:
                 await trio.sleep(0.02)
             assert found["trouble"] == (
-                f"{len(lost)} entries from entry {first} on cannot be read and were not searched; "
-                "the operator has to repair the file"
+                f"{len(lost)} entries from entry {first} on cannot be read, since their pages are "
+                "damaged; they are searched once these are restored"
             )
             assert (found["unread_entries"], found["complete"]) == (len(lost), False)
             for name, entries in known.items():

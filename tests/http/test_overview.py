@@ -10,6 +10,7 @@ import jsonschema
 import trio
 
 from datastreamer.archive.options import ArchiveOptions
+from datastreamer.http.answers.monitoring import UpstreamStatus
 from datastreamer.http.answers.openapi import DOCUMENT
 from datastreamer.http.answers.overview import Overview, spell
 from datastreamer.http.answers.reading import HttpSource
@@ -103,6 +104,32 @@ async def test_a_dead_upstream_comes_first(tmp_path: Path) -> None:
     [text] = [text for text in texts if text.startswith("No upstream for ")]
     assert "127.0.0.1:9" in text
     assert "refused" in text
+
+
+async def test_what_a_relay_lacks_is_said_once() -> None:
+    async def gather(*, limit: int) -> MetricsSnapshot:
+        return snapshot(20_000.0, 5)
+
+    def upstream(name: str, state: str, reason: str) -> UpstreamStatus:
+        return {
+            "upstream": name,
+            "state": state,
+            "lag_entries": 0,
+            "seconds": 70.0,
+            "reason": f"{name} {reason}",
+        }
+
+    listed = [upstream("h:1", "set-aside", "holds less")]
+    overview = Overview(HttpSource(lambda: None, gather, lambda: "", "x.bin", lambda: listed))
+    [damage, *problems] = (await answer_of(overview))["problems"]
+    assert "--heal" not in damage["advice"]
+    assert [each["text"] for each in problems] == [
+        "No upstream for 1 min 10 s: all are set aside",
+        "h:1 has been set aside for 1 min 10 s: holds less",
+    ]
+    listed.append(upstream("h:2", "lost", "closed"))
+    problems = (await answer_of(overview))["problems"]
+    assert problems[1]["text"] == "No upstream for 1 min 10 s: h:2 closed"
 
 
 async def test_a_stream_that_is_archived(tmp_path: Path) -> None:

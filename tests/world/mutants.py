@@ -355,7 +355,7 @@ MUTANTS = [
     ),
     Mutant(
         "a relay compares nothing before its end",
-        replaced(joining, "_first_compared", lambda stream, end: end),
+        replaced(joining, "first_compared", lambda stream, end: end),
         (TRUNCATE, PARTITION, KILL, TRUNCATE),
         relays=2,
         seed=6,

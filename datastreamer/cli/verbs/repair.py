@@ -160,6 +160,8 @@ def _losses(made: Plan, done: Repaired | None, *, servers_named: bool) -> list[s
     helps = "--from HOST:PORT restores them from a server of the same stream"
     if servers_named:
         helps = "no server named restored them, and the report says why"
+        if not made.healed:
+            helps = "no server named was asked: first stop the program that writes the file"
     if made.shortened and not made.held and (cut := _cut(made)):
         are = "would be" if done is None else "are"
         after = helps

@@ -181,8 +181,8 @@ class Explorer:
         trouble = self._trouble
         if lacking and not trouble:
             trouble = (
-                f"{counted(lacking)} from entry {unread[0][0]} on cannot be read and were not "
-                "searched; the operator has to repair the file"
+                f"{counted(lacking)} from entry {unread[0][0]} on cannot be read, since their "
+                "pages are damaged; they are searched once these are restored"
             )
         value = {
             "found": rows,

@@ -136,10 +136,15 @@ class Overview:
             )
         if damaged := int(number("damaged_pages")):
             pages = "1 page is" if damaged == 1 else f"{damaged} pages are"
+            heals = (
+                "Restart the server with `--heal HOST:PORT`, another server of the stream, or stop "
+                "it and run `datastreamer repair FILE --from HOST:PORT`."
+            )
+            if upstreams is not None:
+                heals = "The relay restores them once an upstream that has them can be reached."
             yield _bad(
                 f"{pages} damaged: readers of these entries get an error",
-                "The log names them. Restart the server with `--heal HOST:PORT`, another server of "
-                "the stream, or stop it and run `datastreamer repair FILE --from HOST:PORT`.",
+                f"The log names them. {heals}",
             )
         if number("archive_fenced") or number("archive_diverged"):
             yield _bad(
@@ -178,14 +183,18 @@ def _of_upstreams(upstreams: list[UpstreamStatus]) -> Iterator[Ailment]:
     in_use = any(each["state"] == "in-use" for each in upstreams)
     if upstreams and not in_use:
         newest = min(each["seconds"] for each in upstreams)
-        reasons = "; ".join(each["reason"] for each in upstreams if each["reason"])
+        others = [each for each in upstreams if each["state"] != "set-aside"]
+        reasons = "; ".join(each["reason"] for each in others if each["reason"])
+        none = "none has answered yet" if others else "all are set aside"
         yield _bad(
-            f"No upstream for {spell(newest)}: {reasons or 'none has answered yet'}",
+            f"No upstream for {spell(newest)}: {reasons or none}",
             "The entries in the file are still served, and no new ones arrive. Check that an "
             "upstream runs and that this machine reaches it; the relay tries again by itself.",
         )
     for each in upstreams:
-        since = f"{each['upstream']} has been %s for {spell(each['seconds'])}: {each['reason']}"
+        name = each["upstream"]
+        reason = each["reason"].removeprefix(f"{name} ")
+        since = f"{name} has been %s for {spell(each['seconds'])}: {reason}"
         if each["state"] == "set-aside":
             yield _bad(
                 since % "set aside",

@@ -373,6 +373,8 @@ def test_repair_beside_a_writer(invoke: Invoke, copy: Path) -> None:
         damage(copy, 120)
         assert "locked by another writer" in invoke("repair", copy).failed()
         assert "200 entries cannot be read" in invoke("repair", copy, "--dry-run").failed(3)
+        planned = invoke("repair", copy, "--dry-run", "--from", "127.0.0.1:1").failed(3)
+        assert "; no server named was asked: first stop the program that writes the f" in planned
 
 
 def test_repair_of_damage_that_cannot_be_repaired(invoke: Invoke, tmp_path: Path) -> None:

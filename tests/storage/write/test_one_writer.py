@@ -98,7 +98,8 @@ def test_the_second_writer_sees_the_first_one_s_pid(tmp_path: Path) -> None:
             DataStream.open(path)
         assert caught.value.pid == other.pid
         assert str(caught.value) == (
-            f"{path}: locked by another writer, process {other.pid}; only one process may write"
+            f"{path}: locked by another writer, process {other.pid}; only one process may write: "
+            "first stop that server, relay or other program"
         )
         with DataStream.open(path, read_only=True) as reader:
             assert items(reader) == ONE
