@@ -84,10 +84,11 @@ async def test_a_hash_in_the_place_of_a_number_leads_to_the_search(path: Path) -
     name = "0x" + 32 * "ab"
     with DataStream.create(path, sync="os", index="memory") as stream:
         async with serving(stream) as web:
-            for place in ("transactions", "blocks", "entries"):
-                code, _, body = await ask(web.port, f"/v1/{place}/{name}")
+            for place in ("transactions/", "blocks/", "entries/", "entries?from=", "bookmarks/"):
+                code, _, body = await ask(web.port, f"/v1/{place}{name}")
                 detail = json.loads(body)["detail"]
-                assert (code, detail.endswith(f"; /v1/search/{name} finds a hash")) == (400, True)
+                hint = f"; /v1/search/{name} finds a hash or an address"
+                assert (code, detail.endswith(hint)) == (400, True)
 
 
 async def test_streams_without_blocks(path: Path) -> None:

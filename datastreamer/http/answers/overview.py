@@ -136,15 +136,12 @@ class Overview:
             )
         if damaged := int(number("damaged_pages")):
             pages = "1 page is" if damaged == 1 else f"{damaged} pages are"
-            heals = (
-                "Restart the server with `--heal HOST:PORT`, another server of the stream, or stop "
-                "it and run `datastreamer repair FILE --from HOST:PORT`."
-            )
-            if upstreams is not None:
-                heals = "The relay restores them once an upstream that has them can be reached."
             yield _bad(
                 f"{pages} damaged: readers of these entries get an error",
-                f"The log names them. {heals}",
+                "The log names them. Restart the server with `--heal HOST:PORT`, another server of "
+                "the stream, or stop it and run `datastreamer repair FILE --from HOST:PORT`."
+                if upstreams is None
+                else "The log names them. The relay restores them from an upstream that has them.",
             )
         if number("archive_fenced") or number("archive_diverged"):
             yield _bad(

@@ -26,7 +26,7 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.http.answers.monitoring import Gather, UpstreamStatus
-from datastreamer.http.port.messages import HttpProblem, number
+from datastreamer.http.port.messages import HttpProblem, number, search_hint
 from datastreamer.selection.times import moment_ms
 from datastreamer.server import damage
 from datastreamer.server.answers.bookmark_queries import BookmarkQueries
@@ -282,7 +282,7 @@ class Reading:
                 return found
             return key_of(self.stream.header.version, found)
         except BadBookmark as error:
-            raise HttpProblem(400, str(error)) from None
+            raise HttpProblem(400, f"{error}{search_hint(text)}") from None
 
     async def bookmark(self, text: str) -> int:
         """The entry of the bookmark that a client names. Raises `HttpProblem` if there is none."""

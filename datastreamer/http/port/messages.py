@@ -242,8 +242,14 @@ def number(name: str, text: str, *, most: int = U64_MAX, least: int = 0) -> int:
     """The number that a parameter has. Raises `HttpProblem`."""
     if text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most:
         return int(text)
-    hint = f"; /v1/search/{text:.80} finds a hash" if text.startswith("0x") else ""
-    raise HttpProblem(400, f"{name} is a number from {least} to {most}, not {text!r:.80}{hint}")
+    problem = f"{name} is a number from {least} to {most}, not {text!r:.80}"
+    raise HttpProblem(400, problem + search_hint(text))
+
+
+def search_hint(text: str) -> str:
+    """The end of an error for a text that may be a hash or an address; else empty."""
+    is_name = text.startswith("0x") and len(text) in (42, 66)
+    return f"; /v1/search/{text} finds a hash or an address" if is_name else ""
 
 
 def json_answer(value: Any, headers: Headers = ()) -> HttpAnswer:
