@@ -121,7 +121,7 @@ class HashIndex:
         if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check found damage")
         database.executescript(_SCHEMA)
-        # Whoever may not change it now tries again later.
+        # A process that cannot change it now tries again later.
         database.execute("PRAGMA busy_timeout = 0")
         return database
 
