@@ -59,7 +59,7 @@ def types_of(entries: list[Plain]) -> list[set[int]]:
 def theirs(tmp_path: Path) -> Iterator[tuple[GoPeer, Path]]:
     path = tmp_path / "theirs.bin"
     with GoPeer.serve(path) as server:
-        write_theirs(server, generated(110, 25, rollbacks=False))
+        write_theirs(server, generated(110, 8, rollbacks=False))
         yield server, path
 
 
