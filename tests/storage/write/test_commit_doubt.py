@@ -176,7 +176,9 @@ def opened(disk: SimDisk) -> tuple[list[Item], list[Item]]:
             return read, found
 
 
-@pytest.mark.parametrize("lasting", [0, 1, 2, 3, 5, 100])
+@pytest.mark.parametrize(
+    "lasting", [0, 1, *(pytest.param(more, marks=pytest.mark.soak) for more in (2, 3, 5)), 100]
+)
 @pytest.mark.parametrize("sync", ["commit", "os"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_step_refused(
