@@ -19,7 +19,8 @@ import pytest
 from hypothesis import settings
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-REAL = GOLDEN.parents[2] / "shared" / "real" / "hermez-net8-stream.tar.gz"
+ROOT = GOLDEN.parents[1]
+REAL = ROOT.parent / "shared" / "real" / "hermez-net8-stream.tar.gz"
 
 # A machine that is busy with something else is no fault of an example.
 settings.register_profile("patient", deadline=None)
@@ -50,8 +51,8 @@ LONGEST = (
     *("http/", "server/", "cli/", "client/", "test_"),
 )
 # Tests that use the one session of Spark run in one process: a session takes seconds to start, and
-# is slow at first.
-ONE_SPARK = re.compile("tests/spark/([a-z]+/|test_docs|test_killed_driver)")
+# is slow at first. Other tests of Spark are left to the other processes.
+ONE_SPARK = re.compile(r"\b(spark|native|stateful): Any[,)]")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -59,9 +60,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """As `--dist loadfile`, but for the tests of one session of Spark."""
     from xdist.scheduler import LoadFileScheduling
 
+    @functools.cache
+    def scope(file: str) -> str:
+        one = file.startswith("tests/spark/") and ONE_SPARK.search((ROOT / file).read_text())
+        return "spark" if one else file
+
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if ONE_SPARK.match(nodeid) else super()._split_scope(nodeid)
+            return scope(super()._split_scope(nodeid))
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 

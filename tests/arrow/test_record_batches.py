@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datastreamer import EntryBatch, arrow
@@ -69,10 +69,15 @@ def test_entries_come_back(given: list[tuple[int, bytes]], first: int) -> None:
     assert chosen.to_pylist() == [row for row in found.to_pylist() if row["type"] == 7]
 
 
+examples = pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.soak)])
+
+
+@examples
 @pytest.mark.parametrize("kind", messages)
-def test_every_message_comes_back(kind: int) -> None:
+def test_every_message_comes_back(kind: int, examples: int) -> None:
     table = TYPES[kind]
 
+    @settings(max_examples=examples)
     @given(st.lists(messages[kind].filter(fits), max_size=12), st.sampled_from([2, 3]))
     def check(events: list[Any], version: int) -> None:
         # Entries of other types are in between.
@@ -93,10 +98,12 @@ def test_every_message_comes_back(kind: int) -> None:
     check()
 
 
+@examples
 @pytest.mark.parametrize("kind", layouts)
-def test_every_fixed_layout_comes_back(kind: int) -> None:
+def test_every_fixed_layout_comes_back(kind: int, examples: int) -> None:
     table = FIXED[kind]
 
+    @settings(max_examples=examples)
     @given(st.lists(layouts[kind].filter(fits), max_size=8))
     def check(events: list[Any]) -> None:
         packed = [encode(event, version=1) for event in events]
@@ -116,13 +123,15 @@ def test_every_fixed_layout_comes_back(kind: int) -> None:
     check()
 
 
+@examples
 @pytest.mark.parametrize(
     "version, kind", [*((2, kind) for kind in messages), *((1, kind) for kind in layouts)]
 )
-def test_damaged_messages_are_judged_as_decode_does(kind: int, version: int) -> None:
+def test_damaged_messages_are_judged_as_decode_does(kind: int, version: int, examples: int) -> None:
     made = messages if version == 2 else layouts
     table = TYPES[kind] if version == 2 else FIXED[kind]
 
+    @settings(max_examples=examples)
     @given(st.lists(st.tuples(made[kind], changes), min_size=1, max_size=6))
     def check(given: list[tuple[Any, list[tuple[int, int, int]]]]) -> None:
         run = [

@@ -199,7 +199,8 @@ def first_version(make: Make) -> Path:
     return make([encode(start, version=1)], version=1)
 
 
-def test_all_events_through_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(40, marks=pytest.mark.soak)])
+def test_all_events_through_a_file(tmp_path: Path, examples: int) -> None:
     """Encoded, appended, read back: every table has its events in order, at their numbers."""
     kinds = {table.type: name for name, table in TABLES.items()}
     events_of_all = st.one_of(
@@ -216,7 +217,7 @@ def test_all_events_through_a_file(tmp_path: Path) -> None:
     def packed(pair: tuple[int, Any]) -> bytes:
         return bytes(400_000) if pair[1] is None else encode(pair[1], version=3)[1]
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples)
     @given(anything)
     def check(pairs: list[tuple[int, Any]]) -> None:
         path = tmp_path / f"{next(counter)}.bin"
@@ -308,7 +309,13 @@ def test_of_a_hundred_pages_one_is_lost(hundred: Path, whole: Any, page: int, ho
         assert behind.equals(whole.slice(lost.stop))
 
 
-@pytest.mark.parametrize("page, how", CASES[::3])
+@pytest.mark.parametrize(
+    "page, how",
+    [
+        pytest.param(*case, marks=() if n % 3 == 0 else pytest.mark.soak)
+        for n, case in enumerate(CASES[::3])
+    ],
+)
 def test_an_export_has_what_precedes_damage(
     hundred: Path, whole: Any, tmp_path: Path, page: int, how: str
 ) -> None:

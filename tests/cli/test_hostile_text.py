@@ -144,6 +144,13 @@ class HostileServer:
 
 
 class HostileMetrics(BaseHTTPRequestHandler):
+    def handle(self) -> None:
+        if self.connection.recv(1, socket.MSG_PEEK).isalpha():
+            super().handle()
+        elif self.connection.recv(4096):
+            # As a metrics port answers a client of a stream.
+            self.connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
     def do_GET(self) -> None:
         client = dict.fromkeys(("entry", "offset", "lag_entries", "lag_bytes"), 1)
         result = {

@@ -11,7 +11,7 @@ from tests.oracle import PAGE, lay_out, pack
 
 # No deadlines: a sanitized build on a busy machine may take its time.
 usual = settings(deadline=None)
-thorough = settings(max_examples=500, deadline=None)
+thorough = settings(max_examples=200, deadline=None)
 
 U32 = 2**32 - 1
 U64 = 2**64 - 1

@@ -106,7 +106,7 @@ class Source:
         ]
 
 
-@seeds(12, 200)
+@seeds(5, 200)
 async def test_each_payload_once(
     seed: int, network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ pytestmark = beside_reference
 SAMPLE = 12
 
 
+class Enough(BaseException):
+    """Ends the search for examples."""
+
+
 def recovered_files(folder: Path) -> list[tuple[Path, list[Item]]]:
     """Files as recovery left them after crashes, no two alike; and what we read in them."""
     found: list[tuple[Path, list[Item]]] = []
@@ -28,24 +33,27 @@ def recovered_files(folder: Path) -> list[tuple[Path, list[Item]]]:
             image = disk.image(self.path)
             content = image.content()
             ends = content[38:54]
-            if len(found) < SAMPLE and ends not in seen:
+            if ends not in seen:
                 seen.add(ends)
                 path = folder / f"crash{len(found)}.bin"
                 path.write_bytes(content)
                 found.append((path, items(self.live)))
+                if len(found) == SAMPLE:
+                    raise Enough
 
-    run_state_machine_as_test(
-        Sampling,
-        settings=settings(
-            max_examples=30,  # ten made a dozen different files once
-            stateful_step_count=30,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    with suppress(Enough):
+        run_state_machine_as_test(
+            Sampling,
+            settings=settings(
+                max_examples=30,  # ten made a dozen different files once
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
     return found
 
 

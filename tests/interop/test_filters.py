@@ -59,7 +59,7 @@ def types_of(entries: list[Plain]) -> list[set[int]]:
 def theirs(tmp_path: Path) -> Iterator[tuple[GoPeer, Path]]:
     path = tmp_path / "theirs.bin"
     with GoPeer.serve(path) as server:
-        write_theirs(server, generated(110, 25, rollbacks=False))
+        write_theirs(server, generated(110, 12, rollbacks=False))
         yield server, path
 
 
@@ -86,7 +86,7 @@ def test_all_ways_to_filter_at_their_server(theirs: tuple[GoPeer, Path]) -> None
                 assert got == [each for each in expected if each[0] >= 7]
             got, reached = [], 0
             while reached < total:
-                batch = client.batch_read(reached, max_count=50, types=types)
+                batch = client.batch_read(reached, max_count=20, types=types)
                 assert batch.next_number > reached
                 reached = batch.next_number
                 got += plain(batch)

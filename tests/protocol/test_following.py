@@ -394,7 +394,7 @@ GOOD = [
 ]
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     parts=st.lists(st.sampled_from(GOOD) | st.binary(max_size=60), max_size=5),
     flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 255)), max_size=4),

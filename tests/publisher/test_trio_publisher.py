@@ -193,10 +193,12 @@ def three(mark: bytes) -> list[tuple[int, bytes]]:
     return [(0xB0, mark), *((3, mark + b"%d" % number) for number in (1, 2, 3))]
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", ["to the server", "to the publisher"])
 async def test_exactly_once_over_cuts_at_every_byte(
-    stream: DataStream, token_file: Path, way: str
+    stream: DataStream, token_file: Path, way: str, step: int
 ) -> None:
+    """At every third one here; at every one in the soak tests."""
     wanted: list[tuple[int, bytes]] = []
     async with serving(stream, token_file) as (server, port):
         cut, all_of_it = 0, 1 << 40
@@ -221,7 +223,7 @@ async def test_exactly_once_over_cuts_at_every_byte(
             assert stream.total_entries == len(wanted), (cut, cutting.connections)
             if cutting.connections == 1 and contents(stream)[-4:] == three(mark):
                 all_of_it = cut
-            cut += 1
+            cut += step
         assert server.counts.published_again > 0
     assert contents(stream) == wanted
     assert all_of_it > 150

@@ -144,7 +144,6 @@ TRUNCATIONS: dict[str, Change] = {
 CHANGES = UPDATES | TRUNCATIONS
 DAMAGES: list[Damage] = [a_bit, all_of_it, the_head]
 PAGES = [0, 1, LAST]
-changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 pages = pytest.mark.parametrize("page", PAGES)
 
 
@@ -288,8 +287,14 @@ async def test_while_it_is_stopped(
         await here.end()
 
 
-@changes
-@pages
+@pytest.mark.parametrize(
+    ("change", "page"),
+    [
+        pytest.param(CHANGES[name], page, marks=_every(i, 0, k), id=f"{name}-{page}")
+        for i, name in enumerate(CHANGES)
+        for k, page in enumerate(PAGES)
+    ],
+)
 async def test_while_the_upstream_is_away(
     tmp_path: Path, source: Source, page: int, change: Change
 ) -> None:
@@ -331,8 +336,19 @@ async def test_several_pages(
         await here.end()
 
 
-@pytest.mark.parametrize("damage", [a_bit, all_of_it])
-@pytest.mark.parametrize("change", UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize(
+    ("damage", "change"),
+    [
+        pytest.param(
+            damage,
+            UPDATES[name],
+            marks=() if (i + j) % 2 == 0 else pytest.mark.soak,
+            id=f"{name}-{damage.__name__}",
+        )
+        for i, name in enumerate(UPDATES)
+        for j, damage in enumerate([a_bit, all_of_it])
+    ],
+)
 async def test_updates_remove_nothing(
     tmp_path: Path, source: Source, damage: Damage, change: Change
 ) -> None:

@@ -127,7 +127,7 @@ async def test_truncations_and_updates(tmp_path: Path, upstream: DataStream) -> 
         assert relay.stream.entry_at(ms(4000.0)) == 7
 
 
-@seeds(3, 60)
+@seeds(1, 60)
 async def test_worlds(tmp_path: Path, upstream: DataStream, seed: int) -> None:
     """Appends at times that are known or not, updates, truncations and restarts, over pages."""
     chance, clock, seconds = random.Random(seed), Clock(upstream), 0.0

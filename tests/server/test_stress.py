@@ -113,12 +113,12 @@ async def stress(open_server: Open, stream: DataStream, seed: int, rounds: int, 
 
 @pytest.mark.parametrize("seed", [1])
 async def test_over_memory_streams(stream: DataStream, seed: int) -> None:
-    await stress(in_memory, stream, seed, rounds=3, size=120)
+    await stress(in_memory, stream, seed, rounds=2, size=80)
 
 
 @pytest.mark.parametrize("seed", [2])
 async def test_over_loopback(stream: DataStream, seed: int) -> None:
-    await stress(over_loopback, stream, seed, rounds=3, size=120)
+    await stress(over_loopback, stream, seed, rounds=2, size=80)
 
 
 async def test_over_tls(stream: DataStream, secured: Open) -> None:

@@ -55,7 +55,14 @@ async def test_conversation(steps: list[Step], tmp_path: Path) -> None:
     await converse(steps, tmp_path, over_loopback)
 
 
-@pytest.mark.parametrize("steps", conversations())
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # TLS concerns no single conversation; the soak tests have all with it.
+        pytest.param(*each.values, id=each.id, marks=() if at % 4 == 0 else pytest.mark.soak)
+        for at, each in enumerate(conversations())
+    ],
+)
 async def test_conversation_with_tls(steps: list[Step], tmp_path: Path, secured: Open) -> None:
     await converse(steps, tmp_path, secured)
 

@@ -67,9 +67,16 @@ def test_relays_until_a_signal(
     assert same(tmp_path / "r.bin", Path(upstream.stream.path))
 
 
-@pytest.mark.parametrize("sync", ["os", "commit"])
-@pytest.mark.parametrize("written", ["half", "entries"])
-@pytest.mark.parametrize("commit", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("commit", "written", "sync"),
+    [
+        # Each two of them are together in one test; all three are, in the soak tests.
+        pytest.param(commit, written, sync, marks=() if (i + j + k) % 2 == 0 else pytest.mark.soak)
+        for i, commit in enumerate([1, 2, 7])
+        for j, written in enumerate(["half", "entries"])
+        for k, sync in enumerate(["os", "commit"])
+    ],
+)
 def test_continues_after_a_kill_within_a_commit(
     upstream: StreamServer, tmp_path: Path, commit: int, written: str, sync: str
 ) -> None:

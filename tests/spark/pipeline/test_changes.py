@@ -254,17 +254,3 @@ def test_files_are_as_large_as_wanted(
     # A table without rows has its columns for all programs.
     (empty,) = out.glob("ger_updates/**/*.parquet")
     assert "global_exit_root" in parquet.read_schema(empty).names
-
-
-def test_small_ranges_are_joined_by_themselves(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out = tmp_path / "stream.bin", tmp_path / "out"
-    monkeypatch.setattr("datastreamer.spark.pipeline.ingest._SMALL", 3)
-    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
-        put(stream, [(number, TIME, 0) for number in range(13)])
-    ingest = Ingest(spark, {"path": str(path)}, out)
-    ingest.backfill(chunk=2)
-    ingest.close()
-    sizes = [each["stop"] - each["start"] for each in manifest_of(out)["ranges"]]
-    assert sizes == [24, 2]

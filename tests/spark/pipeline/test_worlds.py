@@ -17,7 +17,16 @@ from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.ingest import Ingest
 from datastreamer.spark.pipeline.tables import ParquetTables
 from datastreamer.spark.stream.sources import GrowingFile
-from tests.spark.pipeline.worlds import QUERIES, Rows, World, expected, manifest_of, rows_of
+from tests.spark.pipeline.test_pipeline import put
+from tests.spark.pipeline.worlds import (
+    QUERIES,
+    START,
+    Rows,
+    World,
+    expected,
+    manifest_of,
+    rows_of,
+)
 
 KEEP = 8
 
@@ -133,12 +142,13 @@ def in_world(
 
 @pytest.mark.parametrize("kind", ["file", "server", "foreign"])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))]
+    ("seed", "turns"),
+    [(0, 1), *(pytest.param(seed, 4, marks=pytest.mark.soak) for seed in range(20))],
 )
 def test_worlds(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int, turns: int
 ) -> None:
-    in_world(spark, kind, seed, tmp_path, monkeypatch, 4)
+    in_world(spark, kind, seed, tmp_path, monkeypatch, turns)
 
 
 # The same without Spark, which takes seconds for each range: rows are decoded here, and the files
@@ -207,13 +217,32 @@ def test_a_stream_that_changes_often(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert found == expected(world.events())
 
 
+def test_small_ranges_are_joined_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    monkeypatch.setattr(pipeline, "_SMALL", 3)
+    monkeypatch.setattr(Ingest, "_write_tables", write_tables)
+    monkeypatch.setattr(ParquetTables, "save", save)
+    monkeypatch.setattr(pipeline, "copy", copy)
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, START, 0) for number in range(13)])
+        events = [zkevm.decode(entry, version=3) for entry in stream.entries()]
+    ingest = Ingest(None, {"path": str(path)}, out)
+    ingest.backfill(chunk=2)
+    ingest.close()
+    found = manifest_of(out)
+    assert [each["stop"] - each["start"] for each in found["ranges"]] == [24, 2]
+    assert read_text(out, found) == expected(events)
+
+
 @pytest.mark.parametrize("kind", ["file", "server", "foreign"])
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(10, 70, 10))]
+    "first", [70, *(pytest.param(first, marks=pytest.mark.soak) for first in range(0, 70, 10))]
 )
 def test_many_worlds(tmp_path: Path, kind: str, first: int) -> None:
     killed = changed = 0
-    count = 10 if first else 4
+    count = 10 if first < 70 else 2
     for seed in range(first, first + count):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Ingest, "_write_tables", write_tables)

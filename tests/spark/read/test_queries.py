@@ -58,6 +58,12 @@ QUERIES: Final = {
     "join entries e on e.number = b.entry_number where b.number < 300 group by b.number",
 }
 
+LIKE_OTHERS: Final = (
+    *("outer self join", "semi join", "not exists", "intersect"),
+    "a window over a union",
+)
+"""Queries that are planned as others are: for the soak tests."""
+
 
 @pytest.fixture(scope="module")
 def decoded(real_stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -121,8 +127,19 @@ def tables(
         spark.catalog.dropTempView(name)
 
 
-def test_queries(spark: Any, tables: dict[str, Any], answers: dict[str, list[Any]]) -> None:
-    for name, query in QUERIES.items():
+@pytest.mark.parametrize(
+    "names",
+    [
+        tuple(name for name in QUERIES if name not in LIKE_OTHERS),
+        pytest.param(LIKE_OTHERS, marks=pytest.mark.soak),
+    ],
+    ids=["usual", "like others"],
+)
+def test_queries(
+    spark: Any, tables: dict[str, Any], answers: dict[str, list[Any]], names: tuple[str, ...]
+) -> None:
+    for name in names:
+        query = QUERIES[name]
         assert sorted_rows(spark.sql(query)) == answers[name], name
         assert answers[name], name
 

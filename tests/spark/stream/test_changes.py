@@ -59,7 +59,9 @@ NUMBERS = list(range(2000))
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 20))]
+)
 def test_the_changes_give_the_stream_in_random_worlds(how: str, seed: int, tmp_path: Path) -> None:
     run(seed, tmp_path, how)
 

@@ -104,7 +104,7 @@ def add(stream: DataStream, first: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the executors in /proc")
 def test_killed_drivers(spark: Any, tmp_path: Path) -> None:
-    kill_and_check(spark, tmp_path, 1, drivers=2, executors_of_each=0)
+    kill_and_check(spark, tmp_path, 1, drivers=1, executors_of_each=0)
 
 
 @pytest.mark.soak

@@ -225,13 +225,21 @@ def of_our_records() -> Iterator[Damage]:
 
 
 ALL = [*of_the_header(), *of_entries(), *of_pages(), *of_the_size()]
-BARE = [it for it in ALL if not re.match("entry [0679] ", it.name)]
+ALIKE = re.compile("entry [0679] ")
+BARE = [it for it in ALL if not ALIKE.match(it.name)]
 # In a file without records some damage cannot be noticed.
 UNSEEN_IN_BARE = re.compile(r"header (version|system id|stream type)|entry \d+ (type|a bit)")
 
 
 def by_name(damages: list[Damage]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("damage", damages, ids=lambda damage: damage.name)
+    """Of entries like others every third damage, another one for each of them; the soak tests have
+    all."""
+    alike = {it.name: at for at, it in enumerate(it for it in ALL if ALIKE.match(it.name))}
+    marks = {name: () if at % 3 == 0 else pytest.mark.soak for name, at in alike.items()}
+    return pytest.mark.parametrize(
+        "damage",
+        [pytest.param(it, marks=marks.get(it.name, ()), id=it.name) for it in damages],
+    )
 
 
 @pytest.fixture

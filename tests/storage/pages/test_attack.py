@@ -189,7 +189,9 @@ def attack(path: Path, states: list[State], seed: int) -> None:
     assert image.is_unharmed()
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, 4))]
+)
 def test_images(tmp_path: Path, states: list[State], part: int) -> None:
     for seed in range(part * 60, (part + 1) * 60):
         attack_in(tmp_path, states, seed)

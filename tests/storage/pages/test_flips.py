@@ -49,7 +49,7 @@ def entries_at(path: Path, page: int) -> tuple[int, int]:
     return numbers[0], numbers[-1] + 1
 
 
-@pytest.mark.parametrize("count", [250, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_verify_notices_every_one(whole: Path, tmp_path: Path, count: int) -> None:
     content = whole.read_bytes()
     path = tmp_path / "s.bin"
@@ -76,7 +76,7 @@ def test_verify_notices_every_one(whole: Path, tmp_path: Path, count: int) -> No
     assert verify(path).ok
 
 
-@pytest.mark.parametrize("count", [250, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_reader_that_verifies_always_notices_every_one(
     whole: Path, tmp_path: Path, count: int, follow: bool

@@ -88,7 +88,7 @@ class Life:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))]
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (0, *range(2, 12)))]
 )
 def test_lives(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
