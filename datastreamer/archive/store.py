@@ -183,7 +183,10 @@ class Store:
         return self._tried(name, get)
 
     def list(self, prefix: str, after: str | None = None) -> list[Stored]:
-        """The objects whose names begin with `prefix`, in order, from those after one on."""
+        """The objects whose names begin with `prefix`, in order, from those after one on.
+
+        Raises `ArchiveMissing`.
+        """
 
         def listed() -> list[Stored]:
             # (A folder shows what is being written.)
@@ -192,7 +195,7 @@ class Store:
         try:
             return self._tried(prefix, listed)
         except Gone:
-            return []
+            raise ArchiveMissing(self.url, "the bucket or folder is missing") from None
 
     def delete(self, name: str) -> None:
         """Delete an object, or accept that it is deleted."""
