@@ -81,6 +81,9 @@ class SimTime:
     def time(self) -> float:
         return _DAY + self.monotonic()
 
+    def time_ns(self) -> int:
+        return int(self.time() * 1e9)
+
     def sleep(self, seconds: float) -> None:
         if Stepped.here():
             from_thread_run(trio.sleep, seconds)
