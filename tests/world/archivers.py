@@ -47,6 +47,8 @@ _TIMEOUT = 3.0
 _DECIDES_SECONDS = 15.0
 _SIZES = (40, 40, 3_000, 200_000, 400_000)
 _MOST_ENTRIES = 4
+# Of the operations.
+_CHANGED = 0.06
 
 
 class Content(NamedTuple):
@@ -177,7 +179,10 @@ class Writer:
             if stuck > _DECIDES_SECONDS or self.takes_over:
                 self.world.decide(self, stuck > 0)
                 return
-            if not self.resting:
+            if not self.resting and (choice := chance.random()) < _CHANGED:
+                change = self.truncate if choice < _CHANGED / 2 else self.update
+                change(chance.randrange(1000))
+            elif not self.resting:
                 self._append(stream)
 
     def _append(self, stream: DataStream) -> None:

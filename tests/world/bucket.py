@@ -23,6 +23,7 @@ import trio
 from obstore import exceptions
 
 from datastreamer.archive import archiver, check, follower, reading, restore, store, writer
+from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.opened import MANIFESTS
 from datastreamer.archive.store import Stored
 from datastreamer.storage.read import file as file_module
@@ -32,7 +33,7 @@ from tests.archive.stores import MemoryStore
 from tests.storage.lab.disk import Process
 from tests.world.clock import SimTime, nursery_here
 from tests.world.drivers import name_here
-from tests.world.threads import from_thread_run, in_loop, run_stepped
+from tests.world.threads import Stepped, from_thread_run, in_loop, run_stepped
 from tests.world.trace import Trace
 
 URL = "s3://bucket/stream"
@@ -50,7 +51,7 @@ _FAULTS = {
     "delete": ("timeout", "lost", "403", "500"),
 }
 _OUT = ("timeout", "500")
-_LATENCY, _SLOW = 0.02, 1.5
+_LATENCY, _SLOW, _READ = 0.02, 1.5, 0.2
 
 disk_here: ContextVar[Process] = ContextVar("disk_here")
 """Where the current program opens files."""
@@ -256,6 +257,22 @@ class _SimOs:
         disk_here.get().unlink(path)
 
 
+def _slowly(bucket: Bucket, read: Callable[..., Any]) -> Callable[..., Any]:
+    """A read of the archived file, before and after which its writer may go on."""
+
+    def pause() -> None:
+        if Stepped.here():
+            from_thread_run(trio.sleep, bucket.chance.random() * _READ)
+
+    def slowly(*arguments: Any) -> Any:
+        pause()
+        found = read(*arguments)
+        pause()
+        return found
+
+    return slowly
+
+
 @contextlib.contextmanager
 def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
     """The package archives to `bucket`, in simulated time and on simulated disks."""
@@ -291,4 +308,7 @@ def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
             (restore, "os", _SimOs()),
         ):
             patches.enter_context(mock.patch.object(owner, attribute, value))
+        for name in ("digests", "page", "last_page", "starts_with", "changes_since"):
+            slowly = _slowly(bucket, getattr(ArchivedFile, name))
+            patches.enter_context(mock.patch.object(ArchivedFile, name, slowly))
         yield
