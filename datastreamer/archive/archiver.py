@@ -115,6 +115,7 @@ class Archiver:
 
     def _publish(self) -> float:
         """Publish if there is news; returns the seconds until the next time."""
+        began = now_ms()
         try:
             if self._stream.sync_policy == "os":
                 # Only what is on disk is archived, and nothing else syncs.
@@ -129,6 +130,8 @@ class Archiver:
             _log.exception("%s: the archiver failed", self._options.url)
         else:
             self._published += news
+            # What was committed meanwhile is not archived yet.
+            self._lacking_since = began
             if self._error is not None:
                 _log.info("%s: archives again", self._options.url)
             self._error, self._in_a_row = None, 0

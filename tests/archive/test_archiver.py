@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from datastreamer.archive import archiver
 from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.beside import archiving, restored
 from datastreamer.archive.check import check
 from datastreamer.archive.follower import in_common
 from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
+from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import BadArgument, DatastreamerError, StreamReadOnly
 from datastreamer.format import PAGE_SIZE
 from datastreamer.service.embedded import StreamServer
@@ -66,6 +68,27 @@ def test_a_served_stream_is_archived(tmp_path: Path) -> None:
     # The end publishes a last time.
     assert entries_in(url) == total
     assert check(OpenArchive.open(url)).problems == []
+
+
+def test_the_lag_of_a_stream_that_always_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts from the last publication, although no look finds everything archived."""
+    publish = ArchiveWriter.publish
+
+    def publish_meanwhile(self: ArchiveWriter) -> bool:
+        news = publish(self)
+        stream.append(2, b"meanwhile")
+        return news
+
+    monkeypatch.setattr(archiver, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(ArchiveWriter, "publish", publish_meanwhile)
+    options = ArchiveOptions((tmp_path / "archive").as_uri(), interval=0.05)
+    with DataStream.create(tmp_path / "s.bin") as stream, archiving(stream, options):
+        until(lambda: sample(stream, "publications_total") >= 1)
+        first = time.time()
+        until(lambda: sample(stream, "publications_total") >= 3)
+        assert sample(stream, "lag_seconds") <= time.time() - first
 
 
 def test_a_full_segment_is_not_waited_for(tmp_path: Path) -> None:
