@@ -337,9 +337,9 @@ class ArchiveWorld(Happenings):
         tokens = disk_here.set(machine.disk.process()), name_here.set(machine.name)
         booted = boot_here.set(lambda: machine.disk.boot)
         try:
-            store = Store(
-                URL, timeout=0.0, backend=BucketClient(self.bucket, machine.name, quick=True)
-            )
+            # Its writer waits in the middle of an operation, with locks.
+            self.bucket.hurries = True
+            store = Store(URL, timeout=0.0, backend=BucketClient(self.bucket, machine.name))
             with closing(ArchivedFile(PATH)) as source:
                 pushed = ArchiveWriter(
                     source,
@@ -352,6 +352,7 @@ class ArchiveWorld(Happenings):
         except DatastreamerError as error:
             self.trace.note("not pushed", machine.name, error)
         finally:
+            self.bucket.hurries = False
             boot_here.reset(booted)
             name_here.reset(tokens[1])
             disk_here.reset(tokens[0])

@@ -72,6 +72,8 @@ class Bucket(MemoryStore):
         """Machines that it does not answer."""
         self.sleeps: dict[str, float] = {}
         """Machines that sleep so long within their next request."""
+        self.hurries = False
+        """Whether nothing takes time now."""
         self.put_now: Callable[[str, bytes], None] = lambda name, data: None
         """Called when an object appears."""
         self._nursery = nursery
@@ -113,11 +115,10 @@ class Bucket(MemoryStore):
 
 
 class BucketClient:
-    """A bucket as one machine reaches it. `quick`: requests take no time; otherwise they are made
-    in a thread that takes turns with the event loop."""
+    """A bucket as one machine reaches it, from a thread that takes turns with the event loop."""
 
-    def __init__(self, bucket: Bucket, machine: str, *, quick: bool = False) -> None:
-        self._bucket, self._machine, self._quick = bucket, machine, quick
+    def __init__(self, bucket: Bucket, machine: str) -> None:
+        self._bucket, self._machine = bucket, machine
 
     def put(self, name: str, data: bytes) -> None:
         self._ask("put", name, lambda: self._bucket.put(name, data), data)
@@ -151,7 +152,7 @@ class BucketClient:
             self._wait(operation, name)
 
     def _wait(self, operation: str, name: str) -> None:
-        if self._quick:
+        if self._bucket.hurries:
             return
         chance = self._bucket.chance
         seconds = chance.random() * (_SLOW if chance.random() < 0.05 else _LATENCY)
@@ -261,7 +262,7 @@ def _slowly(bucket: Bucket, read: Callable[..., Any]) -> Callable[..., Any]:
     """A read of the archived file, before and after which its writer may go on."""
 
     def pause() -> None:
-        if Stepped.here():
+        if Stepped.here() and not bucket.hurries:
             from_thread_run(trio.sleep, bucket.chance.random() * _READ)
 
     def slowly(*arguments: Any) -> Any:
