@@ -176,5 +176,6 @@ class Archiver:
                     *(self._writer.uploaded, self._published, self._failures, self._in_a_row),
                     isinstance(self._error, ArchiveFenced),
                     isinstance(self._error, ArchiveDiverged),
+                    int(1000 * self._options.ready_lag),
                 )
             )

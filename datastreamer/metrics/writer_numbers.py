@@ -28,7 +28,7 @@ COMMIT_BUCKETS: Final = 4
 SYNC_NS: Final = COMMIT_BUCKETS + _BUCKETS
 SYNC_BUCKETS: Final = SYNC_NS + 1
 ARCHIVE: Final = SYNC_BUCKETS + _BUCKETS
-SLOTS: Final = ARCHIVE + 12
+SLOTS: Final = ARCHIVE + 13
 
 # What the archiver of the stream writes, as pairs of metric and place from `ARCHIVE` on.
 _ARCHIVED: Final = (
@@ -96,7 +96,7 @@ class WriterNumbers:
 
     def put_archive(self, values: Sequence[int]) -> None:
         """Set what the archiver counts: 1, Unix ms since when it lacks entries (0: it lacks none),
-        then as the metrics say."""
+        then as the metrics say; and for how many ms it may lack them (0: it does not matter)."""
         with memoryview(self.memory) as view, view.cast("Q") as numbers:
             for at, value in enumerate(values, ARCHIVE):
                 numbers[at] = value
@@ -110,6 +110,18 @@ class WriterNumbers:
 def _histogram(slots: list[int], total: int, first: int) -> Histogram:
     buckets = list(accumulate(slots[first : first + _BUCKETS]))
     return {"buckets": buckets, "sum": slots[total] / 1e9}
+
+
+def unready_archive(numbers: WriterNumbers | None) -> str:
+    """The reason of its archive why new clients should use another server; empty: there is none."""
+    if numbers is None:
+        return ""
+    with memoryview(numbers.memory) as view, view.cast("Q") as slots:
+        since, most = slots[ARCHIVE + 1], slots[ARCHIVE + 12]
+    lag = time.time() - since / 1000
+    if not (since and most) or 1000 * lag < most:
+        return ""
+    return f"the archive lags by {lag:.0f} s; at most {most / 1000:g} are allowed"
 
 
 def _archive_samples(values: list[int]) -> Samples:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,9 @@ from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import BadArgument, DatastreamerError, StreamReadOnly
 from datastreamer.format import PAGE_SIZE
+from datastreamer.http.serving import source_of
+from datastreamer.metrics.writer_numbers import unready_archive
+from datastreamer.relay.relay import Relay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.archive.stores import MemoryStore, fill, opened, push
@@ -116,6 +120,47 @@ def test_a_store_that_fails(tmp_path: Path) -> None:
         until(lambda: sample(stream, "failures_in_a_row") == 0)
 
 
+def test_an_archive_that_lags_makes_a_server_unready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiver, "_LOOK_SECONDS", 0.02)
+    folder = tmp_path / "archive"
+    options = ArchiveOptions(folder.as_uri(), interval=0.05, timeout=0.05)
+    with DataStream.create(tmp_path / "s.bin") as stream:
+        server, numbers = SimpleNamespace(unready="", stream=stream), stream.parts.counters.share()
+        unready = source_of(server, numbers).unready  # type: ignore[arg-type]
+        folder.write_text("")
+        with archiving(stream, replace(options, ready_lag=0.01)):
+            fill(stream, 0.1)
+            until(lambda: "the archive lags by" in unready())
+            folder.unlink()
+            until(lambda: unready() == "")
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("")
+        with archiving(stream, options):
+            fill(stream, 0.1)
+            until(lambda: sample(stream, "failures_in_a_row") > 1)
+            assert unready() == ""
+
+
+def test_a_follower_that_does_not_reach_its_archive(tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    options = ArchiveOptions(folder.as_uri(), interval=0.05, timeout=0.05, ready_lag=0.01)
+    with DataStream.create(tmp_path / "s.bin") as stream, archiving(stream, options):
+        fill(stream, 0.1)
+    with (
+        DataStream.create(tmp_path / "f.bin") as made,
+        archiving(made, replace(options, mode="follow")),
+    ):
+        until(lambda: sample(made, "entries") == made.total_entries > 0)
+        assert unready_archive(made.parts.counters.share()) == ""
+        folder.rename(tmp_path / "elsewhere")
+        until(lambda: unready_archive(made.parts.counters.share()) != "")
+        assert sample(made, "failures_in_a_row") > 0
+        (tmp_path / "elsewhere").rename(folder)
+        until(lambda: unready_archive(made.parts.counters.share()) == "")
+
+
 def test_the_second_writer_of_an_archive_ends_the_first(tmp_path: Path) -> None:
     url = (tmp_path / "archive").as_uri()
     options = ArchiveOptions(url, interval=0.1)
@@ -143,6 +188,7 @@ def test_a_relay_without_a_file_begins_with_the_archive(tmp_path: Path) -> None:
     options = ArchiveOptions(url, mode="read")
     path = tmp_path / "r.bin"
     assert not restored(options, str(path))
+    assert "made from file://" in Relay([("127.0.0.1", 9)], path, archive=options)._unready()
     with (
         DataStream.create(tmp_path / "s.bin") as stream,
         archiving(stream, ArchiveOptions(url)),
