@@ -22,15 +22,18 @@ from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.restore import restore
 from datastreamer.archive.store import Store
-from datastreamer.errors import ArchiveDiverged, ArchiveError, ArchiveFenced
+from datastreamer.errors import ArchiveDiverged, ArchiveError, ArchiveFenced, DatastreamerError
 from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.relay.relay import Relay
+from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.lab.image import Image
+from tests.storage.lab.model import abandon
 from tests.world.bucket import URL, Bucket, BucketClient, disk_here
 from tests.world.machines import Program
 from tests.world.model import Wrong
-from tests.world.servers import PATH, closed, image_of, opened
+from tests.world.servers import BACKOFF, LIMITS, PATH, closed, image_of, opened, serve_by
 from tests.world.threads import run_stepped
 
 if TYPE_CHECKING:
@@ -83,13 +86,27 @@ def content_by(read: Callable[[int], bytes], stop: int) -> Content:
 
 def content_of(image: Image, length: int) -> Content:
     """That of a stream file up to a length."""
-    stop = -(-(length - page_start(0)) // PAGE_SIZE)
+    return content_by(*_reading(image, length))
+
+
+def prefixes_of(image: Image, length: int) -> set[tuple[int, bytes]]:
+    """The number of entries, and the hash over them, of all that a stream file begins with."""
+    count, found, prefixes = 0, b"", set()
+    for items, _ in _pages(*_reading(image, length)):
+        for item in items:
+            count, found = count + 1, extended(found, item)
+            prefixes.add((count, found))
+    return prefixes
+
+
+def _reading(image: Image, length: int) -> tuple[Callable[[int], bytes], int]:
+    """What reads a page of a file, and the number of pages."""
 
     def read(page: int) -> bytes:
         start = page_start(page)
         return image.read(min(PAGE_SIZE, length - start), start)
 
-    return content_by(read, stop)
+    return read, -(-(length - page_start(0)) // PAGE_SIZE)
 
 
 @dataclass
@@ -107,6 +124,8 @@ class Writer:
     stream: DataStream | None = None
     archiver: Archiver | None = None
     resting: bool = False
+    serves: bool = False
+    """Whether a relay of it archives."""
 
     def __post_init__(self) -> None:
         self._items: list[bytes] = []
@@ -133,6 +152,8 @@ class Writer:
         stream = await opened(program, self.sync)
         try:
             self._opened(stream)
+            if self.serves:
+                await self._serve(program, stream)
             self.archiver = Archiver(stream, options_of(takeover=self.takes_over))
             self.takes_over = False
             self.stream = stream
@@ -141,6 +162,15 @@ class Writer:
         finally:
             self.stream = self.archiver = None
             closed(program, stream)
+
+    async def _serve(self, program: Program, stream: DataStream) -> None:
+        """Until its program ends."""
+        server = Server(stream, limits=LIMITS)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run, [])
+            program.listen(serve_by(program, lambda: server))
+            self.stream = stream
+            await self._write(stream)
 
     async def _restore(self, program: Program) -> None:
         while not program.disk.exists(PATH):
@@ -173,10 +203,9 @@ class Writer:
         while True:
             pause = chance.random()
             await trio.sleep(pause)
-            assert self.archiver is not None
-            error = self.archiver._error
+            error = None if self.archiver is None else self.archiver._error
             stuck = stuck + pause if isinstance(error, (ArchiveFenced, ArchiveDiverged)) else 0.0
-            if stuck > _DECIDES_SECONDS or self.takes_over:
+            if stuck > _DECIDES_SECONDS or (self.takes_over and not self.serves):
                 self.world.decide(self, stuck > 0)
                 return
             if not self.resting and (choice := chance.random()) < _CHANGED:
@@ -235,6 +264,61 @@ class Writer:
             item = xxh3_128_digest(b"%d %s" % (2, data))
             items = [*self._items[: old.number], item, *self._items[old.number + 1 :]]
             self._change(items, partial(self.stream.update_entry, old.number, 2, data))
+
+
+@dataclass
+class RelayArchiver:
+    """A machine with a relay of the first one, which archives what it has."""
+
+    world: ArchiveWorld
+    takes_over: bool = False
+    relay: Relay | None = None
+    name: str = WRITERS[1]
+
+    @property
+    def stream(self) -> DataStream | None:
+        return None if self.relay is None or self.relay.server is None else self.relay.stream
+
+    async def run(self, program: Program) -> None:
+        disk_here.set(program.disk)
+        relay = self.relay = Relay(
+            [(WRITERS[0], 6900)],
+            PATH,
+            index="memory",
+            limits=LIMITS,
+            on_rewrite="follow",
+            patience=10.0,
+            timeout=4.0,
+            heartbeat=4.0,
+            backoff=BACKOFF,
+            look_seconds=5.0,
+            archive=options_of(takeover=self.takes_over),
+        )
+        relay._disk, self.takes_over = program.disk, False
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, nursery.cancel_scope)
+                try:
+                    await relay.run([])
+                except DatastreamerError as error:
+                    self.world.trace.note("the relay has ended", error)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.relay = None
+            if relay.stream is not None and not program.alive:
+                abandon(relay.stream)
+
+    async def _watch(self, scope: trio.CancelScope) -> None:
+        stuck = 0.0
+        while stuck <= _DECIDES_SECONDS and not self.takes_over:
+            await trio.sleep(RETRY_SECONDS)
+            numbers = None if self.stream is None else self.stream.parts.counters.share()
+            found = {} if numbers is None else numbers.samples()
+            names = ("datastreamer_archive_fenced", "datastreamer_archive_diverged")
+            is_stuck = any(found[name][0][1] for name in names if name in found)
+            stuck = stuck + RETRY_SECONDS if is_stuck else 0.0
+        self.world.decide(self, stuck > 0)
+        scope.cancel()
 
 
 @dataclass

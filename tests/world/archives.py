@@ -1,4 +1,5 @@
 """A world of archives: machines that write a stream and archive it in one bucket, and a follower.
+With `relays`, the second machine is a relay of the first one, and archives what it has.
 
 At any time each of two machines may believe that it is the writer: one sleeps, loses its power or
 the bucket, and an operator restores the other one's file from there and goes on with it. Each
@@ -48,15 +49,17 @@ from tests.world.archivers import (
     WRITERS,
     Content,
     Follower,
+    RelayArchiver,
     Writer,
     content_by,
     content_of,
     extended,
     hash_of,
+    prefixes_of,
 )
 from tests.world.bucket import URL, Bucket, BucketClient, disk_here
 from tests.world.clock import SimTime, boot_here
-from tests.world.drivers import name_here
+from tests.world.drivers import Drivers, name_here
 from tests.world.faults import Event, Plan
 from tests.world.happenings import LOOK_SECONDS, Happenings
 from tests.world.machines import Machine
@@ -85,6 +88,8 @@ class ArchiveWorld(Happenings):
         """What was on a disk of a writer when it was looked at in order to archive it."""
         self.restored = False
         """Whether the archive was ever restored."""
+        self.relays = bool(plan.relays)
+        """Whether the second machine archives as a relay of the first one."""
         self.published = self.checked = 0
         self.settled = False
         self.bucket: Bucket
@@ -101,6 +106,7 @@ class ArchiveWorld(Happenings):
                 self.bucket = Bucket(self.chance, self.trace, self._nursery)
                 self.bucket.put_now = self._noted(self._appeared)
                 stack.enter_context(bucket_module.simulated(self.bucket, self.time))
+                stack.enter_context(Drivers(self.network).replaced(self.time))
                 stack.enter_context(logged(self.trace, name_here))
                 state = _watched(ArchivedFile.state, self._noted(self._looked))
                 stack.enter_context(mock.patch.object(ArchivedFile, "state", state))
@@ -108,9 +114,13 @@ class ArchiveWorld(Happenings):
                     # It logs what no program should raise.
                     log = mock.patch.object(module._log, "exception", self._noted(_raised))
                     stack.enter_context(log)
-                self.writers = {name: Writer(name, self.plan.sync, self) for name in WRITERS}
+                one, two = (Writer(name, self.plan.sync, self) for name in WRITERS)
+                one.writes, one.serves = True, self.relays
+                self.writers = {
+                    one.name: one,
+                    two.name: RelayArchiver(self) if self.relays else two,
+                }
                 self.follower = Follower(self)
-                self.writers[WRITERS[0]].writes = True
                 for name, writer in self.writers.items():
                     self._machine(name, writer.run)
                 self._machine(FOLLOWER, self.follower.run)
@@ -149,6 +159,10 @@ class ArchiveWorld(Happenings):
         if machine.name == FOLLOWER:
             return
         content = content_of(image_of(machine), found.head.length)
+        if self.relays and machine.name == WRITERS[1]:
+            # While a relay follows changes, it has a history of its own.
+            self.prefixes |= prefixes_of(image_of(machine), found.head.length)
+            self.ends.add(content[:2])
         if content[:2] not in self.ends or content.entries != found.head.entries:
             raise Wrong(f"{machine.name} archives {content[:2]}, which was never committed")
         mode = self.chance.choice(MODES)
@@ -253,21 +267,24 @@ class ArchiveWorld(Happenings):
     def _may_lose(self, machine: Machine) -> None:
         """Its writer looks what is left."""
 
-    def _writer(self, event: Event) -> Writer:
+    def _writer(self, event: Event) -> Writer | RelayArchiver:
         return self.writers[WRITERS[event.pick % len(WRITERS)]]
 
     def truncate(self, event: Event) -> None:
-        self._changed_by(event, self._writer(event).truncate)
+        self._changed_by(event, lambda writer: writer.truncate(event.more))
 
     def update(self, event: Event) -> None:
-        self._changed_by(event, self._writer(event).update)
+        self._changed_by(event, lambda writer: writer.update(event.more))
 
-    def _changed_by(self, event: Event, change: Callable[[int], None]) -> None:
-        async def call() -> None:
-            await trio.lowlevel.checkpoint()
-            change(event.more)
+    def _changed_by(self, event: Event, change: Callable[[Writer], None]) -> None:
+        writer = self._writer(event)
+        if isinstance(writer, Writer):
 
-        self._in_program(self.machines[self._writer(event).name], call)
+            async def call() -> None:
+                await trio.lowlevel.checkpoint()
+                change(writer)
+
+            self._in_program(self.machines[writer.name], call)
 
     def out(self, event: Event) -> None:
         self.bucket.out = True
@@ -290,7 +307,7 @@ class ArchiveWorld(Happenings):
     def decide_now(self, event: Event) -> None:
         self._writer(event).takes_over = True
 
-    def decide(self, writer: Writer, stuck: bool) -> None:
+    def decide(self, writer: Writer | RelayArchiver, stuck: bool) -> None:
         """What an operator does with a writer that archives nothing any more."""
         choice = self.chance.randrange(3) if stuck and not self._settling else 0
         self.trace.note("decided", writer.name, choice)
@@ -298,9 +315,11 @@ class ArchiveWorld(Happenings):
         if choice:
             self._anew(writer)
 
-    def _anew(self, writer: Writer) -> None:
+    def _anew(self, writer: Writer | RelayArchiver) -> None:
         """Its machine begins with the archive."""
-        writer.writes, self.restored = True, True
+        self.restored = True
+        if isinstance(writer, Writer):
+            writer.writes = True
         machine = self.machines[writer.name]
 
         def empty() -> None:
@@ -311,11 +330,12 @@ class ArchiveWorld(Happenings):
 
     def restore(self, event: Event) -> None:
         writer = self._writer(event)
-        if self._newest is None:
+        if self._newest is None or (isinstance(writer, Writer) and writer.serves):
             return
         writer.takes_over = bool(event.more % 2)
-        writer.generation = None
-        if event.more % 3 == 0:
+        if isinstance(writer, Writer):
+            writer.generation = None
+        if isinstance(writer, Writer) and event.more % 3 == 0:
             writer.generation = max(1, self._newest.generation - event.more % 4)
         self._anew(writer)
 
@@ -370,12 +390,15 @@ class ArchiveWorld(Happenings):
                 machine.program.disk.interruption = None
         await trio.sleep(bucket_module.LATE_SECONDS)
         self._settling = True
-        last = self.writers[WRITERS[self.plan.seed % 2]]
+        last = self.writers[WRITERS[0 if self.relays else self.plan.seed % 2]]
+        assert isinstance(last, Writer)
         last.writes = True
         other = next(each for each in self.writers.values() if each is not last)
-        other.resting = other.writes
-        self._nursery.start_soon(self.machines[other.name].kill, 1e9)
-        last.takes_over = True
+        if isinstance(other, Writer):
+            self._nursery.start_soon(self.machines[other.name].kill, 1e9)
+            last.takes_over = True
+        else:
+            other.takes_over = True
         await trio.sleep(INTERVAL)
         last.resting = True
         with trio.move_on_after(_BOUND_SECONDS) as bound:
@@ -389,7 +412,7 @@ class ArchiveWorld(Happenings):
         newest = archive.newest()[0]
         for manifest in archive.generations():
             self._restore_aside(archive, manifest)
-        if (newest.head.entries, last.end) != (last.end[0], last.end):
+        if newest.head.entries != last.end[0]:
             raise Wrong("the archive is not what its last writer has")
 
     def _restore_aside(self, archive: OpenArchive, manifest: ArchiveManifest) -> None:

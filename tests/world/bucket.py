@@ -22,7 +22,7 @@ from unittest import mock
 import trio
 from obstore import exceptions
 
-from datastreamer.archive import archiver, check, follower, reading, restore, store, writer
+from datastreamer.archive import archiver, beside, check, follower, reading, restore, store, writer
 from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.opened import MANIFESTS
 from datastreamer.archive.store import Stored
@@ -246,6 +246,10 @@ class _SimStream:
             yield SimpleNamespace(header=stream.header, bookmarks=bookmarks)
 
 
+def _exists(path: str) -> bool:
+    return disk_here.get().exists(path)
+
+
 class _SimOs:
     """The module `os` where a restore removes checksums."""
 
@@ -292,6 +296,7 @@ def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
             (store.Store, "in_threads", _in_turn),
             (reading, "ThreadPoolExecutor", _Executor),
             (archiver, "threading", threads),
+            (beside, "os", SimpleNamespace(path=SimpleNamespace(lexists=_exists))),
             (archiver, "sys", SimpleNamespace(platform="simulated")),
             (archiver, "prunable", partial(check.prunable, keep_seconds=KEEP_SECONDS)),
             (archiver, "_PRUNE_SECONDS", PRUNE_SECONDS),

@@ -154,6 +154,7 @@ def plan_of(seed: int, seconds: float, *, portions: bool = False, archives: bool
             tuple(events),
             sync=chance.choice(POLICIES if archives else POLICIES[:2]),
             relay_sync=chance.choice(POLICIES[:2]),
+            relays=seed % 2 if archives else 1,
             seconds=seconds,
             portions=portions,
             archives=archives,
