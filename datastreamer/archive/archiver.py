@@ -28,6 +28,7 @@ from datastreamer.errors import (
     StreamReadOnly,
 )
 from datastreamer.format import PAGE_SIZE
+from datastreamer.metrics.writer_numbers import REQUESTS
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
@@ -177,5 +178,6 @@ class Archiver:
                     isinstance(self._error, ArchiveFenced),
                     isinstance(self._error, ArchiveDiverged),
                     int(1000 * self._options.ready_lag),
+                    *(self._store.requests[each] for each in REQUESTS),
                 )
             )

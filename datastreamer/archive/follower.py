@@ -17,6 +17,7 @@ from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.reading import ArchiveStream
 from datastreamer.errors import ArchiveChanged, DatastreamerError
+from datastreamer.metrics.writer_numbers import REQUESTS
 from datastreamer.storage.pages.hashes import HASH_SIZE
 from datastreamer.storage.stream import DataStream
 
@@ -79,6 +80,7 @@ class ArchiveFollower:
                     *(0 if newest is None else newest.generation, 0, 0, 0),
                     *(self._failures, self._in_a_row, 0, diverged),
                     int(1000 * self._options.ready_lag),
+                    *(self._archive.store.requests[each] for each in REQUESTS),
                 )
             )
 

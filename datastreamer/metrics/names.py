@@ -123,6 +123,12 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_archive_failures_in_a_row": Metric(
         "gauge", "Publications or looks that failed since the last one that did not.", "max"
     ),
+    "datastreamer_archive_requests_total": Metric(
+        "counter",
+        "Attempts of requests to the store.",
+        "max",
+        labels=("operation", "outcome"),
+    ),
     "datastreamer_archive_fenced": Metric(
         "gauge", "1 if another writer has taken the archive over.", "max"
     ),

@@ -66,6 +66,12 @@ def test_a_served_stream_is_archived(tmp_path: Path) -> None:
         fill(stream, 1)
         until(lambda: sample(stream, "entries") == stream.total_entries)
         assert sample(stream, "publications_total") > 1
+        samples = stream.parts.counters.share().samples()  # type: ignore[union-attr]
+        requests = {(*labels,): n for labels, n in samples["datastreamer_archive_requests_total"]}
+        # The first stream.json is not there.
+        assert requests["get", "missing"] == 1
+        assert requests["create", "ok"] >= 4
+        assert requests["create", "failed"] == 0
         assert sample(stream, "lag_bytes") == sample(stream, "lag_seconds") == 0
         fill(stream, 0.3)
         total = stream.total_entries
