@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml
+from typer.testing import CliRunner
 
 from datastreamer.cli.program import program as datastreamer
 from datastreamer.client.blocking_client import BlockingClient
@@ -26,7 +26,14 @@ COMPOSE: Any = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: Any = COMPOSE["services"]
 PROMETHEUS: Any = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
 METRICS_PORT = 9600
-KUBERNETES: Any = list(yaml.safe_load_all((CONTRIB / "kubernetes" / "relay.yaml").read_text()))
+WITH_S3: Any = yaml.safe_load((DOCKER / "compose.archive.yaml").read_text())
+
+
+def manifests(name: str) -> Any:
+    return list(yaml.safe_load_all((CONTRIB / "kubernetes" / name).read_text()))
+
+
+KUBERNETES: Any = manifests("relay.yaml")
 
 
 def taken(port: int) -> list[int]:
@@ -105,7 +112,7 @@ def test_the_compose_file_hangs_together() -> None:
 
 def test_the_image() -> None:
     text = (DOCKER / "Containerfile").read_text()
-    assert '"/source[metrics]"' in text
+    assert '"/source[metrics,archive]"' in text
     assert all(
         re.search(r":\d+\.\d+\.\d+-", base) for base in re.findall("^FROM (.*)", text, re.MULTILINE)
     )
@@ -131,10 +138,66 @@ def test_the_kubernetes_example_hangs_together() -> None:
         if kind == "Service":
             assert found["selector"] == labels
             assert {port["targetPort"] for port in found["ports"]} <= ports
-    verb, *words = container["args"]
-    command = typer.main.get_command(datastreamer).commands[verb]  # type: ignore[attr-defined]
-    known = {name for each in command.params for name in each.opts}
-    assert {word.partition("=")[0] for word in words} <= known
+    ensure_right(container["args"])
+
+
+def ensure_right(words: list[str]) -> None:
+    """The options of a `relay` are."""
+    # (That of the log would hold for this process.)
+    words = [word for word in words if word != "--log-format=json"]
+    found = CliRunner().invoke(datastreamer, [*words, "--check-config"])
+    assert (found.exit_code, found.stderr) == (0, "the options are right\n")
+
+
+def test_the_compose_file_of_the_archive() -> None:
+    services = WITH_S3["services"]
+    assert not set(services) & set(SERVICES)
+    for service in services.values():
+        assert re.fullmatch(r"datastreamer|.*:RELEASE\..*Z", service["image"])
+        assert set(service.get("depends_on", ())) <= {*services, *SERVICES}
+        named = {volume.split(":")[0] for volume in service.get("volumes", ())}
+        assert named <= set(WITH_S3["volumes"])
+        if service["image"] == "datastreamer":
+            ensure_right(service["command"])
+            [url] = [word for word in service["command"] if word.startswith("s3://")]
+            assert url.split("/")[2] == services["bucket"]["command"][-1].removeprefix("s3/")
+            ensure_key(service["environment"], services["s3"]["environment"])
+    key = services["archiver"]["environment"]
+    host = f"http://{key['AWS_ACCESS_KEY_ID']}:{key['AWS_SECRET_ACCESS_KEY']}@s3:9000"
+    assert services["bucket"]["environment"] == {"MC_HOST_s3": host}
+
+
+def ensure_key(ours: dict[str, str], of_server: dict[str, str]) -> None:
+    assert ours["AWS_ENDPOINT_URL"] == "http://s3:9000"
+    assert ours["AWS_ACCESS_KEY_ID"] == of_server["MINIO_ROOT_USER"]
+    assert ours["AWS_SECRET_ACCESS_KEY"] == of_server["MINIO_ROOT_PASSWORD"]
+
+
+def test_the_kubernetes_example_of_the_archive() -> None:
+    found = {(each["kind"], each["metadata"]["name"]): each for each in manifests("archive.yaml")}
+    secret = found["Secret", "datastreamer-s3"]["stringData"]
+    archiver = found["StatefulSet", "datastreamer-archiver"]["spec"]
+    # An archive has one writer.
+    assert archiver["replicas"] == 1
+    labels = archiver["template"]["metadata"]["labels"]
+    assert archiver["selector"]["matchLabels"] == labels
+    assert found["Service", archiver["serviceName"]]["spec"]["selector"] == labels
+    [container] = archiver["template"]["spec"]["containers"]
+    ensure_right(container["args"])
+    assert "--archive-mode=push" in container["args"]
+    assert container["envFrom"] == [{"secretRef": {"name": "datastreamer-s3"}}]
+    # The S3 server to try it with.
+    tried = {each["kind"]: each["spec"] for each in manifests("s3.yaml")}
+    [server] = tried["StatefulSet"]["template"]["spec"]["containers"]
+    environment = {
+        each["name"]: secret[each["valueFrom"]["secretKeyRef"]["key"]] for each in server["env"]
+    }
+    ensure_key(secret, environment)
+    assert tried["Service"]["ports"][0]["port"] == server["ports"][0]["containerPort"] == 9000
+    [job] = tried["Job"]["template"]["spec"]["containers"]
+    assert f"--archive=s3://{job['args'][-1].removeprefix('s3/')}/mainnet" in container["args"]
+    images = {each["image"] for each in WITH_S3["services"].values()}
+    assert {server["image"], job["image"]} < images
 
 
 def test_the_image_is_built_from_what_it_needs() -> None:

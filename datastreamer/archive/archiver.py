@@ -28,6 +28,7 @@ from datastreamer.errors import (
     StreamReadOnly,
 )
 from datastreamer.format import PAGE_SIZE
+from datastreamer.metrics.writer_numbers import REQUESTS
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class Archiver:
 
     def _publish(self) -> float:
         """Publish if there is news; returns the seconds until the next time."""
+        began = now_ms()
         try:
             if self._stream.sync_policy == "os":
                 # Only what is on disk is archived, and nothing else syncs.
@@ -129,6 +131,8 @@ class Archiver:
             _log.exception("%s: the archiver failed", self._options.url)
         else:
             self._published += news
+            # What was committed meanwhile is not archived yet.
+            self._lacking_since = began
             if self._error is not None:
                 _log.info("%s: archives again", self._options.url)
             self._error, self._in_a_row = None, 0
@@ -173,5 +177,7 @@ class Archiver:
                     *(self._writer.uploaded, self._published, self._failures, self._in_a_row),
                     isinstance(self._error, ArchiveFenced),
                     isinstance(self._error, ArchiveDiverged),
+                    int(1000 * self._options.ready_lag),
+                    *(self._store.requests[each] for each in REQUESTS),
                 )
             )

@@ -174,20 +174,22 @@ def prunable(archive: OpenArchive, keep_seconds: float = KEEP_SECONDS) -> Pruned
     # Objects first: one that a later manifest names is not among them.
     objects = archive.store.list(SEGMENTS)
     manifests = archive.listed()
+    if not manifests:
+        return Pruned([], [], 0)
     ages = [(now - it.modified).total_seconds() for _, it in manifests[:-_KEPT_MANIFESTS]]
     old = next((at for at, age in enumerate(ages) if age < keep_seconds), len(ages))
-    named: set[str] = set()
-    since = now
-    if manifests:
-        # An object that is older than a manifest, and not in it, is in no later one.
-        number, listed = manifests[old]
-        oldest, since = archive.manifest(number)[0], listed.modified
-        named = {row.object for each in (oldest, archive.newest()[0]) for row in each.rows}
+    # An object that is older than a manifest, and not in it, is in no later one.
+    number, listed = manifests[old]
+    named = {
+        row.object
+        for each in (archive.manifest(number)[0], archive.newest()[0])
+        for row in each.rows
+    }
     gone = [
         each
         for each in objects
         if each.name not in named
-        and each.modified < since
+        and each.modified < listed.modified
         and (now - each.modified).total_seconds() > _UNNAMED_SECONDS
     ]
     return Pruned(

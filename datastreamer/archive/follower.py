@@ -11,12 +11,13 @@ import logging
 import threading
 from contextlib import closing
 
-from datastreamer.archive.archived_file import ArchivedFile, chains_at
+from datastreamer.archive.archived_file import ArchivedFile, chains_at, now_ms
 from datastreamer.archive.manifest import ArchiveManifest
 from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.reading import ArchiveStream
 from datastreamer.errors import ArchiveChanged, DatastreamerError
+from datastreamer.metrics.writer_numbers import REQUESTS
 from datastreamer.storage.pages.hashes import HASH_SIZE
 from datastreamer.storage.stream import DataStream
 
@@ -36,6 +37,9 @@ class ArchiveFollower:
         self._manifest: ArchiveManifest | None = None
         self._ending = threading.Event()
         self._error: type[Exception] | None = None
+        self._failures = self._in_a_row = 0
+        self._numbers = stream.parts.counters.share()
+        self._reached = now_ms()
         self._thread = threading.Thread(target=self._run, name="archive follower", daemon=True)
         self._thread.start()
 
@@ -48,18 +52,37 @@ class ArchiveFollower:
     def _run(self) -> None:
         while not self._ending.is_set():
             try:
+                began = now_ms()
                 self._catch_up()
-                self._error = None
+                self._error, self._in_a_row, self._reached = None, 0, began
             except ArchiveChanged as error:
                 _log.error("nothing is appended any more: %s", error)
+                self._count(diverged=True)
                 return
             except DatastreamerError as error:
                 if type(error) is not self._error:
                     _log.error("not up to date with the archive: %s", error)
                 self._error = type(error)
+                self._failures, self._in_a_row = self._failures + 1, self._in_a_row + 1
             except Exception:  # noqa: BLE001 - the stream is served without it
                 _log.exception("%s: the follower of the archive failed", self._options.url)
+            self._count()
             self._ending.wait(self._options.interval)
+
+    def _count(self, *, diverged: bool = False) -> None:
+        """It counts as lagging since it was last read."""
+        newest = self._manifest
+        if self._numbers is not None:
+            self._numbers.put_archive(
+                (
+                    *(1, self._reached * (diverged or self._in_a_row > 0)),
+                    *(0 if newest is None else newest.head.entries, 0),
+                    *(0 if newest is None else newest.generation, 0, 0, 0),
+                    *(self._failures, self._in_a_row, 0, diverged),
+                    int(1000 * self._options.ready_lag),
+                    *(self._archive.store.requests[each] for each in REQUESTS),
+                )
+            )
 
     def _catch_up(self) -> None:
         before, stream = self._manifest, self._stream

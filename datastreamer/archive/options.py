@@ -25,7 +25,9 @@ class ArchiveOptions:
     with "follow" it appends what is archived later, every `interval` seconds.
     `level` is zstd's, 1 to 9. `takeover`: also over the archive of another file, or of other
     entries; with "follow", entries of the file that the archive does not have are truncated.
-    `timeout`, in seconds, is that of each request with its retries.
+    `timeout`, in seconds, is that of each request with its retries. /readyz answers 503 once
+    the archive has lacked entries, or a follower could not read it, for `ready_lag` seconds (0: it
+    ignores the archive).
 
     Raises `BadArgument`.
     """
@@ -37,6 +39,7 @@ class ArchiveOptions:
     level: int = LEVEL
     takeover: bool = False
     timeout: float = TIMEOUT
+    ready_lag: float = 0.0
 
     def __post_init__(self) -> None:
         if not _LEAST_SEGMENT <= self.segment <= _MOST_SEGMENT:

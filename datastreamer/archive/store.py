@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -136,6 +137,8 @@ class Store:
         self.url = checked_url(url)
         self._timeout = timeout
         self._abandoned = abandoned or threading.Event()
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """Attempts, by operation and outcome, as in `REQUESTS`."""
         try:
             self._backend = backend or ObstoreBackend(self.url, timeout)
         except _REFUSALS as error:
@@ -143,7 +146,7 @@ class Store:
 
     def create(self, name: str, data: bytes) -> bool:
         """Put an object that was not there; whether it has these bytes now."""
-        return self._tried(name, lambda: self._create(name, data))
+        return self._tried("create", name, lambda: self._create(name, data))
 
     def _create(self, name: str, data: bytes) -> bool:
         try:
@@ -163,7 +166,7 @@ class Store:
 
     def get(self, name: str) -> bytes:
         """An object. Raises `Gone`."""
-        return self._tried(name, lambda: self._backend.get(name))
+        return self._tried("get", name, lambda: self._backend.get(name))
 
     def get_range(self, name: str, start: int, size: int) -> bytes:
         """Bytes of an object, which has them. Raises `Gone`."""
@@ -180,24 +183,27 @@ class Store:
                 raise
             return found
 
-        return self._tried(name, get)
+        return self._tried("get", name, get)
 
     def list(self, prefix: str, after: str | None = None) -> list[Stored]:
-        """The objects whose names begin with `prefix`, in order, from those after one on."""
+        """The objects whose names begin with `prefix`, in order, from those after one on.
+
+        Raises `ArchiveMissing`.
+        """
 
         def listed() -> list[Stored]:
             # (A folder shows what is being written.)
             return sorted(it for it in self._backend.list(prefix, after) if "#" not in it.name)
 
         try:
-            return self._tried(prefix, listed)
+            return self._tried("list", prefix, listed)
         except Gone:
-            return []
+            raise ArchiveMissing(self.url, "the bucket or folder is missing") from None
 
     def delete(self, name: str) -> None:
         """Delete an object, or accept that it is deleted."""
         with suppress(Gone):
-            self._tried(name, lambda: self._backend.delete(name))
+            self._tried("delete", name, lambda: self._backend.delete(name))
 
     def ensure_safe(self) -> None:
         """Raises `ArchiveUnsafe` if the store replaces an object when it should only create one."""
@@ -213,19 +219,25 @@ class Store:
         finally:
             self.delete(name)
 
-    def _tried(self, name: str, call: Callable[[], T]) -> T:
+    def _tried(self, operation: str, name: str, call: Callable[[], T]) -> T:
         """What one of several attempts returns."""
         until, pause = time.monotonic() + self._timeout, _PAUSE
         while True:
+            outcome = "failed"
             try:
-                return self._answer(call)
+                found = self._answer(call)
+                outcome = "ok"
+                return found
             except ArchiveMissing:
                 raise
             except _MISSING:
+                outcome = "missing"
                 raise Gone(name) from None
             except _REFUSALS as error:
                 if isinstance(error, _FINAL) or time.monotonic() + pause > until:
                     raise self._explained(name, error) from None
+            finally:
+                self.requests[operation, outcome] += 1
             time.sleep(pause)
             pause = min(2 * pause, _MOST_PAUSE)
 

@@ -394,13 +394,13 @@ class ArchiveWriter:
         )
         manifest.check()
         packed, number = manifest.pack(), manifest.number
+        if (later := archive.numbers(after=number - 1)) and later[0] != number:
+            # The manifest that fenced this writer was pruned since.
+            self._fence(archive.manifest(later[-1])[0])
         ours = self._store.create(manifest_name(number), packed)
         found, digest = archive.manifest(number)[:2] if not ours else (manifest, digest_of(packed))
         if found.writer.id != self._id:
             self._fence(found)
-        if ours and (later := archive.numbers(after=number)):
-            # The manifest that fenced this writer was pruned since.
-            self._fence(archive.manifest(later[-1])[0])
         # It may be an earlier one of ours, whose answer was lost.
         self.uploaded += len(packed) * ours
         self.newest, self._newest_digest = found, digest

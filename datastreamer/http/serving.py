@@ -33,7 +33,7 @@ from datastreamer.http.port.routes import Handler, Routes
 from datastreamer.http.ports import Ports
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.metrics.exposition import load_exporter
-from datastreamer.metrics.writer_numbers import WriterNumbers
+from datastreamer.metrics.writer_numbers import WriterNumbers, unready_archive
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.metrics import collect
 from datastreamer.server.server import Server
@@ -48,7 +48,11 @@ _MONITORING_CONNECTIONS: Final = 64
 def source_of(server: Server, numbers: WriterNumbers | None = None) -> HttpSource:
     """A server and, if it is in this process, its stream's writer as the source of answers."""
     gather = partial(collect, server, numbers)
-    return HttpSource(lambda: server, gather, lambda: server.unready, str(server.stream.path))
+
+    def unready() -> str:
+        return server.unready or unready_archive(numbers)
+
+    return HttpSource(lambda: server, gather, unready, str(server.stream.path))
 
 
 class HttpPort:

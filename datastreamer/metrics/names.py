@@ -95,7 +95,10 @@ METRICS: Final[dict[str, Metric]] = {
     # The archive that the writer keeps; every process that serves its file reads the same values.
     "datastreamer_archive_entries": Metric("gauge", "Entries in the archive.", "max"),
     "datastreamer_archive_lag_seconds": Metric(
-        "gauge", "Time since when the archive lacks entries; 0: it lacks none.", "max"
+        "gauge",
+        "Time since when the archive lacks entries, or a relay that follows it cannot read it; 0: "
+        "neither.",
+        "max",
     ),
     "datastreamer_archive_lag_bytes": Metric(
         "gauge", "Bytes of the stream that the archive lacks.", "max"
@@ -113,10 +116,18 @@ METRICS: Final[dict[str, Metric]] = {
         "counter", "Manifests that were published.", "max"
     ),
     "datastreamer_archive_failures_total": Metric(
-        "counter", "Publications that failed; the log has the reasons.", "max"
+        "counter",
+        "Publications that failed, and looks of a relay that follows; the log has the reasons.",
+        "max",
     ),
     "datastreamer_archive_failures_in_a_row": Metric(
-        "gauge", "Publications that failed since the last one that did not.", "max"
+        "gauge", "Publications or looks that failed since the last one that did not.", "max"
+    ),
+    "datastreamer_archive_requests_total": Metric(
+        "counter",
+        "Attempts of requests to the store.",
+        "max",
+        labels=("operation", "outcome"),
     ),
     "datastreamer_archive_fenced": Metric(
         "gauge", "1 if another writer has taken the archive over.", "max"

@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Final
 
 from datastreamer.metrics.exposition import Histogram, Samples
@@ -28,7 +28,9 @@ COMMIT_BUCKETS: Final = 4
 SYNC_NS: Final = COMMIT_BUCKETS + _BUCKETS
 SYNC_BUCKETS: Final = SYNC_NS + 1
 ARCHIVE: Final = SYNC_BUCKETS + _BUCKETS
-SLOTS: Final = ARCHIVE + 12
+_REQUESTS: Final = ARCHIVE + 13
+REQUESTS: Final = tuple(product(("create", "get", "list", "delete"), ("ok", "missing", "failed")))
+SLOTS: Final = _REQUESTS + len(REQUESTS)
 
 # What the archiver of the stream writes, as pairs of metric and place from `ARCHIVE` on.
 _ARCHIVED: Final = (
@@ -96,7 +98,8 @@ class WriterNumbers:
 
     def put_archive(self, values: Sequence[int]) -> None:
         """Set what the archiver counts: 1, Unix ms since when it lacks entries (0: it lacks none),
-        then as the metrics say."""
+        then as the metrics say; for how many ms it may lack them (0: it does not matter), and its
+        requests in the order of `REQUESTS`."""
         with memoryview(self.memory) as view, view.cast("Q") as numbers:
             for at, value in enumerate(values, ARCHIVE):
                 numbers[at] = value
@@ -112,6 +115,18 @@ def _histogram(slots: list[int], total: int, first: int) -> Histogram:
     return {"buckets": buckets, "sum": slots[total] / 1e9}
 
 
+def unready_archive(numbers: WriterNumbers | None) -> str:
+    """The reason of its archive why new clients should use another server; empty: there is none."""
+    if numbers is None:
+        return ""
+    with memoryview(numbers.memory) as view, view.cast("Q") as slots:
+        since, most = slots[ARCHIVE + 1], slots[ARCHIVE + 12]
+    lag = time.time() - since / 1000
+    if not (since and most) or 1000 * lag < most:
+        return ""
+    return f"the archive lags by {lag:.0f} s; at most {most / 1000:g} are allowed"
+
+
 def _archive_samples(values: list[int]) -> Samples:
     """The samples of the archiver; empty if the stream is not archived."""
     if not values[0]:
@@ -120,4 +135,6 @@ def _archive_samples(values: list[int]) -> Samples:
     found: Samples = {"datastreamer_archive_lag_seconds": [([], round(lag, 3))]}
     for name, at in _ARCHIVED:
         found[f"datastreamer_archive_{name}"] = [([], values[at])]
+    counts = zip(REQUESTS, values[_REQUESTS - ARCHIVE :], strict=True)
+    found["datastreamer_archive_requests_total"] = [([*labels], count) for labels, count in counts]
     return found

@@ -27,7 +27,7 @@ from datastreamer.http.options import HttpOptions
 from datastreamer.http.ports import Listening, Ports
 from datastreamer.http.serving import HttpPort, serve_metrics
 from datastreamer.metrics.exposition import MetricsSnapshot
-from datastreamer.metrics.writer_numbers import WriterNumbers
+from datastreamer.metrics.writer_numbers import WriterNumbers, unready_archive
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.retry import BACKOFF, Backoff, check_seconds, check_waits
@@ -305,7 +305,10 @@ class Relay(Listening):
         return await gather(self.download, self.server, self._numbers, limit)
 
     def _unready(self) -> str:
-        return unready(self.download, self.server, self._ready_lag)
+        if self.stream is None and self._archive is not None:
+            return f"the file is made from {self._archive.url}, or no upstream has answered yet"
+        why = unready(self.download, self.server, self._ready_lag)
+        return why or unready_archive(self._numbers)
 
     async def _open(self) -> DataStream:
         def existing() -> DataStream:

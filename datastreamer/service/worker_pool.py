@@ -20,6 +20,7 @@ from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.http.ports import Ports
 from datastreamer.metrics.exposition import MetricsSnapshot, merge
+from datastreamer.metrics.writer_numbers import unready_archive
 from datastreamer.server.admission.accept_balance import shared_block
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
@@ -152,7 +153,9 @@ class Workers:
         return [json.loads(answer) for answer in answers if answer is not None]
 
     def _unready(self) -> str:
-        return self._stream.parts.feed.misplaced if self.serving else "no serving process is left"
+        if not self.serving:
+            return "no serving process is left"
+        return self._stream.parts.feed.misplaced or unready_archive(self._numbers)
 
     def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
         seconds = max(0.0, min(seconds, _LONGEST))

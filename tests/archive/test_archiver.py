@@ -9,17 +9,23 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from datastreamer.archive import archiver
 from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.beside import archiving, restored
 from datastreamer.archive.check import check
 from datastreamer.archive.follower import in_common
 from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
+from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import BadArgument, DatastreamerError, StreamReadOnly
 from datastreamer.format import PAGE_SIZE
+from datastreamer.http.serving import source_of
+from datastreamer.metrics.writer_numbers import unready_archive
+from datastreamer.relay.relay import Relay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.archive.stores import MemoryStore, fill, opened, push
@@ -60,12 +66,39 @@ def test_a_served_stream_is_archived(tmp_path: Path) -> None:
         fill(stream, 1)
         until(lambda: sample(stream, "entries") == stream.total_entries)
         assert sample(stream, "publications_total") > 1
+        samples = stream.parts.counters.share().samples()  # type: ignore[union-attr]
+        requests = {(*labels,): n for labels, n in samples["datastreamer_archive_requests_total"]}
+        # The first stream.json is not there.
+        assert requests["get", "missing"] == 1
+        assert requests["create", "ok"] >= 4
+        assert requests["create", "failed"] == 0
         assert sample(stream, "lag_bytes") == sample(stream, "lag_seconds") == 0
         fill(stream, 0.3)
         total = stream.total_entries
     # The end publishes a last time.
     assert entries_in(url) == total
     assert check(OpenArchive.open(url)).problems == []
+
+
+def test_the_lag_of_a_stream_that_always_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts from the last publication, although no look finds everything archived."""
+    publish = ArchiveWriter.publish
+
+    def publish_meanwhile(self: ArchiveWriter) -> bool:
+        news = publish(self)
+        stream.append(2, b"meanwhile")
+        return news
+
+    monkeypatch.setattr(archiver, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(ArchiveWriter, "publish", publish_meanwhile)
+    options = ArchiveOptions((tmp_path / "archive").as_uri(), interval=0.05)
+    with DataStream.create(tmp_path / "s.bin") as stream, archiving(stream, options):
+        until(lambda: sample(stream, "publications_total") >= 1)
+        first = time.time()
+        until(lambda: sample(stream, "publications_total") >= 3)
+        assert sample(stream, "lag_seconds") <= time.time() - first
 
 
 def test_a_full_segment_is_not_waited_for(tmp_path: Path) -> None:
@@ -91,6 +124,47 @@ def test_a_store_that_fails(tmp_path: Path) -> None:
         folder.unlink()
         until(lambda: entries_in(folder.as_uri()) == stream.total_entries)
         until(lambda: sample(stream, "failures_in_a_row") == 0)
+
+
+def test_an_archive_that_lags_makes_a_server_unready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiver, "_LOOK_SECONDS", 0.02)
+    folder = tmp_path / "archive"
+    options = ArchiveOptions(folder.as_uri(), interval=0.05, timeout=0.05)
+    with DataStream.create(tmp_path / "s.bin") as stream:
+        server, numbers = SimpleNamespace(unready="", stream=stream), stream.parts.counters.share()
+        unready = source_of(server, numbers).unready  # type: ignore[arg-type]
+        folder.write_text("")
+        with archiving(stream, replace(options, ready_lag=0.01)):
+            fill(stream, 0.1)
+            until(lambda: "the archive lags by" in unready())
+            folder.unlink()
+            until(lambda: unready() == "")
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("")
+        with archiving(stream, options):
+            fill(stream, 0.1)
+            until(lambda: sample(stream, "failures_in_a_row") > 1)
+            assert unready() == ""
+
+
+def test_a_follower_that_does_not_reach_its_archive(tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    options = ArchiveOptions(folder.as_uri(), interval=0.05, timeout=0.05, ready_lag=0.01)
+    with DataStream.create(tmp_path / "s.bin") as stream, archiving(stream, options):
+        fill(stream, 0.1)
+    with (
+        DataStream.create(tmp_path / "f.bin") as made,
+        archiving(made, replace(options, mode="follow")),
+    ):
+        until(lambda: sample(made, "entries") == made.total_entries > 0)
+        assert unready_archive(made.parts.counters.share()) == ""
+        folder.rename(tmp_path / "elsewhere")
+        until(lambda: unready_archive(made.parts.counters.share()) != "")
+        assert sample(made, "failures_in_a_row") > 0
+        (tmp_path / "elsewhere").rename(folder)
+        until(lambda: unready_archive(made.parts.counters.share()) == "")
 
 
 def test_the_second_writer_of_an_archive_ends_the_first(tmp_path: Path) -> None:
@@ -120,6 +194,7 @@ def test_a_relay_without_a_file_begins_with_the_archive(tmp_path: Path) -> None:
     options = ArchiveOptions(url, mode="read")
     path = tmp_path / "r.bin"
     assert not restored(options, str(path))
+    assert "made from file://" in Relay([("127.0.0.1", 9)], path, archive=options)._unready()
     with (
         DataStream.create(tmp_path / "s.bin") as stream,
         archiving(stream, ArchiveOptions(url)),

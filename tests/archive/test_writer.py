@@ -384,6 +384,36 @@ def test_prunes(tmp_path: Path) -> None:
         assert push(path, memory) is False
 
 
+def test_a_prune_whose_bucket_is_missing_for_a_moment(tmp_path: Path) -> None:
+    """It lists no manifest, so nothing would be named by one."""
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 1.5)
+    push(path, memory)
+    month_ago = datetime.now(UTC) - timedelta(days=30)
+    memory.objects = {name: (data, month_ago) for name, (data, _) in memory.objects.items()}
+    archive = opened(memory)
+    memory.fault = lambda operation, name: "404" if (operation, name) == ("list", "m/") else ""
+    with pytest.raises(ArchiveMissing):
+        prunable(archive)
+
+
+def test_a_writer_whose_bucket_is_missing_for_a_moment(tmp_path: Path) -> None:
+    """It does not begin the archive again, although the first manifest was pruned."""
+    path, memory = tmp_path / "s.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        for _ in range(3):
+            fill(stream, 0.1)
+            push(path, memory)
+    del memory.objects["m/0000000000000001.json.zst"]
+    memory.fault = lambda operation, name: "404" if (operation, name) == ("list", "m/") else ""
+    with pytest.raises(ArchiveMissing):
+        push(path, memory)
+    memory.fault = lambda operation, name: ""
+    assert push(path, memory) is False
+    ensure_whole(memory, path)
+
+
 def test_a_lost_answer_to_a_manifest_is_no_fence(tmp_path: Path) -> None:
     """The manifest is there, its answer is lost, and the store fails on."""
     path, memory = tmp_path / "s.bin", MemoryStore()
@@ -490,10 +520,13 @@ def test_a_fence_outlives_its_manifest(tmp_path: Path) -> None:
         for writer in (old, new, new):
             fill(stream, 0.1)
             assert writer.publish()
-        del memory.objects["m/0000000000000002.json.zst"]
+        for number in (1, 2):
+            del memory.objects[f"m/{number:016d}.json.zst"]
         fill(stream, 0.1)
         with pytest.raises(ArchiveFenced):
             old.publish()
+        # It has put no manifest before the others.
+        assert opened(memory).numbers() == [3]
         for each in (old, new):
             each.source.close()
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import replace
 
-from tests.world import portions, world
+from tests.world import archives, portions, world
 from tests.world.faults import Event, Plan, plan_of
 from tests.world.world import Outcome
 
@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of a plan that `plan_of` makes")
     parser.add_argument("--seconds", type=float, default=300.0, help="its length, default 300")
     parser.add_argument("--portions", action="store_true", help="a world of portions, with --seed")
+    parser.add_argument("--archives", action="store_true", help="a world of archives, with --seed")
     parser.add_argument("--plan", help="a plan as a failure prints it")
     parser.add_argument("--trace", metavar="FILE", help="write all that happened to FILE")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter plan that fails")
@@ -26,7 +27,8 @@ def main() -> int:
     if options.plan:
         plan = _parsed(options.plan)
     else:
-        plan = plan_of(options.seed, options.seconds, portions=options.portions)
+        which = {"portions": options.portions, "archives": options.archives}
+        plan = plan_of(options.seed, options.seconds, **which)
     if options.shrink:
         return _shrink(plan)
     try:
@@ -45,7 +47,8 @@ def _parsed(text: str) -> Plan:
 
 
 def _carry_out(plan: Plan, trace_file: str | None = None) -> Outcome:
-    return (portions if plan.portions else world).run(plan, trace_file=trace_file)
+    which = portions if plan.portions else archives if plan.archives else world
+    return which.run(plan, trace_file=trace_file)
 
 
 def _report(found: Outcome) -> None:

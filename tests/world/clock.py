@@ -22,6 +22,7 @@ from unittest import mock
 import trio
 import trio.testing
 
+from datastreamer.archive import beside
 from datastreamer.relay.writer import RelayWriter
 from datastreamer.server import scrub
 from datastreamer.server import server as server_module
@@ -80,6 +81,9 @@ class SimTime:
 
     def time(self) -> float:
         return _DAY + self.monotonic()
+
+    def time_ns(self) -> int:
+        return int(self.time() * 1e9)
 
     def sleep(self, seconds: float) -> None:
         if Stepped.here():
@@ -170,8 +174,11 @@ def _threads(chance: random.Random) -> Callable[..., Awaitable[Any]]:
                 while not call(0):  # type: ignore[call-arg]
                     await trio.sleep(0.001)
         method = getattr(getattr(call, "func", None), "__func__", None)
-        if isinstance(owner, RelayWriter) or method is StreamPages.heal:
-            # It asks another server from its thread.
+        archives = isinstance(owner, contextlib.ExitStack) or (
+            getattr(call, "func", None) is beside.restored
+        )
+        if isinstance(owner, RelayWriter) or method is StreamPages.heal or archives:
+            # It asks another server, or a bucket, from its thread.
             result = await run_stepped(call, *arguments)
         else:
             result = call(*arguments)

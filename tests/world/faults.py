@@ -32,6 +32,13 @@ TAKE_OVER = "another publisher takes over"
 ROT = "change a bit of a page on a disk"
 ROT_RELAY = "change a bit of a page on a relay's disk"
 ROT_SERVED = "change a bit of a page on a disk while its server runs"
+OUT = "the bucket is out"
+CUT_OFF = "a machine does not reach the bucket"
+FLAKY = "requests to the bucket fail"
+SLEEP = "a machine sleeps within a request"
+PUSH = "push a file within an operation of its disk"
+RESTORE = "restore a machine's file from the bucket"
+DECIDE = "take the archive over"
 REST = "nothing"
 
 KINDS = (
@@ -55,6 +62,11 @@ PORTIONS = (
     *(TRUNCATE, TRUNCATE, REST),
 )
 """In a world of portions (`portions.py`)."""
+ARCHIVES = (
+    *(OUT, CUT_OFF, FLAKY, FLAKY, FLAKY, SLEEP, SLEEP, PUSH, PUSH, RESTORE, DECIDE),
+    *(KILL, KILL, POWER, CRASH, TRUNCATE, UPDATE, UPDATE, REST),
+)
+"""In a world of archives (`archives.py`)."""
 QUIET = frozenset({LOSE, PARTITION, ONE_WAY, SLOW, KILL, REST})
 """What neither a disk nor an operator nor another publisher has a part in."""
 ERRORS = (errno.EIO, errno.ENOSPC)
@@ -102,6 +114,8 @@ class Plan:
     """Clients over HTTP."""
     portions: bool = False
     """Whether it is of a world of portions."""
+    archives: bool = False
+    """Whether it is of a world of archives."""
 
     @property
     def rots(self) -> bool:
@@ -111,18 +125,20 @@ class Plan:
     @property
     def command(self) -> str:
         """The command that carries it out again."""
-        if self.seconds and self == plan_of(self.seed, self.seconds, portions=self.portions):
-            what = f"--seed {self.seed} --seconds {self.seconds:g}{' --portions' * self.portions}"
+        which = {"portions": self.portions, "archives": self.archives}
+        if self.seconds and self == plan_of(self.seed, self.seconds, **which):
+            options = "".join(f" --{name}" for name, chosen in which.items() if chosen)
+            what = f"--seed {self.seed} --seconds {self.seconds:g}{options}"
         else:
             what = f"--plan {shlex.quote(repr(self))}"
         return f"python -m tests.world {what}"
 
 
-def plan_of(seed: int, seconds: float, *, portions: bool = False) -> Plan:
+def plan_of(seed: int, seconds: float, *, portions: bool = False, archives: bool = False) -> Plan:
     """A plan of about this many seconds."""
     chance = random.Random(seed)
-    rots = seed % 4 == 3 and not portions
-    kinds = PORTIONS if portions else KINDS
+    rots = seed % 4 == 3 and not portions and not archives
+    kinds = PORTIONS if portions else ARCHIVES if archives else KINDS
     if rots:
         kinds = ROTTING if seed % 8 == 3 else RELAYS_ROT
     events: list[Event] = []
@@ -132,14 +148,16 @@ def plan_of(seed: int, seconds: float, *, portions: bool = False) -> Plan:
         until += after
         event = Event(after, chance.choice(kinds), chance.randrange(1000), chance.randrange(1000))
         events.append(event)
-    if portions:
+    if portions or archives:
         return Plan(
             seed,
             tuple(events),
-            sync=chance.choice(POLICIES[:2]),
+            sync=chance.choice(POLICIES if archives else POLICIES[:2]),
             relay_sync=chance.choice(POLICIES[:2]),
+            relays=seed % 2 if archives else 1,
             seconds=seconds,
-            portions=True,
+            portions=portions,
+            archives=archives,
         )
     return Plan(
         seed,

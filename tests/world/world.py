@@ -13,8 +13,9 @@ import os
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -86,6 +87,8 @@ class Outcome:
     """Changed bits that were restored."""
     replaced: int = 0
     """How often a relay has put updated entries in the place of those of a damaged page."""
+    injected: Counter[str] = field(default_factory=Counter)
+    """Requests to a bucket that failed, by operation and kind."""
 
     @property
     def cpu_per_hour(self) -> float:

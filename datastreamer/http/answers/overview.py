@@ -145,13 +145,14 @@ class Overview:
             )
         if number("archive_fenced") or number("archive_diverged"):
             yield _bad(
-                "Nothing is archived any more: the archive has another writer or other entries",
+                "Nothing is archived or followed any more: the archive has another writer or other "
+                "entries",
                 "The log says which. `datastreamer archive list URL` shows what is there.",
             )
         elif number("archive_failures_in_a_row") > 1:
             yield _warn(
-                f"The archive has lacked entries for {spell(number('archive_lag_seconds'))}: the "
-                "last publications failed",
+                f"The archive lags by {spell(number('archive_lag_seconds'))}: the last attempts "
+                "failed",
                 "The log has the reason; the stream is served and written without the archive.",
             )
         yield from _of_upstreams(upstreams or [])

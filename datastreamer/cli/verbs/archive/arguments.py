@@ -84,6 +84,16 @@ class ArchiveGroup:
         ),
     ] = False
 
+    archive_ready_lag: Annotated[
+        float | None,
+        fraction_option(
+            "SECONDS",
+            "Report not ready once the archive has lacked entries, or not answered, for this time.",
+            least=1,
+            most=86400 * 7,
+        ),
+    ] = None
+
     def options(self, mode: Literal["push", "read", "follow"] = "push") -> ArchiveOptions | None:
         """Raises `typer.BadParameter`."""
         if self.archive is None:
@@ -99,6 +109,7 @@ class ArchiveGroup:
                 level=self.archive_level,
                 takeover=self.archive_takeover,
                 timeout=self.archive_timeout,
+                ready_lag=self.archive_ready_lag or 0.0,
                 **given,
             )
         except BadArgument as error:
