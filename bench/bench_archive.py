@@ -19,13 +19,13 @@ from bench.measure import Done
 from datastreamer import DataStream
 from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.beside import archiving
-from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.reading import Archive
 from datastreamer.archive.restore import restore
-from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.format import HEADER_PAGE_SIZE
+from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.objects.store import Store
 
 Versus = Callable[..., None]
 Record = Callable[..., None]

@@ -17,6 +17,7 @@ A class also inherits the matching builtin exception (`ValueError`, `LookupError
 from __future__ import annotations
 
 import os
+from typing import Final
 
 
 class DatastreamerError(Exception):
@@ -260,6 +261,18 @@ class DamagedPage(DamagedEntry):
         self.first = first
         self.end = end
         self.why = what
+
+
+class EvictedEntry(StreamFileError):
+    """An entry is in the stream's archive alone, and cannot be read there now."""
+
+
+class RetentionNotPossible(UsageError):
+    """The pages of the file cannot be evicted."""
+
+
+UNREADABLE: Final = (DamagedFile, EvictedEntry)
+"""Entries that a server cannot send, while it serves others."""
 
 
 class ArchiveError(DatastreamerError):

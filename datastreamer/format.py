@@ -42,6 +42,9 @@ import struct
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"polygonDATSTREAM"
+# Of a file whose first pages are in an archive alone; other programs refuse it.
+EVICTED_MAGIC: Final = b"datastreamEVICTD"
+MAGICS: Final = (MAGIC, EVICTED_MAGIC)
 HEADER_PAGE_SIZE: Final = 4096
 PAGE_SIZE: Final = 1 << 20
 HEADER_OFFSET: Final = len(MAGIC)
@@ -126,6 +129,7 @@ RESULT_IN_DOUBT: Final = 25
 RESULT_TOO_SLOW: Final = 26
 RESULT_DAMAGED: Final = 27
 RESULT_TIME_UNKNOWN: Final = 28
+RESULT_ARCHIVED: Final = 29
 
 RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_OK: "OK",
@@ -148,6 +152,7 @@ RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_TOO_SLOW: "Too slow",
     RESULT_DAMAGED: "Damaged",
     RESULT_TIME_UNKNOWN: "Time unknown",
+    RESULT_ARCHIVED: "Archived entries cannot be read now",
 }
 
 FEATURE_RANGE_BOOKMARK: Final = 1 << 0

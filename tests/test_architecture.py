@@ -68,7 +68,7 @@ ONLY_FOR = {
     "pyspark": {"spark"},
     "fastavro": {"reassembly"},
     "matplotlib": {"spark"},
-    "obstore": {"archive"},
+    "obstore": {"storage"},
 }
 # Bytes in, events out: these parts do no input or output, read no clock and write no log.
 SANS_IO = {

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from xxhash import xxh3_128_digest
 
 from datastreamer._codec import scan
-from datastreamer.archive.segment import SegmentPage, zero_padding
 from datastreamer.errors import CorruptEntries, DamagedPage, StreamBusy
 from datastreamer.format import PAGE_SIZE, Header, page_start
 from datastreamer.storage.header import records
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Agreement, Change, Head
+from datastreamer.storage.objects.segment import SegmentPage, zero_padding
 from datastreamer.storage.pages._page_sums import chain_over
 from datastreamer.storage.pages.hashes import NO_CHAIN, EndSum, hash_page, last_page
 from datastreamer.storage.pages.proof import Digests

@@ -16,9 +16,8 @@ from contextlib import closing
 
 from datastreamer.archive.archived_file import ArchivedFile, now_ms
 from datastreamer.archive.check import prunable, prune
-from datastreamer.archive.opened import OpenArchive
+from datastreamer.archive.eviction import Eviction, local_numbers
 from datastreamer.archive.options import ArchiveOptions
-from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import (
     ArchiveDiverged,
@@ -29,6 +28,9 @@ from datastreamer.errors import (
 )
 from datastreamer.format import PAGE_SIZE
 from datastreamer.metrics.writer_numbers import REQUESTS
+from datastreamer.storage.objects.manifest import ArchiveManifest
+from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
@@ -66,6 +68,10 @@ class Archiver:
             takeover=options.takeover,
             threads=1,
         )
+        kept = options.local_retention
+        self._eviction = (
+            None if kept is None else Eviction(stream, self._own_newest, kept, options.url)
+        )
         self._ending = threading.Event()
         self._published = self._failures = self._in_a_row = 0
         self._lacking_since = 0
@@ -95,6 +101,7 @@ class Archiver:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         with closing(self._source):
             due = 0.0
+            self._count()
             while not self._ending.is_set():
                 if time.monotonic() >= due or self._is_segment_full():
                     again = self._publish()
@@ -139,7 +146,23 @@ class Archiver:
             if news and (newest := self._writer.newest) is not None:
                 _log.debug("%s: manifest %d", self._options.url, newest.number)
                 self._prune()
+            self._evict()
         return self._options.interval
+
+    def _own_newest(self) -> tuple[OpenArchive, ArchiveManifest]:
+        """The archive with its newest manifest, which says that this process is its writer."""
+        self._writer.publish(anew=True)
+        return self._writer.ensure_newest()
+
+    def _evict(self) -> None:
+        """Evict what the archive has, in batches."""
+        try:
+            while self._eviction is not None and not self._ending.is_set():
+                if not self._eviction.step():
+                    return
+                self._count()
+        except (DatastreamerError, OSError) as error:
+            self._note(error, "nothing is evicted")
 
     def _prune(self) -> None:
         """Once a day, delete what the archive no longer needs."""
@@ -152,12 +175,12 @@ class Archiver:
         except DatastreamerError as error:
             _log.warning("the archive is not pruned: %s", error)
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: Exception, what: str = "not archived") -> None:
         """Log an error once for each of its kinds in a row."""
         if isinstance(error, ArchiveFenced):
             self._ending.set()
         if type(error) is not type(self._error):
-            _log.error("not archived: %s", error)
+            _log.error("%s: %s", what, error)
         self._error = error
         self._failures += 1
         self._in_a_row += 1
@@ -178,6 +201,7 @@ class Archiver:
                     isinstance(self._error, ArchiveFenced),
                     isinstance(self._error, ArchiveDiverged),
                     int(1000 * self._options.ready_lag),
+                    *local_numbers(self._stream, self._options),
                     *(self._store.requests[each] for each in REQUESTS),
                 )
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.errors import ArchiveMissing
@@ -17,17 +17,25 @@ _log = logging.getLogger(__name__)
 def archiving(stream: DataStream, options: ArchiveOptions | None) -> AbstractContextManager[object]:
     """Archive a stream within the block, or follow its archive, as these options say.
 
-    Raises `ExtraMissing`, `BadArgument`, `ArchiveMissing`, `NotAnArchive` and `ArchiveDenied`.
+    Raises `ExtraMissing`, `BadArgument`, `RetentionNotPossible`, `ArchiveMissing`, `NotAnArchive`
+    and `ArchiveDenied`.
     """
-    if options is None or options.mode == "read":
+    if options is None:
         return nullcontext()
-    if options.mode == "follow":
-        from datastreamer.archive.follower import ArchiveFollower
+    if options.mode == "push":
+        from datastreamer.archive.archiver import Archiver
 
-        return closing(ArchiveFollower(stream, options))
-    from datastreamer.archive.archiver import Archiver
+        return closing(Archiver(stream, options))
+    with ExitStack() as stack:
+        if options.mode == "follow":
+            from datastreamer.archive.follower import ArchiveFollower
 
-    return closing(Archiver(stream, options))
+            stack.enter_context(closing(ArchiveFollower(stream, options)))
+        if options.local_retention is not None:
+            from datastreamer.archive.eviction import LocalRetention
+
+            stack.enter_context(closing(LocalRetention(stream, options)))
+        return stack.pop_all()
 
 
 def restored(options: ArchiveOptions, path: str, abandoned: threading.Event | None = None) -> bool:
@@ -38,9 +46,9 @@ def restored(options: ArchiveOptions, path: str, abandoned: threading.Event | No
     """
     if os.path.lexists(path):
         return False
-    from datastreamer.archive.opened import OpenArchive
     from datastreamer.archive.restore import restore
-    from datastreamer.archive.store import Store
+    from datastreamer.storage.objects.opened import OpenArchive
+    from datastreamer.storage.objects.store import Store
 
     _log.info("%s: there is no file: it is made from %s", path, options.url)
     try:
@@ -50,7 +58,12 @@ def restored(options: ArchiveOptions, path: str, abandoned: threading.Event | No
     except ArchiveMissing as error:
         _log.warning("%s; the file begins empty", error)
         return False
-    made = restore(archive, path, manifest, relay=True)
+    floor, kept = 0, options.local_retention
+    if kept is not None:
+        from datastreamer.archive.eviction import floor_for
+
+        floor = floor_for(kept, manifest.head.length, manifest)
+    made = restore(archive, path, manifest, from_page=floor, relay=True)
     fields = {"entries": made.header.total_entries, "file": path}
     _log.info("%s: restored %d entries", path, made.header.total_entries, extra=fields)
     return True

@@ -17,10 +17,10 @@ from urllib.parse import unquote, urlsplit
 
 from datastreamer._codec import scan
 from datastreamer.archive.archived_file import ArchivedFile, chains_at
-from datastreamer.archive.manifest import ArchiveManifest, Row
-from datastreamer.archive.opened import SEGMENTS, OpenArchive, manifest_name
 from datastreamer.errors import CorruptEntries, DamagedArchive
 from datastreamer.format import page_start
+from datastreamer.storage.objects.manifest import ArchiveManifest, Row
+from datastreamer.storage.objects.opened import SEGMENTS, OpenArchive, manifest_name
 from datastreamer.storage.pages.hashes import NO_CHAIN
 
 # Pages that are read at once.

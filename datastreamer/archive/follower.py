@@ -12,12 +12,13 @@ import threading
 from contextlib import closing
 
 from datastreamer.archive.archived_file import ArchivedFile, chains_at, now_ms
-from datastreamer.archive.manifest import ArchiveManifest
-from datastreamer.archive.opened import OpenArchive
+from datastreamer.archive.eviction import local_numbers
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.reading import ArchiveStream
 from datastreamer.errors import ArchiveChanged, DatastreamerError
 from datastreamer.metrics.writer_numbers import REQUESTS
+from datastreamer.storage.objects.manifest import ArchiveManifest
+from datastreamer.storage.objects.opened import OpenArchive
 from datastreamer.storage.pages.hashes import HASH_SIZE
 from datastreamer.storage.stream import DataStream
 
@@ -80,6 +81,7 @@ class ArchiveFollower:
                     *(0 if newest is None else newest.generation, 0, 0, 0),
                     *(self._failures, self._in_a_row, 0, diverged),
                     int(1000 * self._options.ready_lag),
+                    *local_numbers(self._stream, self._options),
                     *(self._archive.store.requests[each] for each in REQUESTS),
                 )
             )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datastreamer.archive import PREFIX
-from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.reading import Archive
-from datastreamer.archive.store import checked_url
 from datastreamer.format import Header
+from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.objects.store import checked_url
+from datastreamer.storage.pages.hashes import Sum
 from datastreamer.storage.pages.restore import packed_within
-from datastreamer.storage.read.range_sums import Sum
 
 
 class ArchivePeer:

@@ -10,88 +10,29 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, cast
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.archive.manifest import ArchiveManifest
-from datastreamer.errors import ArchiveChanged, DamagedArchive, StreamClosed, UnknownBookmark
+from datastreamer.errors import ArchiveChanged, UnknownBookmark
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
 from datastreamer.selection.times import Moment, moment_ms
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Buffer, File, boot_id
 from datastreamer.storage.header.records import settled_page
+from datastreamer.storage.objects.manifest import ArchiveManifest
+from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
     from datastreamer.archive.check import Checked
-    from datastreamer.archive.opened import OpenArchive
+    from datastreamer.storage.objects.opened import OpenArchive
 
 INTERVAL: Final = 2.0
 """Seconds between two looks of a follower for a newer manifest."""
 
-# Pages that are fetched at once; runs of them that a sequential reader is ahead; runs in memory.
-_RUN: Final = 4
-_AHEAD: Final = 4
-_MOST_RUNS: Final = 8
 _PAUSE_SECONDS: Final = 0.05
-
-_Fetched = Future[list[bytes]]
-
-
-class _Pages:
-    """The pages of one manifest; the runs that were read last are in memory."""
-
-    def __init__(
-        self, archive: OpenArchive, manifest: ArchiveManifest, threads: ThreadPoolExecutor
-    ) -> None:
-        self.manifest = manifest
-        self.stop = manifest.rows[-1].stop if manifest.rows else 0
-        self._archive = archive
-        self._threads = threads
-        self._guard = threading.Lock()
-        # By their first pages.
-        self._runs: OrderedDict[int, _Fetched] = OrderedDict()
-        # The page that a sequential reader continues with.
-        self._next = -1
-
-    def get(self, page: int) -> bytes:
-        with self._guard:
-            first, stop, run = self._run(page)
-            ahead = stop
-            for _ in range(_AHEAD if first == self._next else 0):
-                if ahead < self.stop:
-                    _, ahead, _ = self._run(ahead)
-            self._next = stop
-        try:
-            return run.result()[page - first]
-        except CancelledError:
-            raise StreamClosed(f"{self._archive.url}: it was closed while it was read") from None
-        except BaseException as error:
-            with self._guard:
-                self._runs.pop(first, None)
-            if isinstance(error, DamagedArchive) and stop > first + 1:
-                # Perhaps in another page of the run.
-                return self._archive.pages(self.manifest.row_of(page), page, page + 1)[0]
-            raise
-
-    def _run(self, page: int) -> tuple[int, int, _Fetched]:
-        """The run that a page is in, from one page up to, not including, another; it is being
-        fetched. Requires the guard."""
-        row = self.manifest.row_of(page)
-        first = page - (page - row.first_page) % _RUN
-        stop, last = min(first + _RUN, row.stop), row is self.manifest.tail
-        if first not in self._runs:
-            self._runs[first] = self._threads.submit(
-                self._archive.pages, row, first, stop, last=last
-            )
-        self._runs.move_to_end(first)
-        while len(self._runs) > _MOST_RUNS:
-            self._runs.popitem(last=False)
-        return first, stop, self._runs[first]
 
 
 class ArchiveFile:
@@ -111,7 +52,7 @@ class ArchiveFile:
         self._look_at = time.monotonic() + (interval or 0.0)
         # Changes of entries that were never archived raise the stream's epoch, too.
         self._epoch = manifest.stream.epoch
-        self._threads = ThreadPoolExecutor(_AHEAD, "archive")
+        self._threads = fetching_threads()
         self._show(manifest)
 
     @property
@@ -121,7 +62,7 @@ class ArchiveFile:
     def _show(self, manifest: ArchiveManifest) -> None:
         known = manifest.header, manifest.end_sum, manifest.stream_id
         page = bytes(settled_page(*known, self._epoch, boot_id()))
-        self._shown = _Pages(self._archive, manifest, self._threads), page
+        self._shown = PageRuns(self._archive, manifest, self._threads), page
 
     def _look(self, interval: float) -> None:
         """Continue with the newest manifest. Requires `_looking`."""
@@ -161,11 +102,7 @@ class ArchiveFile:
         return self._archive.page_with(self.manifest, number)
 
     def first_number(self, page: int) -> int:
-        row = self.manifest.row_of(page)
-        if page == row.first_page:
-            return row.first_entry
-        before = row.frame + page - row.first_page - 1
-        return self._archive.footer(row).pages[before].sum.next_number
+        return self._archive.first_number(self.manifest, page)
 
     def size(self) -> int:
         return page_start(self._shown[0].stop)
@@ -265,7 +202,7 @@ class Archive:
         manifest of what follows. Raises `ArchiveMissing`, `NotAnArchive`, `ExtraMissing`,
         `BadArgument`, `WrongStreamType`.
         """
-        from datastreamer.archive.opened import OpenArchive
+        from datastreamer.storage.objects.opened import OpenArchive
 
         return cls(OpenArchive.open(url), stream_type=stream_type, interval=interval)
 

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_128_digest
 
 from datastreamer._codec import scan
-from datastreamer.archive.manifest import ArchiveManifest, Row
-from datastreamer.archive.opened import RESTORED_EPOCHS, OpenArchive
 from datastreamer.errors import (
+    BadArgument,
     DatastreamerError,
     FileExists,
     FileMissing,
@@ -32,11 +31,16 @@ from datastreamer.storage.header.records import (
     NO_ID,
     Agreement,
     Change,
+    Evicted,
     Head,
     put_agreement,
     put_change,
+    put_evicted,
+    put_magic,
     settled_page,
 )
+from datastreamer.storage.objects.manifest import ArchiveManifest, Row
+from datastreamer.storage.objects.opened import RESTORED_EPOCHS, OpenArchive
 from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, chained
 from datastreamer.storage.pages.keeper import ALL_TRUSTED
 from datastreamer.storage.pages.sidecar import SUFFIX, PageSum, SumsFile, SumsHeader, identity_of
@@ -86,23 +90,27 @@ def restore(
     manifest: ArchiveManifest,
     *,
     to_entry: int | None = None,
+    from_page: int = 0,
     relay: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Restored:
     """Make the stream file `path`, with its checksums and bookmark index; durable on return.
 
     The file holds the entries of the manifest's stream; with `to_entry`, those before that one. It
+    has the pages from `from_page` on; those before it stay in the archive alone, and the bookmark
+    index, which needs all of them, is made by the file's writer. It
     keeps the stream's id, and gets an epoch that is later than all in the archive. For a `relay` it
     gets an id of its own, and records with which upstream and epoch its entries agree. `path`
     appears when it is complete. `advance(done, total)` is called with bytes, from several threads.
 
-    Raises `FileExists`, `WriteFailed`, `UnknownEntry`, `StreamLocked` for a restore that runs, and
-    what is below `ArchiveError`.
+    Raises `FileExists`, `WriteFailed`, `UnknownEntry`, `BadArgument`, `StreamLocked` for a restore
+    that runs, and what is below `ArchiveError`.
     """
     disk, target = OsDisk(), os.fspath(path)
     if disk.exists(target):
         raise FileExists(target, "exists already; a restore never writes over something")
     wanted = _wanted(archive, manifest, to_entry)
+    mark = _mark(archive, manifest, wanted, from_page)
     staging = target + STAGING
     identity = _identity(archive, manifest, relay=relay)
     try:
@@ -111,8 +119,8 @@ def restore(
             if not file.lock():
                 raise StreamLocked(staging, 0)
             file.resize(max(file.size(), HEADER_PAGE_SIZE))
-            fetched = _fill(archive, manifest, wanted, file, advance, kept=not begun)
-            _finish(file, manifest, wanted, identity)
+            fetched = _fill(archive, manifest, wanted, file, advance, from_page, kept=not begun)
+            _finish(file, manifest, wanted, identity, mark)
             with suppress(FileNotFoundError):
                 os.unlink(target + SUFFIX)
             with new_file(disk, target + SUFFIX, file.access()) as sums:
@@ -128,7 +136,8 @@ def restore(
     except OSError as error:
         raise WriteFailed(target, f"it cannot be restored: {error.strerror or error}") from error
     with DataStream.open(target) as stream:
-        stream.bookmarks.wait()
+        if mark is None:
+            stream.bookmarks.wait()
         return Restored(stream.header, fetched + bool(wanted.last))
 
 
@@ -152,6 +161,21 @@ def _wanted(archive: OpenArchive, manifest: ArchiveManifest, to_entry: int | Non
     return _Target(sums, last, head)
 
 
+def _mark(
+    archive: OpenArchive, manifest: ArchiveManifest, wanted: _Target, from_page: int
+) -> Evicted | None:
+    """The mark of a file without its first pages. Raises `BadArgument`."""
+    if not from_page:
+        return None
+    if not 0 < from_page <= len(wanted.sums):
+        raise BadArgument(
+            f"the file has {len(wanted.sums)} whole pages and the last one: it cannot begin with "
+            f"page {from_page}"
+        )
+    chain, archive_id = wanted.sums[from_page - 1].chain, bytes.fromhex(archive.id)
+    return Evicted(from_page, manifest.generation, archive_id, chain, archive.url)
+
+
 def _sums(archive: OpenArchive, manifest: ArchiveManifest) -> list[PageSum]:
     """The records of the whole pages, with their chains, which lead to the manifest's."""
     sums, chain = [], NO_CHAIN
@@ -172,11 +196,13 @@ def _fill(
     wanted: _Target,
     file: File,
     advance: Callable[[int, int], None],
+    from_page: int,
     *,
     kept: bool,
 ) -> int:
-    """Write the whole pages that are not there; returns how many were fetched."""
-    pages, done, fetched = len(wanted.sums), 0, 0
+    """Write the whole pages from `from_page` on that are not there; returns how many were
+    fetched."""
+    pages, done, fetched = len(wanted.sums), from_page * PAGE_SIZE, 0
 
     def fill(run: tuple[Row, int, int]) -> None:
         nonlocal done, fetched
@@ -191,7 +217,7 @@ def _fill(
     runs = [
         (row, first, min(first + _RUN, row.stop, pages))
         for row in manifest.segments
-        for first in range(row.first_page, min(row.stop, pages), _RUN)
+        for first in range(max(row.first_page, from_page), min(row.stop, pages), _RUN)
     ]
     archive.store.in_threads(_THREADS, fill, runs)
     return fetched
@@ -216,7 +242,13 @@ def _identity(archive: OpenArchive, manifest: ArchiveManifest, *, relay: bool) -
     return _Identity(secrets.token_bytes(len(NO_ID)), 0, known)
 
 
-def _finish(file: File, manifest: ArchiveManifest, wanted: _Target, identity: _Identity) -> None:
+def _finish(
+    file: File,
+    manifest: ArchiveManifest,
+    wanted: _Target,
+    identity: _Identity,
+    mark: Evicted | None,
+) -> None:
     """Write the last page and the header page. All is on disk on return."""
     head, stream = wanted.head, manifest.stream
     file.resize(head.length)
@@ -229,6 +261,9 @@ def _finish(file: File, manifest: ArchiveManifest, wanted: _Target, identity: _I
         # Entries after these may have been committed, and others will have their numbers.
         put_change(page, Change(identity.epoch, head.entries, None))
     put_agreement(page, identity.agreement)
+    if mark is not None:
+        put_magic(page, marked=True)
+        put_evicted(page, mark)
     file.write(page, 0)
     file.sync()
 

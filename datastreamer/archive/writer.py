@@ -20,26 +20,7 @@ from datastreamer.archive.archived_file import (
     chains_at,
     now_ms,
 )
-from datastreamer.archive.manifest import (
-    MOST_ROWS,
-    ArchivedHead,
-    ArchivedStream,
-    ArchiveManifest,
-    ManifestWriter,
-    Row,
-    digest_of,
-    stream_object,
-)
-from datastreamer.archive.opened import (
-    RESTORED_EPOCHS,
-    STREAM,
-    OpenArchive,
-    manifest_name,
-    segment_name,
-)
-from datastreamer.archive.options import INTERVAL, LEVEL, SEGMENT_PAGES
-from datastreamer.archive.segment import compress, pack, page_content
-from datastreamer.archive.store import Store
+from datastreamer.archive.options import INTERVAL, SEGMENT_PAGES
 from datastreamer.errors import (
     ArchiveBusy,
     ArchiveDiverged,
@@ -51,6 +32,26 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import PAGE_SIZE, U64_MAX, page_start
+from datastreamer.storage.objects import LEVEL
+from datastreamer.storage.objects.manifest import (
+    MOST_ROWS,
+    ArchivedHead,
+    ArchivedStream,
+    ArchiveManifest,
+    ManifestWriter,
+    Row,
+    digest_of,
+    stream_object,
+)
+from datastreamer.storage.objects.opened import (
+    RESTORED_EPOCHS,
+    STREAM,
+    OpenArchive,
+    manifest_name,
+    segment_name,
+)
+from datastreamer.storage.objects.segment import compress, pack, page_content
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.pages._page_sums import chain_over
 from datastreamer.storage.pages.hashes import HASH_SIZE, NO_CHAIN
 from datastreamer.storage.pages.proof import KnownChain
@@ -146,10 +147,31 @@ class ArchiveWriter:
                 f"{self._busy_ms / 1000:.0f} s, or take the archive over (`--archive-takeover`)",
             )
 
+    def ensure_newest(self) -> tuple[OpenArchive, ArchiveManifest]:
+        """The archive and its newest manifest, which is this writer's, as it was put. Raises
+        `ArchiveFenced`."""
+        archive, newest = self._archive, self.newest
+        if self._fenced is not None:
+            raise self._fenced
+        if archive is None or newest is None or newest.writer.id != self._id:
+            raise StreamBusy(self.source.path, "busy: this writer has published no manifest yet")
+        if later := archive.numbers(after=newest.number):
+            self._fence(archive.manifest(later[-1])[0])
+        found, digest = archive.manifest(newest.number)
+        if digest != self._newest_digest:
+            self._fence(found)
+        return archive, newest
+
     # Publishing.
 
-    def publish(self, advance: Callable[[int, int], None] = lambda done, total: None) -> bool:
-        """Archive what is durable now; False if there is nothing new.
+    def publish(
+        self,
+        advance: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        anew: bool = False,
+    ) -> bool:
+        """Archive what is durable now; False if there is nothing new, and with `anew` if the newest
+        manifest is this writer's, too.
 
         `advance(done, total)` is called with the bytes of pages, from several threads.
         """
@@ -158,7 +180,7 @@ class ArchiveWriter:
         archive = self._attach()
         state = self.source.state()
         try:
-            return self._publish(archive, state, advance)
+            return self._publish(archive, state, advance, anew=anew)
         except (ArchiveBusy, ArchiveDiverged):
             # The next attempt looks what is there then.
             self._archive = None
@@ -169,7 +191,12 @@ class ArchiveWriter:
             raise
 
     def _publish(
-        self, archive: OpenArchive, state: DurableState, advance: Callable[[int, int], None]
+        self,
+        archive: OpenArchive,
+        state: DurableState,
+        advance: Callable[[int, int], None],
+        *,
+        anew: bool,
     ) -> bool:
         before = self.newest
         mine = before is not None and before.writer.id == self._id
@@ -178,7 +205,8 @@ class ArchiveWriter:
         digests = bytes(self.source.digests(state.pages))
         self._ensure_proven(state, digests)
         plan = self._plan(archive, state, digests, mine=mine)
-        if before is not None and not plan.reason and before.end == state.head:
+        same = before is not None and not plan.reason and before.end == state.head
+        if same and (mine or not anew):
             return False
         rows, tail = self._put_pages(state, digests, plan.rows, advance)
         self._put_manifest(archive, state, rows, tail, plan.reason)

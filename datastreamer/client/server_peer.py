@@ -17,8 +17,8 @@ from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.commands import SumsQuery
 from datastreamer.protocol.following import SumsFound
+from datastreamer.storage.pages.hashes import Sum
 from datastreamer.storage.pages.restore import packed_within
-from datastreamer.storage.read.range_sums import Sum
 
 T = TypeVar("T")
 

@@ -135,6 +135,15 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_archive_diverged": Metric(
         "gauge", "1 if the archive has other entries than the stream.", "max"
     ),
+    "datastreamer_archive_evicted_pages": Metric(
+        "gauge", "Pages of the stream, of 1 MiB, that are in the archive alone.", "max"
+    ),
+    "datastreamer_archive_local_bytes": Metric(
+        "gauge", "Bytes of the stream's pages that are in its file.", "max"
+    ),
+    "datastreamer_archive_retention_bytes": Metric(
+        "gauge", "Bytes that the file keeps by its retention; 0 without one, or for an age.", "max"
+    ),
     # Connected clients.
     "datastreamer_clients": Metric("gauge", "Connected clients, by state.", labels=("state",)),
     "datastreamer_clients_limit": Metric("gauge", "Maximum number of connected clients."),

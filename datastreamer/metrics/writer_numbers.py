@@ -28,7 +28,7 @@ COMMIT_BUCKETS: Final = 4
 SYNC_NS: Final = COMMIT_BUCKETS + _BUCKETS
 SYNC_BUCKETS: Final = SYNC_NS + 1
 ARCHIVE: Final = SYNC_BUCKETS + _BUCKETS
-_REQUESTS: Final = ARCHIVE + 13
+_REQUESTS: Final = ARCHIVE + 16
 REQUESTS: Final = tuple(product(("create", "get", "list", "delete"), ("ok", "missing", "failed")))
 SLOTS: Final = _REQUESTS + len(REQUESTS)
 
@@ -44,6 +44,9 @@ _ARCHIVED: Final = (
     ("failures_in_a_row", 9),
     ("fenced", 10),
     ("diverged", 11),
+    ("evicted_pages", 13),
+    ("local_bytes", 14),
+    ("retention_bytes", 15),
 )
 
 

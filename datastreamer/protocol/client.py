@@ -34,6 +34,7 @@ from datastreamer.format import (
     PACKET_RESULT,
     PACKET_TIMES,
     PAGE_SIZE,
+    RESULT_ARCHIVED,
     RESULT_DAMAGED,
     RESULT_HEAD_SIZE,
     RESULT_HEAD_STRUCT,
@@ -262,7 +263,7 @@ class ClientConnection(Packets):
     def _damaged(self, length: int) -> Event | None:
         """A Result that is no answer: damage of the next entries ends the streaming."""
         _, _, number = RESULT_HEAD_STRUCT.unpack_from(self._buffer, self._start)
-        if number != RESULT_DAMAGED or self._commands:
+        if number not in (RESULT_ARCHIVED, RESULT_DAMAGED) or self._commands:
             raise self._illegal(PACKET_RESULT)
         command = self.streamed.command
         self.streamed.command, self.streamed.cells = None, _STOPPED

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 
-from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
-from datastreamer.format import RESULT_DAMAGED, page_of
+from datastreamer.errors import DamagedEntry, DamagedPage, EvictedEntry, StreamFileError
+from datastreamer.format import RESULT_ARCHIVED, RESULT_DAMAGED, page_of
 from datastreamer.protocol.server import Refuse
 from datastreamer.server.streaming.broadcast import Broadcast
 
 _log = logging.getLogger(__name__)
 
 
-async def noted(broadcast: Broadcast, error: DamagedFile) -> DamagedFile:
+async def noted(broadcast: Broadcast, error: StreamFileError) -> StreamFileError:
     """`error`, or the damage of the page that is its cause. Other clients are sent what they were
     sent before of a page that was verified: its entries up to the damage."""
     if isinstance(error, DamagedPage):
@@ -32,10 +32,11 @@ async def noted(broadcast: Broadcast, error: DamagedFile) -> DamagedFile:
     return found
 
 
-async def refusal(broadcast: Broadcast, error: DamagedFile, request: object) -> Refuse:
+async def refusal(broadcast: Broadcast, error: StreamFileError, request: object) -> Refuse:
     """The refusal of a client's request that met damage; the connection can be used."""
     error = await noted(broadcast, error)
     # The damage of a page is logged once, not for each request.
     level = logging.DEBUG if isinstance(error, DamagedPage) else logging.ERROR
     _log.log(level, "a request for %s is refused: %s", request, error)
-    return Refuse(RESULT_DAMAGED, close=False, why=error.what)
+    number = RESULT_ARCHIVED if isinstance(error, EvictedEntry) else RESULT_DAMAGED
+    return Refuse(number, close=False, why=error.what)

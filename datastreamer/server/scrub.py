@@ -91,7 +91,7 @@ class Scrub:
         assert self.rate is not None
         page, due = 0, trio.current_time()
         idle = _Idleness(broadcast)
-        while page < broadcast.pages.whole_pages:
+        while (page := max(page, broadcast.pages.floor)) < broadcast.pages.whole_pages:
             await idle.wait()
             turn = await self._in_thread(partial(_examine, broadcast, disk), page)
             page += turn.unverified + turn.examined

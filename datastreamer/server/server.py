@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedFile, UnknownEntry
+from datastreamer.errors import UNREADABLE, UnknownEntry
 from datastreamer.format import FEATURE_AUTHENTICATE, FEATURE_PUBLISH
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.admission.accept_balance import AcceptBalance
@@ -408,7 +408,7 @@ class Server:
                 self._end_all_senders()
             else:
                 self._apply_known_changes(changes)
-        except (DamagedFile, UnknownEntry):
+        except (*UNREADABLE, UnknownEntry):
             self._end_all_senders()
         self.broadcast.begin_anew(epoch)
 

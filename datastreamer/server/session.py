@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from datastreamer.errors import DamagedFile, DamagedPage, DatastreamerError
+from datastreamer.errors import UNREADABLE, DamagedPage, DatastreamerError, StreamFileError
 from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.printable import one_line
@@ -228,7 +228,7 @@ class Session:
             _log.debug("%s: connection lost: %s", self.transport.peer, error)
             self._scope.cancel()
             return
-        if isinstance(error, DamagedFile):
+        if isinstance(error, UNREADABLE):
             error = await damage.noted(self._broadcast, error)
         known = isinstance(error, DatastreamerError)
         # The damage of a page is logged once, not for each of its clients.
@@ -428,12 +428,12 @@ class Session:
             self.end(CHANGED, "more entries were changed than can be reported to this client")
         except Exception as error:  # noqa: BLE001 - other clients go on
             try:
-                if not isinstance(error, DamagedFile) or not await self._explain(error):
+                if not isinstance(error, UNREADABLE) or not await self._explain(error):
                     await self._failed(error)
             except Exception as another:  # noqa: BLE001 - other clients go on
                 await self._failed(another)
 
-    async def _explain(self, error: DamagedFile) -> bool:
+    async def _explain(self, error: StreamFileError) -> bool:
         """The next entries are damaged: end the streaming with a Result that says so, and the
         connection; False if the client may not understand it, or something is half sent."""
         if not self._explains or not self.sender.between_packets:

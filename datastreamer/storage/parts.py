@@ -8,6 +8,7 @@ page and the writer's state belong to the stream's file, and are reached here.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,13 +19,15 @@ from datastreamer.format import page_of
 from datastreamer.metrics.writer_numbers import WriterNumbers
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.file_ops import File, read_ahead
-from datastreamer.storage.header.records import Agreement, Head, PublisherRecord
-from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import Agreement, Evicted, Head, PublisherRecord
+from datastreamer.storage.pages.hashes import Sum, last_page
 from datastreamer.storage.pages.page_states import PageRegister, Verify
 from datastreamer.storage.pages.restore import HealedPages, Peer
 from datastreamer.storage.pages.restore_open import heal_page
+from datastreamer.storage.read.evicted import HasFileno, PagedFile
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.read.range_sums import Sum, sums_from
+from datastreamer.storage.read.range_sums import sums_from
 from datastreamer.storage.summaries.records import Mark
 from datastreamer.storage.summaries.times import StreamTimes
 from datastreamer.storage.write.atomic_op import AtomicOp
@@ -115,15 +118,21 @@ class StreamFeed:
 
 
 class StreamPages:
-    """What is known of the file's pages, and their restoration."""
+    """What is known of the file's pages, their restoration, and where they are."""
 
-    def __init__(self, stream: PartsOwner) -> None:
+    def __init__(self, stream: PartsOwner, feed: StreamFeed) -> None:
         self._stream = stream
+        self._feed = feed
 
     @property
     def file(self) -> File:
         """The open file, for reads past the page cache."""
         return self._stream._file.file
+
+    def holder(self, offset: int) -> tuple[HasFileno, int] | None:
+        """As `PagedFile.holder`."""
+        file = self.file
+        return file.holder(offset) if isinstance(file, PagedFile) else (file, sys.maxsize)
 
     @property
     def verify(self) -> Verify:
@@ -133,10 +142,45 @@ class StreamPages:
     def for_server(self) -> PageRegister:
         """What is known of the file's pages. Where they can be compared, the system reads nothing
         of the file ahead by itself from now on."""
-        pages = self._stream._file.pages
+        pages, file = self._stream._file.pages, self.file
+        if isinstance(file, PagedFile):
+            file.keep_fetched()
         if pages.usable:
             read_ahead(self.file, False)
         return pages
+
+    @property
+    def floor(self) -> int:
+        """The first page that is in the file; those before it are in its archive."""
+        return self._stream._file.pages.floor
+
+    @property
+    def mark(self) -> Evicted | None:
+        """Where the evicted pages are; None if there are none."""
+        return HeaderPage.of(self.file).evicted
+
+    def chain_before(self, page: int) -> bytes | None:
+        """The chain over all pages before one; None if not all of them have proven checksums."""
+        chain, first = self._stream._ensure_writable().owned.sums.chain_before(page)
+        return None if first else chain
+
+    def raise_floor(self, evicted: Evicted) -> None:
+        """The pages below a new floor are read from this archive from now on, by all processes;
+        durable on return. Raises `WriteFailed`, and `ServerFailed` if a serving process does not
+        confirm that it has looked."""
+        self._stream._ensure_writable().floor.raise_to(evicted)
+        total = self._stream._file.head.entries
+        with self._feed.change(total, total):
+            pass
+
+    def bring_back(self, page: int) -> None:
+        """Have the pages from `page` on in the file. Raises `EvictedEntry` and `WriteFailed`."""
+        with self._stream._ensure_writable().floor.bringing_back(page, sys.maxsize):
+            pass
+
+    def punch(self, first: int, stop: int) -> None:
+        """Return the space of pages below the floor. Raises `OSError`."""
+        self._stream._ensure_writable().floor.punch(first, stop)
 
     def sums(self, number: int, most: int) -> tuple[list[Sum], Sum | None]:
         return sums_from(self._stream._file, number, most)
@@ -272,7 +316,11 @@ class RelayPart:
         stream = self._stream
         changes = stream._ensure_changeable("replacement of a page")
         # The places of entries near the page may not be known.
-        with self._feed.change(0, stream._ensure_writable().end.written.entries):
+        writer = stream._ensure_writable()
+        with (
+            writer.floor.bringing_back(page),
+            self._feed.change(0, writer.end.written.entries),
+        ):
             kept = changes.replace_page(page, entries)
             stream.bookmarks.changed()
             stream.bookmarks.restored(scan(entries, None).bookmarks())
@@ -336,7 +384,7 @@ class Parts:
 
     def __init__(self, stream: PartsOwner) -> None:
         self.feed = StreamFeed(stream)
-        self.pages = StreamPages(stream)
+        self.pages = StreamPages(stream, self.feed)
         self.writer = WriterPart(stream)
         self.relay = RelayPart(stream, self.feed)
         self.counters = Counters(stream)

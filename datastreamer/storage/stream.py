@@ -22,11 +22,12 @@ from datastreamer.errors import (
     StreamReadOnly,
     UnknownEntry,
 )
-from datastreamer.format import ENTRY_HEAD_SIZE, Header
+from datastreamer.format import ENTRY_HEAD_SIZE, Header, page_of
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
 from datastreamer.storage.disk.mounts import ensure_local
 from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
+from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.pages.page_states import Verify, check_verify
 from datastreamer.storage.parts import Parts
 from datastreamer.storage.read.file import StreamFile
@@ -265,8 +266,12 @@ class DataStream(StreamView, Appending):
         changes = self._ensure_changeable("update")
         new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
         old = changes.updatable(number, type, new).data
-        with self.parts.feed.change(number, number + 1):
-            offset = self._file.reader.cursor(number).offset + ENTRY_HEAD_SIZE
+        offset = self._file.reader.cursor(number).offset + ENTRY_HEAD_SIZE
+        # What is in the archive alone is fetched before anyone has to wait.
+        with (
+            self._ensure_writable().floor.bringing_back(page_of(offset)),
+            self.parts.feed.change(number, number + 1),
+        ):
             changes.update(number, offset, old, new)
             self.bookmarks.changed()
 
@@ -282,10 +287,16 @@ class DataStream(StreamView, Appending):
             raise UnknownEntry(number, self.total_entries)
         head, keeper = changes.end_at(number), self.bookmarks
         writer = self._ensure_writable()
-        with self.parts.feed.change(number, None), writer.owned.exclusive():
+        # What is in the archive alone is fetched before anyone has to wait.
+        with (
+            writer.floor.truncating(last_page(head.length)) as settle,
+            self.parts.feed.change(number, None),
+            writer.owned.exclusive(),
+        ):
             writer.durability.sync()
             with keeper.truncation(head):
                 changes.truncate(head)
+            settle()
 
     def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()
@@ -305,6 +316,7 @@ class DataStream(StreamView, Appending):
         out: PathLike,
         *,
         verify: bool = True,
+        whole: bool = False,
         advance: Callable[[int, int], None] = lambda done, total: None,
     ) -> Snapshot:
         """Copy what is committed to a new file `out`, on disk on return. The source is the open
@@ -320,7 +332,8 @@ class DataStream(StreamView, Appending):
                 writer.durability.sync_open_file()
         opened_by = self._file.opened_by
         disk = None if opened_by is None else opened_by.disk
-        return snapshot_of(self._file, out, verify=verify, advance=advance, disk=disk)
+        options = {"verify": verify, "whole": whole}
+        return snapshot_of(self._file, out, **options, advance=advance, disk=disk)
 
     # The end.
 

@@ -158,6 +158,14 @@ class StreamView:
         self._ensure_open()
         return self._file.file.size()
 
+    @property
+    def floor(self) -> int:
+        """The first entry that is in the file; those before it are in the stream's archive
+        alone."""
+        self._ensure_open()
+        page = self._file.pages.floor
+        return self.reader.first_number(page) if page else 0
+
     def new_reader(self) -> Reader:
         """A reader of the file with its own head, which its owner moves."""
         return self._file.new_reader()

@@ -11,9 +11,9 @@ from obstore import exceptions
 
 from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.check import check
-from datastreamer.archive.opened import OpenArchive
-from datastreamer.archive.store import Store, Stored
 from datastreamer.archive.writer import ArchiveWriter
+from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.objects.store import Store, Stored
 from datastreamer.storage.stream import DataStream
 
 URL = "s3://bucket/stream"

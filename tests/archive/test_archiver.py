@@ -18,7 +18,6 @@ from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.beside import archiving, restored
 from datastreamer.archive.check import check
 from datastreamer.archive.follower import in_common
-from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import BadArgument, DatastreamerError, StreamReadOnly
@@ -27,6 +26,7 @@ from datastreamer.http.serving import source_of
 from datastreamer.metrics.writer_numbers import unready_archive
 from datastreamer.relay.relay import Relay
 from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.objects.opened import OpenArchive
 from datastreamer.storage.stream import DataStream
 from tests.archive.stores import MemoryStore, fill, opened, push
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from datastreamer.archive.check import check
-from datastreamer.archive.opened import MANIFESTS, OpenArchive
 from datastreamer.archive.restore import restore
 from datastreamer.errors import ArchiveError
+from datastreamer.storage.objects.opened import MANIFESTS, OpenArchive
 from datastreamer.storage.stream import DataStream
 from tests.archive.stores import Killed, MemoryStore, ensure_whole, fill, opened, push
 

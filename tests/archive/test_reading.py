@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.archive import reading
 from datastreamer.archive.peer import ArchivePeer
 from datastreamer.archive.reading import Archive
 from datastreamer.errors import (
@@ -25,6 +24,7 @@ from datastreamer.errors import (
     WrongStreamType,
 )
 from datastreamer.format import TYPE_BOOKMARK
+from datastreamer.storage.objects import page_runs
 from datastreamer.storage.stream import DataStream
 from tests.archive.stores import MemoryStore, ensure_whole, fill, opened, push
 from tests.storage.summaries.worlds import World
@@ -121,7 +121,7 @@ def test_what_an_open_and_a_look_up_read(path: Path, memory: MemoryStore) -> Non
     assert asked(lambda archive: archive.bookmark(b"newest")) == [rows[-1].object[:20]]
     # A scan asks once for each run and each footer.
     ranges = asked(lambda archive: [len(batch) for batch in archive.batches()])
-    assert len(ranges) == sum(-(-row.pages // reading._RUN) for row in rows) + len(rows)
+    assert len(ranges) == sum(-(-row.pages // page_runs._RUN) for row in rows) + len(rows)
 
 
 def test_memory_is_bounded(path: Path, memory: MemoryStore) -> None:
@@ -130,7 +130,7 @@ def test_memory_is_bounded(path: Path, memory: MemoryStore) -> None:
     push(path, memory, pages=16)
     with archive_of(memory) as archive, archive.stream() as stream:
         runs = stream._file.file._shown[0]._runs  # type: ignore[attr-defined]
-        assert max(len(runs) for _ in stream.batches()) == reading._MOST_RUNS
+        assert max(len(runs) for _ in stream.batches()) == page_runs._MOST_RUNS
 
 
 def test_follows_what_is_archived_later(path: Path, memory: MemoryStore) -> None:

@@ -12,7 +12,8 @@ from xxhash import xxh3_128_digest
 
 from datastreamer._codec import scan
 from datastreamer._lazy import zstd
-from datastreamer.archive.segment import (
+from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK
+from datastreamer.storage.objects.segment import (
     BadSegment,
     SegmentPage,
     compress,
@@ -24,7 +25,6 @@ from datastreamer.archive.segment import (
     read_page,
     zero_padding,
 )
-from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK
 from datastreamer.storage.pages.hashes import NO_CHAIN, chained
 from datastreamer.storage.pages.sidecar import PageSum
 

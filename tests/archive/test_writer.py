@@ -10,10 +10,7 @@ import pytest
 
 from datastreamer.archive.archived_file import ArchivedFile
 from datastreamer.archive.check import prunable, prune
-from datastreamer.archive.manifest import ArchiveManifest
-from datastreamer.archive.opened import RESTORED_EPOCHS, OpenArchive
 from datastreamer.archive.restore import restore
-from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import (
     ArchiveBusy,
@@ -29,6 +26,9 @@ from datastreamer.errors import (
     StreamBusy,
 )
 from datastreamer.format import HEADER_PAGE_SIZE, page_start
+from datastreamer.storage.objects.manifest import ArchiveManifest
+from datastreamer.storage.objects.opened import RESTORED_EPOCHS, OpenArchive
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 from tests.archive.stores import (
     MemoryStore,

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from datastreamer.archive.archived_file import ArchivedFile
-from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.cli import dsapp, main
 from datastreamer.cli.demo import SYSTEM_ID, DemoSequencer
 from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 
 BLOCKS = 40

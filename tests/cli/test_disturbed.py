@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from datastreamer.archive.archived_file import ArchivedFile
-from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import UsageError
 from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import ENVIRONMENT, PATIENCE
 from tests.cli.test_hostile_text import CASES

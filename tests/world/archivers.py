@@ -18,14 +18,14 @@ from xxhash import xxh3_128_digest
 from datastreamer._codec import scan
 from datastreamer.archive.archiver import Archiver
 from datastreamer.archive.follower import ArchiveFollower
-from datastreamer.archive.opened import OpenArchive
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.restore import restore
-from datastreamer.archive.store import Store
 from datastreamer.errors import ArchiveDiverged, ArchiveError, ArchiveFenced, DatastreamerError
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.relay.relay import Relay
 from datastreamer.server.server import Server
+from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.lab.image import Image

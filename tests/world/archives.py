@@ -25,15 +25,15 @@ from xxhash import xxh3_128_digest
 from datastreamer.archive import archiver, follower
 from datastreamer.archive.archived_file import ArchivedFile, DurableState
 from datastreamer.archive.check import check
-from datastreamer.archive.manifest import ArchiveManifest
-from datastreamer.archive.opened import MANIFESTS, OpenArchive
 from datastreamer.archive.restore import restore
-from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import (
     DatastreamerError,
 )
 from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.objects.manifest import ArchiveManifest
+from datastreamer.storage.objects.opened import MANIFESTS, OpenArchive
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 from tests.archive.stores import MemoryStore
 from tests.storage.lab.cuts import MODES, Cut

@@ -22,10 +22,11 @@ from unittest import mock
 import trio
 from obstore import exceptions
 
-from datastreamer.archive import archiver, beside, check, follower, reading, restore, store, writer
+from datastreamer.archive import archiver, beside, check, follower, restore, writer
 from datastreamer.archive.archived_file import ArchivedFile
-from datastreamer.archive.opened import MANIFESTS
-from datastreamer.archive.store import Stored
+from datastreamer.storage.objects import page_runs, store
+from datastreamer.storage.objects.opened import MANIFESTS
+from datastreamer.storage.objects.store import Stored
 from datastreamer.storage.read import file as file_module
 from datastreamer.storage.stream import DataStream
 from tests.archive import stores
@@ -294,7 +295,7 @@ def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
             (store, "ObstoreBackend", lambda url, timeout: BucketClient(bucket, name_here.get(""))),
             (store.Store, "_answer", lambda self, call: call()),
             (store.Store, "in_threads", _in_turn),
-            (reading, "ThreadPoolExecutor", _Executor),
+            (page_runs, "ThreadPoolExecutor", _Executor),
             (archiver, "threading", threads),
             (beside, "os", SimpleNamespace(path=SimpleNamespace(lexists=_exists))),
             (archiver, "sys", SimpleNamespace(platform="simulated")),

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from datastreamer.archive import archived_file, follower, restore, store, writer
-from datastreamer.archive.store import Store
+from datastreamer.archive import archived_file, follower, restore, writer
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import StreamBusy
+from datastreamer.storage.objects import store
+from datastreamer.storage.objects.store import Store
 from tests.world import faults
 from tests.world.archives import run
 from tests.world.faults import Event, Plan, plan_of

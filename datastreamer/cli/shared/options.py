@@ -108,14 +108,14 @@ def rate_option(help: str, *, name: str | None = None) -> Any:
 
 def size_option(help: str) -> Any:
     """The option for a number of bytes, such as 1GB."""
+    return text_option("SIZE", help, parser=read_size)
 
-    def parse(value: str) -> int:
-        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMG]?B|[KMG]iB)", value)
-        if found is None:
-            raise typer.BadParameter(f"it is a size, such as 1GB or 500MiB, not {_shown(value)}")
-        return int(float(found[1]) * _UNITS[found[2]])
 
-    return text_option("SIZE", help, parser=parse)
+def read_size(value: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kMG]?B|[KMG]iB)", value)
+    if found is None:
+        raise typer.BadParameter(f"it is a size, such as 1GB or 500MiB, not {_shown(value)}")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def read_type(text: str) -> int:

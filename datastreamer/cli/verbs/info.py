@@ -146,6 +146,8 @@ def _condition(found: Condition) -> Iterator[tuple[str, str]]:
         what = "everything" if record.base == record.after else f"{_head(*record.base)}"
         state = f"matches the header{when}; synced: {what}"
     yield "record", state
+    if (evicted := found.evicted) is not None:
+        yield "evicted", f"the first {evicted.floor:,} pages are in {evicted.url} alone"
     for synced in found.synced[:1]:
         yield "last synced", _head(synced.header.total_length, synced.header.total_entries)
     if mark is not None:

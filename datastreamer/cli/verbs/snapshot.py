@@ -26,12 +26,22 @@ NoVerifyOption = Annotated[
     ),
 ]
 
+WholeOption = Annotated[
+    bool,
+    typer.Option(
+        "--whole",
+        help="Also copy the entries that are in the stream's archive alone; otherwise the copy has "
+        "them there, too.",
+    ),
+]
+
 
 def snapshot(
     file: FileArgument,
     out: OutArgument,
     *,
     no_verify: NoVerifyOption = False,
+    whole: WholeOption = False,
     result: JsonResult,
 ) -> None:
     """Copy a stream consistently, also while it is written.
@@ -50,7 +60,7 @@ def snapshot(
             "makes a copy"
         )
     with ProgressBar(f"copying {file}", 1, left="no copy is left") as progress:
-        taken = take(file, out, verify=not no_verify, advance=progress.reach)
+        taken = take(file, out, verify=not no_verify, whole=whole, advance=progress.reach)
     compared = "" if no_verify else f"; {count(taken.verified, 'page')} compared with checksums"
     entries, length = taken.header.total_entries, taken.header.total_length
     result.report(

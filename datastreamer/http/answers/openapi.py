@@ -140,7 +140,7 @@ _SCHEMAS: Final = {
             (
                 *("entries", "lag_bytes", "generation", "term"),
                 *("uploaded_bytes_total", "publications_total", "failures_in_a_row"),
-                *("fenced", "diverged"),
+                *("fenced", "diverged", "evicted_pages", "local_bytes", "retention_bytes"),
             ),
             _NUMBER,
         )

@@ -32,6 +32,7 @@ _COMMITS: Final = "datastreamer_commit_seconds"
 _OF_ARCHIVE: Final = (
     *("entries", "lag_seconds", "lag_bytes", "generation", "term", "uploaded_bytes_total"),
     *("publications_total", "failures_in_a_row", "fenced", "diverged"),
+    *("evicted_pages", "local_bytes", "retention_bytes"),
 )
 _EXPIRY_SECONDS: Final = 14 * 86400
 

@@ -17,11 +17,14 @@ import trio
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import (
+    UNREADABLE,
     BadArgument,
     BadBookmark,
     DamagedFile,
     DamagedPage,
+    EvictedEntry,
     StreamClosed,
+    StreamFileError,
     TimeUnknown,
     UnknownEntry,
 )
@@ -136,7 +139,7 @@ class Reading:
         """See what another process has committed."""
         try:
             self.stream.refresh_open_file()
-        except (DamagedFile, StreamClosed, OSError) as error:
+        except (*UNREADABLE, StreamClosed, OSError) as error:
             raise HttpProblem(503, f"{error}; try again later") from None
 
     @property
@@ -191,17 +194,20 @@ class Reading:
         """As `Turns.steadily`. Raises `HttpProblem` for damage, and what `read` raises."""
         try:
             return await self.broadcast.turns.steadily(read)
-        except DamagedFile as error:
+        except UNREADABLE as error:
             raise await self.damaged(error) from None
         except StreamClosed as error:
             raise HttpProblem(503, str(error)) from None
 
-    async def damaged(self, error: DamagedFile) -> DamagedAnswer:
+    async def damaged(self, error: StreamFileError) -> DamagedAnswer:
         """The answer to a request for entries that are damaged."""
+        if isinstance(error, EvictedEntry):
+            raise HttpProblem(503, f"{error.what}; try again later")
         error = await damage.noted(self.broadcast, error)
         detail = f"damaged {error.what}; the operator has to repair the file"
         first = error.first if isinstance(error, DamagedPage) else 0
-        return DamagedAnswer(500, detail, first=first, offset=error.offset)
+        offset = error.offset if isinstance(error, DamagedFile) else 0
+        return DamagedAnswer(500, detail, first=first, offset=offset)
 
     # Entries.
 
@@ -289,7 +295,7 @@ class Reading:
         key = self.key(text)
         try:
             found = await BookmarkQueries(self.broadcast).find(key)
-        except DamagedFile as error:
+        except UNREADABLE as error:
             raise await self.damaged(error) from None
         if found is None:
             raise HttpProblem(404, f"there is no bookmark {text!r:.80} (0x{key.hex()})")

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import trio
 
-from datastreamer.errors import DamagedFile
+from datastreamer.errors import UNREADABLE
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
 from datastreamer.protocol import messages
 from datastreamer.protocol.commands import (
@@ -74,7 +74,7 @@ class LongAnswers:
             if isinstance(query, RangeQuery):
                 return await self._send_range(query)
             return await self._send_sums(query)
-        except DamagedFile as error:
+        except UNREADABLE as error:
             if self._sender.streaming:
                 raise  # a part of the answer was sent
             return await damage.refusal(self._broadcast, error, query)

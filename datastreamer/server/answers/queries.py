@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.errors import DamagedFile, NotFound, TimeUnknown, UnknownEntry
+from datastreamer.errors import UNREADABLE, NotFound, TimeUnknown, UnknownEntry
 from datastreamer.format import (
     MAX_TIME_MARKS,
     PACKET_ANSWER,
@@ -226,7 +226,7 @@ class QueryAnswers:
         else:
             try:
                 found = await self._bookmarks.find(command.key)
-            except DamagedFile as error:
+            except UNREADABLE as error:
                 return await damage.refusal(self._broadcast, error, command)
             if found is None:
                 return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
@@ -241,7 +241,7 @@ class QueryAnswers:
                 await self._read(self._stream.reader.cursor, number)
             except NotFound:
                 pass  # it was truncated meanwhile
-            except DamagedFile as error:
+            except UNREADABLE as error:
                 if not self._broadcast.turns.look():
                     return await damage.refusal(self._broadcast, error, command)
         return None
@@ -264,7 +264,7 @@ class QueryAnswers:
     async def _answer_to(self, question: Question) -> bytes:
         try:
             return await self._found(question)
-        except DamagedFile as error:
+        except UNREADABLE as error:
             if self._broadcast.turns.look() or self._stream.epoch != self._epoch:
                 self._unread = True  # being changed: it is read again before it is sent
                 return b""

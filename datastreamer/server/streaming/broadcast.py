@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedFile, StreamFileError
+from datastreamer.errors import UNREADABLE, StreamFileError
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._feed_pass import fan_out
@@ -72,7 +72,7 @@ class Broadcast:
         self.counts = counts
         self.pages = stream.parts.pages.for_server()
         """What is known of the file's pages."""
-        self.cold = ColdReads(stream.fileno(), self.pages)
+        self.cold = ColdReads(stream.parts.pages.file, self.pages)
         self.backlog_turns = 0
         """How often a client was sent entries far from the head."""
         self.hashing = trio.CapacityLimiter(1)
@@ -272,7 +272,7 @@ class Broadcast:
                 return
             try:
                 chunk = self.stream.reader.chunk(place, _PASS_BYTES)
-            except DamagedFile:
+            except UNREADABLE:
                 # Each client meets the damage in its own sender, which ends that client.
                 if turns.is_at(turn):
                     self._dismiss(list(self._live))
@@ -355,7 +355,11 @@ class Broadcast:
         def pages(found: T) -> range:
             return self.pages_of(number, number if last is None else last(found))
 
-        return await self.cold.run_verified(read, number, pages)
+        return await self.cold.run_verified(read, number, pages, far=self.is_far(number))
+
+    def is_far(self, number: int) -> bool:
+        """Whether an entry is in the archive alone."""
+        return self.pages.floor > 0 and number < self.stream.floor
 
     async def read_from(self, call: Callable[[A], R], what: A, start: int, count: int) -> R:
         """`call(what)`, which reads the file from `start` to the result's `offset`, probably
@@ -367,7 +371,12 @@ class Broadcast:
             if pages.are_ready(start, found.offset - start, length):
                 return found
         self.counts.cold_reads += 1
-        return await self.cold.run_verified(call, what, lambda it: pages_between(start, it.offset))
+        far = start < page_start(pages.floor)
+
+        def read(found: R) -> range:
+            return pages_between(start, found.offset)
+
+        return await self.cold.run_verified(call, what, read, far=far)
 
     def pages_of(self, first: int, last: int) -> range:
         """The pages of these entries, and those between them."""

@@ -216,13 +216,15 @@ class Sender(EntrySending):
     async def _locate(self) -> bool:
         """Find the file offset of the first entry; False if the stream was changed meanwhile."""
         broadcast, view = self._broadcast, self._broadcast.view
-        if view.head.length <= _INLINE_PLACE:
+        if view.head.length <= _INLINE_PLACE and not broadcast.pages.floor:
             self.cursor = self._place_of(self.cursor.number)
         else:
             # This takes several reads of cold pages, one after the other.
             try:
                 with broadcast.turns.one():
-                    place = await broadcast.cold.run(self._place_of, self.cursor.number)
+                    number = self.cursor.number
+                    far = broadcast.is_far(number)
+                    place = await broadcast.cold.run(self._place_of, number, far=far)
             except Changed:
                 return False
             self.cursor = place

@@ -12,12 +12,14 @@ import contextlib
 import os
 import resource
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from datastreamer.format import page_of, page_start
+from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.pages.page_states import PageRegister
+from datastreamer.storage.read.evicted import PagedFile
 
 # Read ahead beyond the requested bytes, so that the next span is resident in time.
 _AHEAD = 2 << 20
@@ -34,14 +36,17 @@ A = TypeVar("A")
 
 
 class ColdReads:
-    """Reads one file through descriptor `fd`, which it does not close."""
+    """Reads one open file, which it does not close."""
 
-    def __init__(self, fd: int, pages: PageRegister) -> None:
-        self._fd = fd
+    def __init__(self, file: File, pages: PageRegister) -> None:
+        self._file = file
+        self._fd = file.fileno()
         self._pages = pages
         self.reads = 0
         """How often a thread read the file."""
         self._limiter = trio.CapacityLimiter(_THREADS)
+        # For pages that are in the archive alone, whose store may not answer for long.
+        self._far = trio.CapacityLimiter(_THREADS)
         self._quick_lookups = 0
         # Of the event loop's thread, after the last slow look-up.
         self._loop_waits: int | None = None
@@ -63,18 +68,25 @@ class ColdReads:
             self._pages.compare([number])
             self._pages.ensure_good_on_disk(number)
 
-        await trio.to_thread.run_sync(read, limiter=self._limiter)
+        await self._in_thread(read, far=start < page_start(self._pages.floor))
 
-    async def run(self, call: Callable[[A], T], what: A) -> T:
-        """`call(what)`, which reads from the file, in one of these threads."""
+    async def run(self, call: Callable[[A], T], what: A, *, far: bool = False) -> T:
+        """`call(what)`, which reads from the file, in one of these threads; with `far` in one of
+        those for evicted pages."""
         self.reads += 1
-        return await trio.to_thread.run_sync(call, what, limiter=self._limiter)
+        return await self._in_thread(call, what, far=far)
+
+    async def _in_thread(self, call: Callable[..., T], *what: Any, far: bool) -> T:
+        limiter = self._far if far else self._limiter
+        return await trio.to_thread.run_sync(call, *what, limiter=limiter, abandon_on_cancel=far)
 
     async def run_verified(
         self,
         call: Callable[[A], T],
         what: A,
         pages: Callable[[T], Iterable[int]],
+        *,
+        far: bool = False,
     ) -> T:
         """As `run`; then compares `pages(result)`, the pages that the result was read from, except
         those that are whole and `ready`. Raises `DamagedPage`, and what `call` raises."""
@@ -92,7 +104,7 @@ class ColdReads:
             known.compare(read)
             return found
 
-        return await self.run(verified, what)
+        return await self.run(verified, what, far=far)
 
     @property
     def index_at_hand(self) -> bool:
@@ -116,6 +128,8 @@ class ColdReads:
             self._quick_lookups = 0
 
     def _read(self, start: int, count: int) -> None:
+        if isinstance(self._file, PagedFile) and self._file.fetch(start, count):
+            return
         # The sender of these bytes meets disk errors itself and reports them.
         with contextlib.suppress(OSError):
             if hasattr(os, "posix_fadvise"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import trio
 
-from datastreamer.errors import DamagedEntry, DamagedFile, DamagedPage
+from datastreamer.errors import UNREADABLE, DamagedEntry, DamagedPage
 from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.server.streaming.broadcast import COPIED_TAIL, Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports
@@ -132,7 +132,7 @@ class EntrySending:
                 return
             # After the end of this entry sendfile continues.
             chunk = view.chunk(self.cursor, 1 if by_file else copy)
-        except DamagedFile:
+        except UNREADABLE:
             if not turns.is_at(turn):
                 return
             raise
@@ -264,8 +264,17 @@ class EntrySending:
 
     async def _send_span(self, span: Span) -> None:
         count = min(span.end - self.at, _SENDFILE_BYTES)
+        held = self._stream.parts.pages.holder(self.at)
+        if held is None:
+            # It was fetched, and dropped for others since.
+            self._broadcast.pages.ready.discard(page_start(page_of(self.at)))
+            self._warm = -1
+            await trio.lowlevel.checkpoint()
+            return
+        file, stop = held
+        count = min(count, stop - self.at)
         try:
-            sent = self._output.send_file(self._stream.fileno(), self.at, count)
+            sent = self._output.send_file(file.fileno(), self.at, count)
         except EOFError:
             raise DamagedEntry(self._stream.path, self.at, "the file ends here") from None
         self.at += sent

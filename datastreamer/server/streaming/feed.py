@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from datastreamer.errors import DamagedFile, NotFound
+from datastreamer.errors import UNREADABLE, NotFound
 from datastreamer.server.streaming._feed_pass import fan_out
 from datastreamer.server.streaming.turns import Turns
 from datastreamer.storage.header.records import Head
@@ -160,7 +160,7 @@ class Feed:
         the change is over."""
         try:
             return self._turns.is_at(turn)
-        except (DamagedFile, OSError):
+        except (*UNREADABLE, OSError):
             self.dismiss()  # each meets the damage by itself
             return False
 
@@ -175,7 +175,7 @@ class Feed:
             place = start if start.offset else reader.cursor(start.number)
             chunk = reader.chunk(place, form.most_bytes)
             encoded = form.encode(self._stream, chunk, end)
-        except (DamagedFile, NotFound):
+        except (*UNREADABLE, NotFound):
             encoded = None
         if encoded is None:
             return FeedPiece(turn, start, start, start.offset, b"", 0)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedFile, NotFound
+from datastreamer.errors import UNREADABLE, NotFound
 from datastreamer.storage.stream import DataStream
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Turns:
         turn = self.now
         try:
             yield
-        except (DamagedFile, NotFound):
+        except (*UNREADABLE, NotFound):
             if not self.is_at(turn):
                 raise Changed from None
             raise

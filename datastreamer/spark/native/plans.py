@@ -271,12 +271,12 @@ def _frames(snapshot: FileSnapshot, part: FilePart) -> str:
 
 def _fixed(snapshot: FileSnapshot, opened: Readable) -> bytes:
     """The bytes of the header page that commits leave as they are; none if they are no longer those
-    of the snapshot."""
+    of the snapshot, or Python has to read evicted pages from their archive."""
     page = HeaderPage.of(opened)
     record = page.record
     known = None if record is None else (record.stream_id, record.epoch)
     same = known == ((snapshot.stream_id, snapshot.epoch) if snapshot.recorded else None)
-    if not same or Identity.of(page.raw) != Identity.of(snapshot.header):
+    if page.marked or not same or Identity.of(page.raw) != Identity.of(snapshot.header):
         return b""
     return page[:_TOTALS_OFFSET] + page[_TOTALS_END:_ENDS_OFFSET]
 

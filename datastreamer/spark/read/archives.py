@@ -12,16 +12,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from datastreamer.archive import PREFIX
-from datastreamer.archive.manifest import ArchiveManifest
 from datastreamer.archive.reading import ArchiveFile
 from datastreamer.errors import ArchiveMissing, FileMissing
 from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.objects.manifest import ArchiveManifest
 from datastreamer.storage.pages.records import RecordReader
 from datastreamer.storage.pages.sidecar import PageSum, StoredSums, SumsHeader
 
 if TYPE_CHECKING:
-    from datastreamer.archive.opened import OpenArchive
+    from datastreamer.storage.objects.opened import OpenArchive
 
 # The object of a page, by its place among the plan's, its offset and its size there.
 _FRAME: Final = struct.Struct(">IQI")
@@ -29,7 +29,7 @@ _FRAME: Final = struct.Struct(">IQI")
 
 @lru_cache(maxsize=16)
 def _opened(url: str) -> OpenArchive:
-    from datastreamer.archive.opened import OpenArchive
+    from datastreamer.storage.objects.opened import OpenArchive
 
     return OpenArchive.open(url)
 

@@ -13,7 +13,14 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError, UsageError
+from datastreamer.archive import PREFIX
+from datastreamer.errors import (
+    BadFileSize,
+    DamagedEntry,
+    EvictedEntry,
+    StreamFileError,
+    UsageError,
+)
 from datastreamer.format import PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
 from datastreamer.printable import counted
@@ -109,6 +116,12 @@ def take_snapshot(
     try:
         page = HeaderPage.of(remote)
         header = page.header(location.path, stream_type)
+        if page.evicted is not None:
+            raise EvictedEntry(
+                location.path,
+                f"its first {page.evicted.floor} pages are in an archive alone: load "
+                f"{PREFIX}{page.evicted.url}",
+            )
         judged = judge(remote, page, location.path, header)
         seen = page.visible
     finally:

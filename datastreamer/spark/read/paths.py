@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from datastreamer.archive import PREFIX, is_archive
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
-from datastreamer.format import MAGIC
+from datastreamer.format import HEADER_OFFSET, MAGICS
 from datastreamer.spark.read import archives
 from datastreamer.spark.read.remote_file import RemoteFile
 from datastreamer.storage.disk.file_ops import Readable
@@ -138,7 +138,7 @@ def _refuse_folder(error: OSError) -> None:
 def _begins_as_stream(path: str) -> bool:
     try:
         with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return file.read(HEADER_OFFSET) in MAGICS
     except OSError as error:
         raise StreamFileError(path, f"cannot be read: {error.strerror or error}") from error
 
@@ -169,7 +169,7 @@ def _find_remote(uri: str, *, deep: bool) -> Iterator[FileLocation]:
         location = _remote_location(base, query, path, info.path)
         file = location.open_remote()
         try:
-            if file.read(len(MAGIC), 0) == MAGIC:
+            if file.read(HEADER_OFFSET, 0) in MAGICS:
                 yield location
         finally:
             file.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -115,6 +116,10 @@ class File(Readable, Protocol):
     def abandon(self, start: int, stop: int) -> None:
         """As `part`, for any number of bytes whose content is no longer needed."""
 
+    def punch(self, start: int, stop: int) -> None:
+        """Return the space of these bytes, which read as zeros then; what sendfile has queued
+        keeps its bytes. Raises `OSError` if the file system has no holes."""
+
     def lock(self) -> bool:
         """Acquire the writer's lock on this descriptor; False if another open file holds it."""
 
@@ -187,16 +192,20 @@ class OsFile(Descriptor):
     def part(self, start: int, stop: int) -> None:
         # A direct write drops the file's pages from the page cache. Queued data of connections
         # keeps the old pages.
-        first, last = start // _BLOCK * _BLOCK, -(-stop // _BLOCK) * _BLOCK
         with contextlib.suppress(OSError):
-            again = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
-            try:
-                with mmap.mmap(-1, last - first) as aligned:  # as direct writes require
-                    count = aligned.write(self.read(last - first, first))
-                    if count == last - first:
-                        os.pwrite(again, aligned, first)
-            finally:
-                os.close(again)
+            self._part(start, stop)
+
+    def _part(self, start: int, stop: int) -> None:
+        """Raises `OSError` if the file system takes no direct writes."""
+        first, last = start // _BLOCK * _BLOCK, -(-stop // _BLOCK) * _BLOCK
+        again = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
+        try:
+            with mmap.mmap(-1, last - first) as aligned:  # as direct writes require
+                count = aligned.write(OsFile.read(self, last - first, first))
+                if count == last - first:
+                    os.pwrite(again, aligned, first)
+        finally:
+            os.close(again)
 
     def abandon(self, start: int, stop: int) -> None:
         # A page at either end may also hold bytes that are still needed.
@@ -205,13 +214,29 @@ class OsFile(Descriptor):
         first, last = -(-start // _BLOCK) * _BLOCK, -(-stop // _BLOCK) * _BLOCK
         if not _LINUX or first == last:
             return
+        with contextlib.suppress(OSError):
+            try:
+                self._fallocate(_ZERO_RANGE, first, last - first)
+            except OSError:
+                self._fallocate(_PUNCH_HOLE, first, last - first)
+                os.posix_fallocate(self._fd, first, last - first)
+
+    def punch(self, start: int, stop: int) -> None:
+        # The system clears what it has in memory of blocks that the hole's edges cut (of large
+        # folios on ext4), also if connections have it queued; a direct write takes it out of the
+        # page cache first.
+        self._part(start, start + _BLOCK)
+        self._part(stop - _BLOCK, stop)
+        self._fallocate(_PUNCH_HOLE, start, stop - start)
+
+    def _fallocate(self, mode: int, start: int, size: int) -> None:
+        if not _LINUX:
+            raise OSError(errno.EOPNOTSUPP, "this system makes no holes in files")
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
         fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-        if fallocate(self._fd, _ZERO_RANGE | _KEEP_SIZE, first, last - first) and not fallocate(
-            self._fd, _PUNCH_HOLE | _KEEP_SIZE, first, last - first
-        ):
-            with contextlib.suppress(OSError):
-                os.posix_fallocate(self._fd, first, last - first)
+        if fallocate(self._fd, mode | _KEEP_SIZE, start, size):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def lock(self) -> bool:
         try:

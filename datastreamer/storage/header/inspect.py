@@ -19,11 +19,13 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
     CommitRecord,
+    Evicted,
     PublisherRecord,
     SyncedHeader,
     VisibleMark,
     Writer,
 )
+from datastreamer.storage.read.open_file import open_file
 
 
 class Condition(NamedTuple):
@@ -33,7 +35,8 @@ class Condition(NamedTuple):
     it fits the header; `this_boot`: it was written since the machine started. `synced` is newest
     first. `writer_alive`: the process that opened the stream for writing last still runs;
     `locked`: a process writes it now. `undo`: the journal of an update is beside the file.
-    `source` is the last source that was granted a lease to publish, None if its record is damaged.
+    `source` is the last source that was granted a lease to publish, None if its record is damaged;
+    `evicted` says which pages are in an archive alone.
     """
 
     size: int
@@ -48,6 +51,7 @@ class Condition(NamedTuple):
     locked: bool
     undo: bool
     source: PublisherRecord | None
+    evicted: Evicted | None
 
 
 def examine(path: str) -> Condition:
@@ -69,6 +73,7 @@ def examine(path: str) -> Condition:
             locked=file.locked_elsewhere(),
             undo=os.path.lexists(journal.path_of(path) + journal.SUFFIX),
             source=records.get_source(page, page.identity[0]),
+            evicted=page.evicted,
         )
 
 
@@ -76,7 +81,7 @@ def readable(path: str, length: int) -> Iterator[EntryBatch]:
     """Runs of whole, consecutive entries from the first on, up to file offset `length` or the first
     damage, regardless of the header's count."""
     offset, number = HEADER_PAGE_SIZE, 0
-    with contextlib.closing(OsDisk().open(path, write=False)) as file:
+    with contextlib.closing(open_file(OsDisk(), path, path, write=False)) as file:
         while offset < length:
             near = file.read(min(PAGE_SIZE, length - offset), offset)
             try:

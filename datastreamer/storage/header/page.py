@@ -16,6 +16,7 @@ from datastreamer.format import (
     HEADER_SIZE,
     HEADER_STRUCT,
     MAGIC,
+    MAGICS,
     Header,
 )
 from datastreamer.storage.disk.file_ops import Readable
@@ -24,6 +25,7 @@ from datastreamer.storage.header.records import (
     NO_ID,
     Change,
     CommitRecord,
+    Evicted,
     Head,
     SyncedHeader,
     VisibleMark,
@@ -33,6 +35,7 @@ from datastreamer.storage.header.records import (
 _SUMMED = [
     *(("synced header", records.SYNCED, offset) for offset in records.SLOT_OFFSETS),
     ("visible mark", records.MARK, records.MARK_OFFSET),
+    ("evicted pages", records.EVICTED, records.EVICTED_OFFSET),
     ("writer", records.WRITER, records.WRITER_OFFSET),
     *(("source", records.SOURCE, offset) for offset in records.SOURCE_OFFSETS),
 ]
@@ -64,7 +67,7 @@ class HeaderPage(bytes):
     def wrong(self) -> list[tuple[int, str]]:
         """What is not possible in magic and header: byte and sentence."""
         found = []
-        if self[:HEADER_OFFSET] != MAGIC:
+        if self[:HEADER_OFFSET] not in MAGICS:
             found.append((0, f"the file begins with {self[:HEADER_OFFSET]!r}, not with {MAGIC!r}"))
         try:
             Header.unpack(self._padded[HEADER_OFFSET:])
@@ -78,7 +81,7 @@ class HeaderPage(bytes):
 
     def header(self, path: str, stream_type: int | None = None) -> Header:
         """The header. Raises `NotAStream`, `DamagedHeader`, `WrongStreamType`."""
-        if self[:HEADER_OFFSET] != MAGIC:
+        if self[:HEADER_OFFSET] not in MAGICS:
             what = "is empty" if not self else f"does not begin with {MAGIC.decode()}"
             raise NotAStream(path, f"not a stream file: it {what}")
         if len(self) < HEADER_PAGE_SIZE:
@@ -88,6 +91,13 @@ class HeaderPage(bytes):
         if stream_type is not None and self.raw.stream_type != stream_type:
             raise WrongStreamType(
                 path, f"the stream is of type {self.raw.stream_type}, not {stream_type}"
+            )
+        if self.marked and self.evicted is None:
+            raise DamagedHeader(
+                path,
+                records.EVICTED_OFFSET,
+                "the record that says which pages are in an archive is damaged: restore the file "
+                "from its archive (`datastreamer archive restore`)",
             )
         return self.raw
 
@@ -114,6 +124,21 @@ class HeaderPage(bytes):
     def lost_record(self) -> bool:
         """Whether there was a commit record, which is damaged."""
         return self.known_record is None and not self.foreign
+
+    @property
+    def marked(self) -> bool:
+        """Whether the file has evicted pages, or is about to have some."""
+        return records.is_marked(self)
+
+    @cached_property
+    def evicted(self) -> Evicted | None:
+        """Which pages are in an archive alone; None of a file that is not marked."""
+        return records.get_evicted(self._padded) if self.marked else None
+
+    @property
+    def floor(self) -> int:
+        """The first page that is in the file."""
+        return 0 if self.evicted is None else self.evicted.floor
 
     @cached_property
     def mark(self) -> VisibleMark | None:
@@ -184,13 +209,14 @@ class HeaderPage(bytes):
         ends = [Head(*slot.header[3:]) for slot in self.synced]
         ends += [Head(*self.raw[3:])] + ([] if self.mark is None else [self.mark.head])
         kinds = [slot.header[:3] for slot in self.synced] + [self.raw[:3]]
-        for candidate in [Header(*kind, *end) for kind in kinds for end in ends]:
-            copy = bytearray(self._padded)
-            copy[:HEADER_OFFSET] = MAGIC
-            records.put_header(copy, candidate)
-            record = records.get_record(copy)
-            if record is not None:
-                return record, candidate
+        for magic in MAGICS:
+            for candidate in [Header(*kind, *end) for kind in kinds for end in ends]:
+                copy = bytearray(self._padded)
+                copy[:HEADER_OFFSET] = magic
+                records.put_header(copy, candidate)
+                record = records.get_record(copy)
+                if record is not None:
+                    return record, candidate
         return None, None
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from datastreamer.format import (
+    EVICTED_MAGIC,
     HEADER_OFFSET,
     HEADER_PAGE_SIZE,
     HEADER_SIZE,
@@ -29,6 +30,7 @@ from datastreamer.storage.pages.hashes import HASH_SIZE, EndSum
 RECORD_OFFSET: Final = 64
 SLOT_OFFSETS: Final = (512, 1024)
 MARK_OFFSET: Final = 1536  # written last: the end for readers
+EVICTED_OFFSET: Final = 1664
 WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
 CHANGES_OFFSET: Final = 3072
@@ -46,9 +48,13 @@ Span = tuple[int, int]
 class _Record:
     """One kind of record: its letters, the version, its fields, and the sum of all of that."""
 
-    def __init__(self, letters: bytes, fields: str, version: int = 1) -> None:
+    def __init__(
+        self, letters: bytes, fields: str, version: int = 1, marked: int | None = None
+    ) -> None:
+        """`marked` is the version in a file with evicted pages, None: the same. A program that does
+        not know such files takes no record of this kind for whole."""
         self._letters = letters
-        self._version = version
+        self._versions = version, version if marked is None else marked
         self._struct = struct.Struct(">8sI" + fields)
         self.sum_offset = self._struct.size
         self.size = self.sum_offset + _SUM.size
@@ -56,7 +62,7 @@ class _Record:
     def put(self, page: bytearray, start: int, *fields: Any, sum_from: int | None = None) -> Span:
         """Write it to offset `start`; returns the changed span. The sum begins at `sum_from`, or
         else with the record."""
-        self._struct.pack_into(page, start, self._letters, self._version, *fields)
+        self._struct.pack_into(page, start, self._letters, self._versions[is_marked(page)], *fields)
         end = start + self.sum_offset
         summed = page[start if sum_from is None else sum_from : end]
         _SUM.pack_into(page, end, xxh3_64_intdigest(summed))
@@ -67,7 +73,7 @@ class _Record:
     ) -> list[Any] | None:
         """Its fields; None unless it is whole and of this kind and version."""
         letters, version, *fields = self._struct.unpack_from(page, start)
-        if letters != self._letters or version != self._version:
+        if letters != self._letters or version not in self._versions:
             return None
         end = start + self.sum_offset
         return fields if _sum_fits(page, start if sum_from is None else sum_from, end) else None
@@ -79,15 +85,25 @@ def _sum_fits(page: bytes | bytearray, start: int, end: int) -> bool:
 
 
 _COMMIT_FIELDS: Final = "I16sQ16s6Q96s"
-COMMIT: Final = _Record(b"DSrecord", _COMMIT_FIELDS, version=2)
-SYNCED: Final = _Record(b"DSsynced", "4xQ16sQ38s2x")
+COMMIT: Final = _Record(b"DSrecord", _COMMIT_FIELDS, version=2, marked=3)
+SYNCED: Final = _Record(b"DSsynced", "4xQ16sQ38s2x", marked=2)
 MARK: Final = _Record(b"DSmarked", "4xQQQ")
+_EVICTED_LETTERS: Final = b"DSevictd"
+EVICTED: Final = _Record(_EVICTED_LETTERS, "IQQ16s16sH256s54x")
 WRITER: Final = _Record(b"DSwriter", "Q16s??18x")
 SOURCE: Final = _Record(b"DSsource", "4x16sQ16s")
 _DOUBT: Final = _Record(b"DSdoubt_", _COMMIT_FIELDS, version=2)
 _CHANGES: Final = _Record(b"DSchange", "I384s")
 _UPSTREAM: Final = _Record(b"DSupstrm", "4x16sQQQQq")
 _CLAIM: Final = _Record(b"DSclaims", "4xQQQ")
+
+# The floor in its record; it is 8 bytes at a multiple of 8, so that a write replaces all of it.
+_FLOOR: Final = struct.Struct(">8sIIQ")
+_EPOCH: Final = struct.Struct(">Q")
+_EPOCH_OFFSET: Final = struct.calcsize(">8sII16s")
+MOST_URL: Final = 256
+MARKED_BYTES: Final = EVICTED_OFFSET + _FLOOR.size
+"""How many bytes of the file `floor_in` needs."""
 
 _CHANGE: Final = struct.Struct(">QQQ")
 _MAX_CHANGES: Final = 16
@@ -107,10 +123,10 @@ _ENDS_OFFSET: Final = _RECORD_END - 3 * (16 + 2 * HASH_SIZE)
 _AFTER_OFFSET: Final = _ENDS_OFFSET + 32
 _MARKED_OFFSET: Final = _MARK_END - 16
 
-# What a commit writes: header and record before the sync; slots and mark after it.
-BEFORE_SYNC: Final = (HEADER_OFFSET, RECORD_OFFSET + COMMIT.size)
+# What a commit writes: magic, header and record before the sync; slots and mark after it.
+BEFORE_SYNC: Final = (0, RECORD_OFFSET + COMMIT.size)
 AFTER_SYNC: Final = (SLOT_OFFSETS[0], MARK_OFFSET + MARK.size)
-WITHOUT_SYNC: Final = (HEADER_OFFSET, MARK_OFFSET + MARK.size)
+WITHOUT_SYNC: Final = (0, MARK_OFFSET + MARK.size)
 
 # The offsets of the bytes that every commit changes: the header's totals, the record's three heads
 # (pairs of u64) and their sums (pairs of 16 bytes), its own sum, the mark (which ends in a head)
@@ -228,6 +244,22 @@ class Change(NamedTuple):
     stop: int | None
 
 
+class Evicted(NamedTuple):
+    """The pages before page `floor` are in the archive with this URL and id; the file may have
+    holes there. `chain` is the one over these pages, `generation` the archive's that has them.
+
+    `url` has at most 256 bytes. `fall` is a random u32, another one each time that the floor falls:
+    who missed that knows by it that pages may be others.
+    """
+
+    floor: int
+    generation: int
+    archive_id: bytes
+    chain: bytes
+    url: str
+    fall: int = 0
+
+
 class Agreement(NamedTuple):
     """With which state of an upstream a relay's file agrees: all entries except those from `low` up
     to `high`, which are still to be compared, were the same at the upstream's `epoch` when the
@@ -251,6 +283,70 @@ def new_page(header: Header) -> bytearray:
     page[:HEADER_OFFSET] = MAGIC
     put_header(page, header)
     return page
+
+
+def is_marked(page: bytes | bytearray) -> bool:
+    """Whether the file has evicted pages, or is about to have some; also if its magic is
+    damaged."""
+    magic = page[:HEADER_OFFSET]
+    if magic in (MAGIC, EVICTED_MAGIC):
+        return magic == EVICTED_MAGIC
+    return len(page) == HEADER_PAGE_SIZE and EVICTED.get(page, EVICTED_OFFSET) is not None
+
+
+def put_magic(page: bytearray, *, marked: bool) -> None:
+    """Mark the file, or take the mark away, with the versions of its records."""
+    record, slots = get_record(page), [SYNCED.get(page, start) for start in SLOT_OFFSETS]
+    page[:HEADER_OFFSET] = EVICTED_MAGIC if marked else MAGIC
+    for start, slot in zip(SLOT_OFFSETS, slots, strict=True):
+        if slot is not None:
+            SYNCED.put(page, start, *slot)
+    if record is not None:
+        put_record(page, record)
+
+
+def put_evicted(page: bytearray, evicted: Evicted) -> Span:
+    *fields, url, fall = evicted
+    packed = url.encode()
+    return EVICTED.put(page, EVICTED_OFFSET, fall, *fields, len(packed), packed)
+
+
+def clear_evicted(page: bytearray) -> Span:
+    end = EVICTED_OFFSET + EVICTED.size
+    page[EVICTED_OFFSET:end] = bytes(EVICTED.size)
+    return EVICTED_OFFSET, end
+
+
+def get_evicted(page: bytes | bytearray) -> Evicted | None:
+    fields = EVICTED.get(page, EVICTED_OFFSET)
+    if fields is None:
+        return None
+    fall, floor, generation, archive_id, chain, size, packed = fields
+    url = packed[:size].decode(errors="replace")
+    return Evicted(floor, generation, archive_id, chain, url, fall)
+
+
+class FloorSeen(NamedTuple):
+    """The floor of a file, and of which time it is: while `epoch` and `fall` are the same, so are
+    the pages below it."""
+
+    floor: int
+    epoch: int
+    fall: int = 0
+
+
+def floor_in(page: bytes | bytearray) -> FloorSeen | None:
+    """The floor of a file that begins with `page`, of which `MARKED_BYTES` are enough; None if the
+    file is marked and its record is damaged. Neither sum is compared."""
+    page = page.ljust(MARKED_BYTES, b"\0")
+    (epoch,) = _EPOCH.unpack_from(page, RECORD_OFFSET + _EPOCH_OFFSET)
+    magic = page[:HEADER_OFFSET]
+    if magic == MAGIC:
+        return FloorSeen(0, epoch)
+    letters, _, fall, floor = _FLOOR.unpack_from(page, EVICTED_OFFSET)
+    if letters != _EVICTED_LETTERS:
+        return None if magic == EVICTED_MAGIC else FloorSeen(0, epoch)
+    return FloorSeen(floor, epoch, fall)
 
 
 def put_header(page: bytearray, header: Header) -> None:

@@ -24,9 +24,11 @@ from datastreamer.errors import (
     StreamFileError,
 )
 from datastreamer.format import (
+    EVICTED_MAGIC,
     HEADER_OFFSET,
     HEADER_PAGE_SIZE,
     MAGIC,
+    MAGICS,
     PAGE_SIZE,
     Header,
     page_of,
@@ -280,7 +282,7 @@ def _plan(
     header, size, keep_from, keep_to, shortened = None, found.size, 0, 0, False
     if found.touch or (found.damaged and (cut or end is None or end != found.claimed)):
         if end is None or found.header is None or found.unread:
-            if found.page[:HEADER_OFFSET] != MAGIC:
+            if found.page[:HEADER_OFFSET] not in MAGICS:
                 raise NotAStream(
                     path,
                     f"not a stream file: it does not begin with {MAGIC.decode()}; "
@@ -362,7 +364,7 @@ def _write(
 def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> bytearray:
     """The header page with `header` and records that confirm it; the rest as it was."""
     fresh, end, boot = bytearray(page), Head(*header[3:]), boot_id()
-    fresh[:HEADER_OFFSET] = MAGIC
+    fresh[:HEADER_OFFSET] = EVICTED_MAGIC if records.is_marked(page) else MAGIC
     records.put_settled(fresh, header, end_sum, made.stream_id, made.epoch, boot)
     for sequence in (made.sequence + 1, made.sequence + 2):
         records.put_synced(

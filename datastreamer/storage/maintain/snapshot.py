@@ -29,7 +29,7 @@ from datastreamer.errors import (
     UntrustedFile,
     WriteFailed,
 )
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.format import PAGE_SIZE, Header, page_of, page_start
 from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.header import records
@@ -46,6 +46,7 @@ from datastreamer.storage.read.change_watch import (
     ChangeWatch,
     steady_page,
 )
+from datastreamer.storage.read.evicted import PagedFile
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.page_scan import doubt
 from datastreamer.storage.read.reader import Reader, end_of
@@ -94,6 +95,7 @@ class _Way(NamedTuple):
 
     advance: Callable[[int, int], None]
     verify: bool
+    whole: bool
     certain: bool = False
 
 
@@ -111,6 +113,7 @@ def snapshot(
     out: str | os.PathLike[str],
     *,
     verify: bool = True,
+    whole: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
     disk: Disk | None = None,
 ) -> Snapshot:
@@ -120,6 +123,9 @@ def snapshot(
     otherwise a damaged stream is copied as it is. The copy's checksums, in ``OUT.sums``, are those
     of the stream; for other pages they are made of the copy if it is read. ``OUT.pages`` has the
     stream's records.
+
+    The copy of a file whose first pages are in an archive alone has the same ones there; with
+    `whole` it has all pages itself.
 
     `advance(done, total)` is called with bytes; it begins at 0 again when the copy does, and when
     the copy is read. `out` appears when it is complete, and never replaces anything. Files that
@@ -136,7 +142,7 @@ def snapshot(
     def opened() -> contextlib.closing[StreamFile]:
         return contextlib.closing(StreamFile.open(path, disk=disk))
 
-    return _snapshot(opened, journal.path_of(path), path, out, disk, _Way(advance, verify))
+    return _snapshot(opened, journal.path_of(path), path, out, disk, _Way(advance, verify, whole))
 
 
 def snapshot_of(
@@ -144,6 +150,7 @@ def snapshot_of(
     out: str | os.PathLike[str],
     *,
     verify: bool = True,
+    whole: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
     disk: Disk | None = None,
 ) -> Snapshot:
@@ -156,7 +163,7 @@ def snapshot_of(
         descriptor = file.file.fileno()
         return contextlib.closing(StreamFile.open(descriptor, name=file.path, disk=disk))
 
-    return _snapshot(opened, None, file.path, out, disk or OsDisk(), _Way(advance, verify))
+    return _snapshot(opened, None, file.path, out, disk or OsDisk(), _Way(advance, verify, whole))
 
 
 def _snapshot(
@@ -306,9 +313,13 @@ def _copy(
         watch.look()  # often enough: the page names the newest changes only
         way.advance(done, total)
 
-    means = _copy_data(source.file, target, state.head.length, copied)
+    mark = None if way.whole else page.evicted
+    floor = 0 if mark is None else mark.floor
+    means = _copy_data(source.file, target, page_start(floor), state.head.length, copied)
     (head, epoch, end_sum), changed = _reconciled(source, target, state, watch)
     # As a writer leaves it: whole pages, and an unused byte after the end.
+    if HeaderPage.of(source.file).floor < floor:
+        raise ChangedError("evicted entries were truncated or updated while it was copied", 1)
     size = page_start(page_of(head.length) + 1)
     target.resize(head.length)
     target.resize(size)
@@ -321,11 +332,14 @@ def _copy(
         if way.verify and end_sum is None:
             raise DamagedEntry(source.path, head.length, what)
     sums = CopySums(source, watch, sidecar, verify=way.verify)
-    known = sums.make(Copied(target, path, head, epoch, end_sum), way.advance)
+    known = sums.make(Copied(target, path, head, epoch, end_sum, floor), way.advance)
     target.sync()
     version, system_id, stream_type, _, _ = source.header
     header = Header(version, system_id, stream_type, *head)
     copy = records.settled_page(header, known, source.stream_id, epoch, boot_id())
+    if mark is not None:
+        records.put_magic(copy, marked=True)
+        records.put_evicted(copy, mark)
     # Sources with lower epochs cannot publish to the copy either. A damaged record remains damaged:
     # its epoch is not known.
     there = steady_page(source.file)
@@ -414,18 +428,19 @@ def _after_lowest_truncation(
 
 
 def _copy_data(
-    source: File, target: File, length: int, advance: Callable[[int, int], None]
+    source: File, target: File, start: int, length: int, advance: Callable[[int, int], None]
 ) -> Means:
-    """Copy the bytes from the header page to `length`: in the kernel if it can, which then shares
+    """Copy the bytes from offset `start` to `length`: in the kernel if it can, which then shares
     blocks where the file system can."""
     if (
-        isinstance(source, OsFile)
+        isinstance(source, PagedFile)
+        and start >= page_start(source.floor())
         and isinstance(target, OsFile)
         and hasattr(os, "copy_file_range")
-        and _copy_inside(source.fileno(), target.fileno(), length, advance)
+        and _copy_inside(source, target, start, length, advance)
     ):
         return "copy_file_range"
-    for offset in range(HEADER_PAGE_SIZE, length, _PART):
+    for offset in range(start, length, _PART):
         part = source.read(min(_PART, length - offset), offset)
         target.write(part, offset)
         advance(offset + len(part), length)
@@ -433,19 +448,26 @@ def _copy_data(
 
 
 def _copy_inside(
-    source: int, target: int, length: int, advance: Callable[[int, int], None]
+    source: PagedFile,
+    target: OsFile,
+    offset: int,
+    length: int,
+    advance: Callable[[int, int], None],
 ) -> bool:
     """Whether the kernel copied the data by itself; if not, all of it has to be copied again."""
-    offset = HEADER_PAGE_SIZE
     while offset < length:
         try:
-            done = os.copy_file_range(source, target, min(_PART, length - offset), offset, offset)
+            size = min(_PART, length - offset)
+            done = os.copy_file_range(source.fileno(), target.fileno(), size, offset, offset)
         except OSError as error:
             if error.errno in _NOT_HERE:
                 return False
             raise
         if not done:
             return False
+        if page_start(source.floor()) > offset:
+            # Its pages were evicted meanwhile, and may have been holes.
+            target.write(source.read(done, offset), offset)
         offset += done
         advance(offset, length)
     return True

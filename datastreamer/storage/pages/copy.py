@@ -34,7 +34,8 @@ _MANY = 16
 class Copied(NamedTuple):
     """A copy without its header page: the file, its path, and which moment of the stream it holds.
 
-    `end_sum` is what the stream's commit record knows of the entries up to `head`.
+    `end_sum` is what the stream's commit record knows of the entries up to `head`; the pages before
+    `floor` are in an archive alone.
     """
 
     file: File
@@ -42,6 +43,7 @@ class Copied(NamedTuple):
     head: Head
     epoch: int
     end_sum: EndSum | None
+    floor: int = 0
 
 
 class CopySums:
@@ -121,7 +123,7 @@ class CopySums:
         sums.write_header(SumsHeader(stream_id, identity, epoch, epoch, ALL_TRUSTED))
 
     def _record(self, copied: Copied, page: int, known: PageSum | None) -> PageSum:
-        if self._verify:
+        if self._verify and page >= copied.floor:
             content = copied.file.read(PAGE_SIZE, page_start(page))
             if known is None or not self._matches(copied, page, content, known):
                 known = _record_of(content, page)

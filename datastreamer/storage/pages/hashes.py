@@ -22,6 +22,9 @@ HASH_SIZE: Final = 16
 NO_CHAIN: Final = bytes(HASH_SIZE)
 """The chain before the first page that it covers."""
 
+Sum = tuple[int, int, bytes]
+"""The first entry of a range, the one after its last, and the xxh3 (128 bits) of its entries."""
+
 
 class PageHash(NamedTuple):
     """A whole page: its number, where its entries end in it (in bytes), the number of the entry

@@ -25,6 +25,7 @@ from datastreamer.storage.header.judgement import sums_up_to
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages.compare import MOVED, PAUSE_SECONDS, RecordSource, compare
 from datastreamer.storage.pages.hashes import EndSum, last_page
+from datastreamer.storage.read.evicted import PagedFile
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class PageRegister:
         self._end = end
         self._end_sum = end_sum
         self._residency = Residency(-1 if fd is None else fd)
+        self._paged = file if isinstance(file, PagedFile) else None
         self._ready_until = 0.0
         self._guard = threading.Lock()
         # The number of calls of `forget`, and of `_proven`.
@@ -124,6 +126,11 @@ class PageRegister:
         """The number of pages that can be compared: those before the last one."""
         return last_page(self._end().length) if self.usable else 0
 
+    @property
+    def floor(self) -> int:
+        """The first page that is in the file; those before it are in its archive."""
+        return 0 if self._paged is None else self._paged.floor()
+
     def can_differ(self, page: int) -> bool:
         """Whether the page can be compared, or is known to be damaged."""
         return page < self.whole_pages or self.is_due(page)
@@ -150,7 +157,9 @@ class PageRegister:
     # What is in memory.
 
     def resident(self, start: int, count: int) -> bool:
-        return self._residency.holds(start, count)
+        """Whether bytes are in memory, or of evicted pages that were fetched."""
+        fetched = None if self._paged is None else self._paged.is_fetched(start, count)
+        return self._residency.holds(start, count) if fetched is None else fetched
 
     def is_ready(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start`, the begin of a page, can be sent at once; remembers a
@@ -226,6 +235,8 @@ class PageRegister:
         try:
             proven = self._is_as_written(page, past_cache or self._file)
         except DamagedPage:
+            if past_cache is not None and page < self.floor:
+                return False  # it was evicted meanwhile
             with self._guard:
                 self._put(page, DUE)
                 if past_cache is not None:

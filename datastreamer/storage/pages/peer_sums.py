@@ -16,10 +16,9 @@ from datastreamer.errors import DatastreamerError
 from datastreamer.format import ENTRY_HEAD_STRUCT, PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.pages.compare import RecordSource
-from datastreamer.storage.pages.hashes import NO_CHAIN, PageHash, hash_page
+from datastreamer.storage.pages.hashes import NO_CHAIN, PageHash, Sum, hash_page
 from datastreamer.storage.pages.proof import ChainWalk, KnownChain
 from datastreamer.storage.pages.sidecar import PageSum
-from datastreamer.storage.read.range_sums import Sum
 
 
 class SumsPeer(Protocol):

@@ -43,6 +43,8 @@ def heal_page(
         owned.ensure_writable()
         lost, epoch = _damaged(owned, page), owned.epoch
         header = owned.header_at(owned.written)
+        if page < owned.pages.floor:
+            return None  # it is not in the file
         if lost is None:
             return _brought_to_disk(owned, page)
         entries = _entries(owned, lost)

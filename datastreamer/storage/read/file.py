@@ -150,9 +150,9 @@ class StreamFile:
             page = HeaderPage.of(file)
             if page == before:
                 continue
-            header = page.header(path, stream_type)
             opened, refusal, before = None, None, page
             try:
+                header = page.header(path, stream_type)
                 judged = judge(file, page, path, header)
             except DamagedFile as error:
                 refusal = error
@@ -281,7 +281,7 @@ class StreamFile:
 
     def _reader_from(self, head: Head) -> Reader:
         at_hand = None
-        if type(self.file) is OsFile:
+        if isinstance(self.file, OsFile):
             at_hand = ReadsAtHand(self.file, self._pages if self._data is not self.file else None)
         return Reader(self.file, self.path, head, data=self._data, at_hand=at_hand)
 

@@ -20,6 +20,7 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.judgement import undone_by
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.evicted import PagedFile
 from datastreamer.storage.read.reader import Reader
 
 
@@ -64,13 +65,14 @@ def open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, *, wri
     """The file at `path`, or of a descriptor. Raises `FileMissing`, `NotAStream`."""
     try:
         if isinstance(path, int):
-            return OsFile(os.dup(path))
+            return PagedFile(os.dup(path), shown)
         if os.path.isdir(path):
             raise NotAStream(shown, "is a folder, not a stream file")
         if os.path.exists(path) and not os.path.isfile(path):
             # Opening a named pipe would wait for a process at its other end.
             raise NotAStream(shown, "is a device or a pipe, not a stream file")
-        return disk.open(os.fspath(path), write=write)
+        file = disk.open(os.fspath(path), write=write)
+        return PagedFile.of(file, shown) if type(file) is OsFile else file
     except OSError as error:
         raise os_error(shown, error, "cannot be opened") from error
 

@@ -24,6 +24,7 @@ from datastreamer.format import (
 )
 from datastreamer.storage.disk.file_ops import Numbered, Readable
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.evicted import PagedFile
 
 # Bounds of the directory's memory: 16 bytes and two small ints for each page; tables (4 KB for a
 # page with entries of 200 bytes, at most 32 KB) of the pages that point reads used last.
@@ -50,6 +51,7 @@ class Pages:
         self._numbers = file
         self._path = path
         self._numbered = cast("Numbered", file) if hasattr(file, "page_holding") else None
+        self._evictable = file if isinstance(file, PagedFile) else None
         self._guard = threading.Lock()
         self._forget()
 
@@ -76,6 +78,7 @@ class Pages:
         """
         if not 0 <= number < head.entries:
             raise UnknownEntry(number, head.entries)
+        self._fetch(number, whole=True)
         with self._guard:
             first_numbers, tables = self.directory
             at = bisect_right(first_numbers, number) - 1
@@ -114,8 +117,17 @@ class Pages:
         """
         if not 0 <= number < head.entries:
             raise UnknownEntry(number, head.entries)
+        self._fetch(number, whole=False)
         with self._guard:
             return self._page_holding(head, number)
+
+    def _fetch(self, number: int, *, whole: bool) -> None:
+        """Have at hand what a look-up of an evicted entry reads: no other look-up waits for it."""
+        evicted = None if self._evictable is None else self._evictable.evicted()
+        if evicted is not None and number < self.first_number(evicted.floor):
+            page = evicted.page_holding(number)
+            if whole:
+                evicted.page(page)
 
     def _tabulate(self, head: Head, page: int, number: int) -> PageTable:
         """The page's table, at least up to `number`, as far as the head allows now. Damage after
@@ -168,10 +180,15 @@ class Pages:
         if self._numbered is not None:
             return self._numbered.page_holding(number)
         low, high = 0, pages_for(head.length)
+        evicted = None if self._evictable is None else self._evictable.evicted()
+        if evicted is not None:
+            low = evicted.floor
+            if number < self.first_number(low):
+                return evicted.page_holding(number)
         # Most look-ups are for the newest entries.
         newest = self._start_of(head, high - 1)
         if newest is not None:
-            low, high = (high - 1, high) if number >= newest else (0, high - 1)
+            low, high = (high - 1, high) if number >= newest else (low, high - 1)
         while high - low > 1:
             found = self._near_middle(head, low, high)
             if found is None:
@@ -240,6 +257,10 @@ class Pages:
         return self._head_in(self._file, offset)
 
     def _head_in(self, file: Readable, offset: int) -> int | None:
+        if self._evictable is not None and (evicted := self._evictable.evicted()) is not None:
+            page = page_of(offset)
+            if page < evicted.floor and offset == page_start(page):
+                return evicted.first_number(page)
         found = file.read(ENTRY_HEAD_SIZE, offset)
         if len(found) < ENTRY_HEAD_SIZE:
             return None

@@ -10,14 +10,11 @@ from xxhash import xxh3_128
 
 from datastreamer.format import page_of
 from datastreamer.storage.pages.compare import RecordSource
-from datastreamer.storage.pages.hashes import last_page
+from datastreamer.storage.pages.hashes import Sum, last_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader
 
 _PART = 1 << 20
-
-Sum = tuple[int, int, bytes]
-"""The first entry of a range, the one after its last, and the xxh3 (128 bits) of its entries."""
 
 
 def sums_from(file: StreamFile, number: int, most: int) -> tuple[list[Sum], Sum | None]:

@@ -86,9 +86,9 @@ class ChangeWriter:
             except OSError as error:
                 self._durability.fail(error)
                 raise WriteFailed(owned.path, refusal(error)) from error
+            page = page_of(offset)
             undo = Undo(owned.stream_id, owned.epoch, owned.header.pack(), offset, old, new)
             self._clear_journal()
-            page = page_of(offset)
             marks = owned.summaries.marks_of(page)
             self._invalidate_sums(lambda: owned.sums.before_update(page, owned.epoch + 1))
             owned.end.changing(lambda: self._update(number, offset, undo))

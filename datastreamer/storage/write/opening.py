@@ -138,6 +138,7 @@ def open_to_write(
         sealed, sums = _sums_or_seal(file, shown, judged)
         writer = StreamWriter(OwnedFile(file, shown, page, sealed, disk, sums), sync)
         _take_over(writer, judged, chains, undone, accept=accept)
+        writer.floor.settle()
         writer.sums_completer.start()
         return writer
     except OSError as error:

@@ -17,6 +17,7 @@ from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.pages.completer import SumsCompleter
 from datastreamer.storage.write._lane import Appender
 from datastreamer.storage.write.changes import ChangeWriter
+from datastreamer.storage.write.floor import Floor
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 from datastreamer.storage.write.source_records import SourceRecords
 from datastreamer.storage.write.sync_policy import Durability, SyncPolicy
@@ -39,6 +40,7 @@ class StreamWriter:
         self.end = owned.end
         self.durability = Durability(owned, sync)
         self.uncommitted = UncommittedSpace(owned, self.durability)
+        self.floor = Floor(owned, self.durability)
         self.changes = ChangeWriter(owned, self.durability)
         self.notes = SourceRecords(owned, self.durability)
         self.sums_completer = SumsCompleter(owned)

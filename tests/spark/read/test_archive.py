@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from datastreamer.archive.archived_file import ArchivedFile
-from datastreamer.archive.store import Store
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import DatastreamerError
+from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 from tests.spark.native.fuzz import write_stream
 from tests.spark.read.reading import Query

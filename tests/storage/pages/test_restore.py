@@ -16,8 +16,8 @@ from datastreamer.format import Header
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import Repaired, Sources, plan, repair
 from datastreamer.storage.pages import restore, restore_open
+from datastreamer.storage.pages.hashes import Sum
 from datastreamer.storage.pages.restore import HealedPages
-from datastreamer.storage.read.range_sums import Sum
 from datastreamer.storage.write.opening import make_sums
 from tests.storage.made import (
     FIRST,

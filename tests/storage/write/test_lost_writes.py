@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import BadFileSize, DamagedEntry
+from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import Head
@@ -308,17 +310,16 @@ def test_what_is_kept_is_written_again(tmp_path: Path) -> None:
     path = lost(found, (mid.length + 18, mid.length + 20))
     written: list[tuple[int, bytes]] = []
 
+    class Noted(OsFile):
+        def write(self, data: Any, offset: int) -> None:
+            written.append((offset, bytes(data)))
+            super().write(data, offset)
+
     class Disk(OsDisk):
-        def open(self, path: str, *, write: bool) -> OsFile:
-            file = super().open(path, write=write)
-            real = file.write
-
-            def noted(data: Any, offset: int) -> None:
-                written.append((offset, bytes(data)))
-                real(data, offset)
-
-            file.write = noted  # type: ignore[method-assign]
-            return file
+        def open(self, path: str, *, write: bool, beside: Access | None = None) -> OsFile:
+            if beside is not None:
+                return super().open(path, write=write, beside=beside)
+            return Noted(os.open(path, os.O_RDWR if write else os.O_RDONLY))
 
     with DataStream.open(path, index="memory", disk=Disk()) as stream:
         assert items(stream) == ONE + TWO

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from datetime import timedelta
+from typing import Annotated, Any, Literal
 
 import typer
 
-from datastreamer.archive.options import INTERVAL, LEVEL, TIMEOUT, ArchiveOptions
+from datastreamer.archive.options import INTERVAL, ArchiveOptions
 from datastreamer.cli.shared.options import (
     fraction_option,
     number_option,
+    read_size,
     size_option,
     text_option,
 )
 from datastreamer.errors import BadArgument
+from datastreamer.storage.objects import LEVEL, TIMEOUT
 
 UrlArgument = Annotated[
     str,
@@ -32,6 +36,15 @@ def days_text(text: str) -> float:
     if unit is None or not number.isascii() or not number.isdigit() or len(number) > 6:
         raise typer.BadParameter(f"it is an age, such as 7d or 12h, not {text!r}")
     return int(number) * unit
+
+
+def read_retention(text: str) -> int | timedelta:
+    """What is kept in the file: bytes, or a time."""
+    with contextlib.suppress(typer.BadParameter):
+        return timedelta(seconds=days_text(text))
+    with contextlib.suppress(typer.BadParameter):
+        return read_size(text)
+    raise typer.BadParameter(f"it is a size or an age, such as 20GB or 7d, not {text!r}")
 
 
 GenerationOption = Annotated[
@@ -76,6 +89,15 @@ class ArchiveGroup:
             most=3600,
         ),
     ] = TIMEOUT
+    local_retention: Annotated[
+        Any,
+        text_option(
+            "SIZE|AGE",
+            "Keep that much of the stream in the file, such as 20GB or 7d; older entries are in "
+            "the archive alone.",
+            parser=read_retention,
+        ),
+    ] = None
     archive_takeover: Annotated[
         bool,
         typer.Option(
@@ -97,7 +119,7 @@ class ArchiveGroup:
     def options(self, mode: Literal["push", "read", "follow"] = "push") -> ArchiveOptions | None:
         """Raises `typer.BadParameter`."""
         if self.archive is None:
-            if self.archive_takeover or self.archive_segment is not None:
+            if self.archive_takeover or self.archive_segment or self.local_retention is not None:
                 raise typer.BadParameter("the options of an archive need --archive URL")
             return None
         given = {} if self.archive_segment is None else {"segment": self.archive_segment}
@@ -109,6 +131,7 @@ class ArchiveGroup:
                 level=self.archive_level,
                 takeover=self.archive_takeover,
                 timeout=self.archive_timeout,
+                local_retention=self.local_retention,
                 ready_lag=self.archive_ready_lag or 0.0,
                 **given,
             )

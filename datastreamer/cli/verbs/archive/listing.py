@@ -12,7 +12,7 @@ from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.selection.times import moment_text
 
 if TYPE_CHECKING:
-    from datastreamer.archive.manifest import ArchiveManifest
+    from datastreamer.storage.objects.manifest import ArchiveManifest
 
 
 def list(url: UrlArgument, *, output: ReportOutput) -> None:  # noqa: A001 - the command's name
@@ -25,7 +25,7 @@ def list(url: UrlArgument, *, output: ReportOutput) -> None:  # noqa: A001 - the
       datastreamer archive list s3://bucket/mainnet
       datastreamer archive list s3://bucket/mainnet --json | jq .total_entries
     """
-    from datastreamer.archive.opened import OpenArchive
+    from datastreamer.storage.objects.opened import OpenArchive
 
     facts = [_facts(manifest) for manifest in OpenArchive.open(url).generations()]
     if output.chosen() == "jsonl":

@@ -21,7 +21,7 @@ def prune(
       datastreamer archive prune s3://bucket/mainnet --keep 30d --yes
     """
     from datastreamer.archive.check import prunable, prune
-    from datastreamer.archive.opened import OpenArchive
+    from datastreamer.storage.objects.opened import OpenArchive
 
     archive = OpenArchive.open(url)
     found = prunable(archive, days_text(keep))

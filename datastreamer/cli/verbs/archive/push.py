@@ -39,8 +39,8 @@ def push(
       datastreamer archive push stream.bin file:///backup/mainnet
     """
     from datastreamer.archive.archived_file import ArchivedFile
-    from datastreamer.archive.store import Store
     from datastreamer.archive.writer import ArchiveWriter
+    from datastreamer.storage.objects.store import Store
 
     left = "the archive is as it was"
     with (

@@ -34,7 +34,7 @@ def verify(
     """
     from datastreamer.archive.archived_file import ArchivedFile
     from datastreamer.archive.check import check
-    from datastreamer.archive.opened import OpenArchive
+    from datastreamer.storage.objects.opened import OpenArchive
 
     shape = output.chosen()
     with (

@@ -9,18 +9,21 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from datastreamer._codec import scan
-from datastreamer.archive.manifest import (
+from datastreamer.errors import ArchiveMissing, DamagedArchive, NotAnArchive, UnknownEntry
+from datastreamer.storage.header.records import Evicted
+from datastreamer.storage.objects import TIMEOUT
+from datastreamer.storage.objects.manifest import (
     ArchiveManifest,
     BadManifest,
     Row,
     archive_id_of,
     digest_of,
 )
-from datastreamer.archive.options import TIMEOUT
-from datastreamer.archive.segment import (
+from datastreamer.storage.objects.segment import (
     END_SIZE,
     BadSegment,
     Footer,
@@ -28,10 +31,9 @@ from datastreamer.archive.segment import (
     read_footer,
     read_page,
 )
-from datastreamer.archive.store import Gone, Store, Stored
-from datastreamer.errors import ArchiveMissing, DamagedArchive, NotAnArchive, UnknownEntry
+from datastreamer.storage.objects.store import Gone, Store, Stored
 from datastreamer.storage.pages._page_sums import chain_over
-from datastreamer.storage.read.range_sums import Sum
+from datastreamer.storage.pages.hashes import NO_CHAIN, Sum
 
 STREAM: Final = "stream.json"
 MANIFESTS: Final = "m/"
@@ -142,6 +144,33 @@ class OpenArchive:
                 else:
                     stop = middle
 
+    def with_pages(self, mark: Evicted) -> ArchiveManifest:
+        """The newest manifest that has the pages that a file's mark names, or the newest one of the
+        mark's generation; or else the newest one, some of whose pages may be the file's: who reads
+        one compares it with its checksum. Raises `DamagedArchive`."""
+        if bytes.fromhex(self.id) != mark.archive_id:
+            raise DamagedArchive(self.url, "it is another archive than the one that the file names")
+        newest, _ = self.newest()
+        if self.chain_before(newest, mark.floor) == mark.chain:
+            return newest
+        with suppress(ArchiveMissing):
+            found = self.chosen(generation=mark.generation)
+            if self.chain_before(found, mark.floor) == mark.chain:
+                return found
+        return newest
+
+    def chain_before(self, manifest: ArchiveManifest, page: int) -> bytes | None:
+        """The chain over the pages before a page; None if the manifest has fewer whole ones."""
+        before = NO_CHAIN
+        for row in manifest.segments:
+            if page <= row.first_page:
+                break
+            if page < row.stop:
+                digests = self.digests(row)
+                return chain_over(digests, 0, page - row.first_page, before)
+            before = bytes.fromhex(row.chain)
+        return before if not manifest.segments or page <= manifest.segments[-1].stop else None
+
     # Segments.
 
     def footer(self, row: Row) -> Footer:
@@ -240,6 +269,13 @@ class OpenArchive:
         return row.first_page + next(
             at for at, page in enumerate(pages) if number < page.sum.next_number
         )
+
+    def first_number(self, manifest: ArchiveManifest, page: int) -> int:
+        """The number of the first entry of a page."""
+        row = manifest.row_of(page)
+        if page == row.first_page:
+            return row.first_entry
+        return self.footer(row).pages[row.frame + page - row.first_page - 1].sum.next_number
 
     def at_time(self, manifest: ArchiveManifest, ms: int) -> int:
         """The first entry of the first page with a commit at or after a time, in Unix ms, or of an

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from datastreamer._lazy import zstd
-from datastreamer.archive.options import LEVEL
 from datastreamer.errors import ExtraMissing
 from datastreamer.format import PAGE_SIZE
+from datastreamer.storage.objects import LEVEL
 from datastreamer.storage.pages.hashes import HASH_SIZE
 from datastreamer.storage.pages.sidecar import RECORD_SIZE, PageSum
 

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
-from datastreamer.archive.segment import BadSegment, compress, decompress
 from datastreamer.format import Header, page_start
 from datastreamer.storage.header.records import NO_ID, Head
+from datastreamer.storage.objects.segment import BadSegment, compress, decompress
 from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, last_page
 
 FORMAT: Final = 1
@@ -133,6 +133,11 @@ class ArchiveManifest:
     def rows(self) -> tuple[Row, ...]:
         """With the tail's."""
         return self.segments if self.tail is None else (*self.segments, self.tail)
+
+    @property
+    def whole_pages(self) -> int:
+        """How many pages it has whole."""
+        return self.segments[-1].stop if self.segments else 0
 
     def row_of(self, page: int) -> Row:
         """The row that has a page."""

@@ -19,7 +19,6 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from datastreamer.archive.options import TIMEOUT
 from datastreamer.errors import (
     ArchiveDenied,
     ArchiveError,
@@ -30,6 +29,7 @@ from datastreamer.errors import (
     ExtraMissing,
     StreamClosed,
 )
+from datastreamer.storage.objects import TIMEOUT
 
 try:
     import obstore

@@ -1,0 +1,91 @@
+"""Pages that were fetched, in files without a name, where a page has the offset that it has in the
+stream: so they are read and sent as from the stream's own file.
+
+Owns how much of the disk they take. When half of that is used a second file begins, and the older
+one is closed when it is not in use: that frees it whole, and leaves what connections have queued
+intact.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from typing import Final
+
+from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.metrics.writer_numbers import shared_memory
+
+_log = logging.getLogger(__name__)
+
+# Pages in each half, if the folder takes none.
+_IN_MEMORY: Final = 32
+
+
+class _Half:
+    """One of the files."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._fd = -1
+        if folder is None:
+            self._fd = shared_memory("fetched pages", 0)
+        else:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                self._fd = os.dup(file.fileno())
+        self.pages: set[int] = set()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class PageCache:
+    """At most about `most` bytes of pages, in `folder`. Safe to use from several threads."""
+
+    def __init__(self, folder: str, most: int) -> None:
+        self._folder: str | None = folder
+        self._half = max(1, most // 2 // PAGE_SIZE)
+        self._guard = threading.Lock()
+        # The newer one first.
+        self._halves: list[_Half] = []
+
+    def put(self, page: int, content: bytes) -> None:
+        """Keep a whole page. Raises `OSError`."""
+        with self._guard:
+            try:
+                self._put(page, content)
+            except OSError as error:
+                if self._folder is None:
+                    raise
+                _log.warning(
+                    "%s: pages that are fetched from the archive cannot be kept there, and up to "
+                    "%d are kept in memory: %s",
+                    *(self._folder, 2 * _IN_MEMORY, error.strerror or error),
+                )
+                self._folder, self._half = None, min(self._half, _IN_MEMORY)
+                self._halves.clear()
+                self._put(page, content)
+
+    def _put(self, page: int, content: bytes) -> None:
+        if not self._halves or len(self._halves[0].pages) >= self._half:
+            self._halves[:] = [_Half(self._folder), *self._halves[:1]]
+        half = self._halves[0]
+        if page not in half.pages:
+            os.pwrite(half.fileno(), content, page_start(page))
+            half.pages.add(page)
+
+    def holder(self, page: int) -> _Half | None:
+        """The file that has a page, whose bytes remain as long as it is referred to."""
+        return next((half for half in list(self._halves) if page in half.pages), None)
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(half.pages) for half in list(self._halves)) * PAGE_SIZE
+
+    def close(self) -> None:
+        with self._guard:
+            self._halves.clear()

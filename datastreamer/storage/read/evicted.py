@@ -1,0 +1,279 @@
+"""A stream file whose first pages may be in an archive alone: what is below the *floor* is read
+there.
+
+Owns that no byte below the floor is read from the file, which may have a hole there: also if
+another process has raised the floor since the file was opened. `header/records.py` has the mark
+that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from datastreamer.errors import (
+    ArchiveError,
+    DamagedArchive,
+    EvictedEntry,
+    ExtraMissing,
+    StreamClosed,
+)
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.storage.disk.file_ops import OsFile
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import MARKED_BYTES, Evicted, FloorSeen, floor_in
+from datastreamer.storage.objects.page_cache import PageCache
+
+if TYPE_CHECKING:
+    from datastreamer.storage.objects.page_runs import PageRuns
+    from datastreamer.storage.objects.store import Store
+
+CACHE_BYTES: Final = 1 << 30
+
+# After a failure to open the archive, others fail at once for this long.
+_AGAIN_SECONDS: Final = 2.0
+
+T = TypeVar("T")
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class PagedFile(OsFile):
+    """A stream file of the operating system."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        super().__init__(fd)
+        self._path = path
+        self._guard = threading.Lock()
+        self._evicted: EvictedPages | None = None
+        self._cache: tuple[str, int] | None = None
+
+    @classmethod
+    def of(cls, file: OsFile, path: str) -> PagedFile:
+        """The same open file, which `file` is not used for any more."""
+        fd, file._fd = file._fd, -1
+        return cls(fd, path)
+
+    def floor(self) -> int:
+        """The first page that is in the file, as it says now. Raises `EvictedEntry` if that is
+        damaged."""
+        return self._look().floor
+
+    def _look(self) -> FloorSeen:
+        found = floor_in(super().read(MARKED_BYTES, 0))
+        if found is None:
+            raise EvictedEntry(
+                self._path,
+                "the record that says which of its pages are in an archive alone is damaged: "
+                "restore the file from its archive (`datastreamer archive restore`)",
+            )
+        return found
+
+    def evicted(self) -> EvictedPages | None:
+        """The pages below the floor; None if there are none."""
+        seen = self._look()
+        return self._evicted_at(seen) if seen.floor else None
+
+    def _evicted_at(self, seen: FloorSeen) -> EvictedPages:
+        with self._guard:
+            if self._evicted is None or self._evicted.of != seen[1:]:
+                # Pages that were fetched before may be others now.
+                if self._evicted is not None:
+                    self._evicted.close()
+                cache = None if self._cache is None else PageCache(*self._cache)
+                self._evicted = EvictedPages(
+                    self._path, lambda: HeaderPage.of(self).evicted, cache, seen[1:]
+                )
+            self._evicted.floor = seen.floor
+            return self._evicted
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Raises `EvictedEntry` for an evicted page that its archive does not give."""
+        if offset + size <= HEADER_PAGE_SIZE:
+            return super().read(size, offset)
+        while True:
+            before, data, seen = self._look(), super().read(size, offset), self._look()
+            # The page may have been evicted, or brought back, before or after it was read.
+            if before.floor <= seen.floor:
+                break
+        local = page_start(seen.floor)
+        if not seen.floor or offset >= local:
+            return data
+        first = data[: max(0, HEADER_PAGE_SIZE - offset)]
+        offset += len(first)
+        found = self._evicted_at(seen).read(min(size - len(first), local - offset), offset)
+        return first + found + data[len(first) + len(found) :]
+
+    # For a server, which sends pages from a file, and reads what is not at hand in a thread.
+
+    def keep_fetched(self, most: int = CACHE_BYTES, folder: str | None = None) -> None:
+        """From now on keep up to `most` bytes of the pages that are fetched, in `folder` (None: the
+        file's)."""
+        folder = folder or os.path.dirname(os.path.abspath(self._path))
+        with self._guard:
+            self._cache = folder, most
+            if self._evicted is not None:
+                self._evicted.close()
+            self._evicted = None  # the next one has the cache
+
+    def is_fetched(self, start: int, count: int) -> bool | None:
+        """Whether the evicted pages of these bytes are at hand; None if all are in the file."""
+        evicted = self.evicted()
+        found = () if evicted is None else evicted.within(start, count)
+        return all(evicted.holder(page) for page in found) if evicted and found else None
+
+    def fetch(self, start: int, count: int) -> bool:
+        """Have the evicted pages of these bytes at hand; False if there are none. Raises
+        `EvictedEntry`."""
+        evicted = self.evicted()
+        found = () if evicted is None else evicted.within(start, count)
+        for page in found:
+            assert evicted is not None
+            evicted.page(page)
+        return bool(found)
+
+    def holder(self, offset: int) -> tuple[HasFileno, int] | None:
+        """The file that has the byte at this offset of the stream, and up to which offset; None if
+        it is not at hand."""
+        evicted, page = self.evicted(), page_of(offset)
+        if evicted is None or page >= evicted.floor:
+            return self, sys.maxsize
+        found = evicted.holder(page)
+        return None if found is None else (found, page_start(page + 1))
+
+    def close(self) -> None:
+        super().close()
+        with self._guard:
+            if self._evicted is not None:
+                self._evicted.close()
+
+
+class EvictedPages:
+    """The pages below the `floor` of a file, read from the archive that its mark names."""
+
+    def __init__(
+        self,
+        path: str,
+        mark: Callable[[], Evicted | None],
+        cache: PageCache | None,
+        of: tuple[int, int],
+    ) -> None:
+        """`mark()` is that in the file, now; `of` are the epoch and the fall of `FloorSeen`."""
+        self.floor = 0
+        self.of = of
+        self._path = path
+        self._mark = mark
+        self._cache = cache
+        self._guard = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._runs: PageRuns | None = None
+        self._store: Store | None = None
+        self._proven = 0
+        self._failure: tuple[Exception | None, float] = None, 0.0
+
+    def within(self, start: int, count: int) -> range:
+        """The evicted pages that bytes of the stream are in."""
+        stop = min(start + count, page_start(self.floor))
+        return range(page_of(start), page_of(stop - 1) + 1) if start < stop else range(0)
+
+    def holder(self, page: int) -> HasFileno | None:
+        """The file that has a fetched page at its offset."""
+        return None if self._cache is None else self._cache.holder(page)
+
+    # Each raises `EvictedEntry`.
+
+    def read(self, size: int, offset: int) -> bytes:
+        parts, stop = [], offset + size
+        while offset < stop:
+            page = page_of(offset)
+            content, start = self.page(page), page_start(page)
+            parts.append(content[offset - start : stop - start])
+            offset = start + PAGE_SIZE
+        return b"".join(parts)
+
+    def page(self, page: int) -> bytes:
+        """A page, with zeros as its padding."""
+        if (held := self.holder(page)) is not None:
+            return os.pread(held.fileno(), PAGE_SIZE, page_start(page))
+        first, found = self._ask(f"page {page}", page, lambda runs: runs.run(page))
+        if self._cache is not None:
+            for each, content in enumerate(found, first):
+                self._cache.put(each, content.ljust(PAGE_SIZE, b"\0"))
+        return found[page - first].ljust(PAGE_SIZE, b"\0")
+
+    def page_holding(self, number: int) -> int:
+        """The page that holds an entry."""
+        return self._ask(
+            f"entry {number}",
+            self.floor - 1,
+            lambda runs: runs.archive.page_with(runs.manifest, number),
+        )
+
+    def first_number(self, page: int) -> int:
+        """The number of the first entry of a page."""
+        return self._ask(
+            f"page {page}", page, lambda runs: runs.archive.first_number(runs.manifest, page)
+        )
+
+    def _ask(self, what: str, page: int, question: Callable[[PageRuns], T]) -> T:
+        try:
+            runs = self._runs_with(page)
+            try:
+                return question(runs)
+            except DamagedArchive:
+                # Its objects may have been replaced by others that a later manifest names.
+                with self._guard:
+                    if self._runs is runs:
+                        self._runs = None
+                return question(self._runs_with(page))
+        except (ArchiveError, ExtraMissing, StreamClosed, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise EvictedEntry(
+                self._path, f"{what} is in the stream's archive alone, and cannot be read: {why}"
+            ) from error
+
+    def _runs_with(self, page: int) -> PageRuns:
+        with self._guard:
+            # What is known of the manifest is that it has the pages below the floor of that time.
+            if self._runs is None or page >= self._proven:
+                failure, until = self._failure
+                if failure is not None and time.monotonic() < until:
+                    raise failure
+                try:
+                    self._runs = self._opened()
+                except (ArchiveError, ExtraMissing, OSError) as error:
+                    # Those who wait for the same do not try it again, one after the other.
+                    self._failure = error, time.monotonic() + _AGAIN_SECONDS
+                    raise
+            return self._runs
+
+    def _opened(self) -> PageRuns:
+        mark = self._mark()
+        if mark is None:
+            raise StreamClosed("the record that says where pages are archived is damaged")
+        from datastreamer.storage.objects.opened import OpenArchive
+        from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
+        from datastreamer.storage.objects.store import Store
+
+        self._store = Store(mark.url)
+        archive = OpenArchive(self._store)
+        manifest = archive.with_pages(mark)
+        self._proven = mark.floor
+        self._threads = self._threads or fetching_threads()
+        return PageRuns(archive, manifest, self._threads)
+
+    def close(self) -> None:
+        # Without the guard, which a thread may hold that waits for the store.
+        if self._store is not None:
+            self._store.abandon()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._cache is not None:
+            self._cache.close()

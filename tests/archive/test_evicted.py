@@ -1,0 +1,223 @@
+"""Files whose first pages are in their archive alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.archive import eviction, options
+from datastreamer.archive.beside import archiving
+from datastreamer.cli.main import main
+from datastreamer.errors import EvictedEntry
+from datastreamer.format import MAGIC, PAGE_SIZE, page_start
+from datastreamer.storage.header.page import HeaderPage
+from tests.archive.evicting import (
+    entries,
+    everything,
+    evict,
+    fields,
+    made,
+    marked_copy,
+)
+from tests.archive.stores import fill
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> Path:
+    return made(tmp_path / "twin" / "s.bin")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return (tmp_path / "archive").as_uri()
+
+
+@pytest.fixture
+def marked(twin: Path, tmp_path: Path, url: str) -> Path:
+    return marked_copy(twin, tmp_path / "marked" / "s.bin", url, 3, 6)
+
+
+def test_all_entries_are_read(marked: Path, twin: Path) -> None:
+    assert os.stat(marked).st_blocks * 512 <= os.stat(twin).st_size - 6 * PAGE_SIZE + 65536
+    page = HeaderPage(marked.read_bytes()[:4096])
+    assert page.marked
+    assert page.evicted is not None
+    assert page.evicted.floor == 6
+    assert marked.read_bytes()[4096 : page_start(6)] == bytes(6 * PAGE_SIZE)
+    assert entries(marked) == entries(twin)
+    with DataStream.open(marked, read_only=True) as stream:
+        floor = stream.floor
+        assert stream.reader.cursor(floor).offset == page_start(6)
+    with DataStream.open(twin, read_only=True) as stream:
+        assert stream.floor == 0
+        assert stream.reader.cursor(floor).offset == page_start(6)
+
+
+def test_a_reader_from_before_the_mark(twin: Path, tmp_path: Path, url: str) -> None:
+    """It reads no zeros, though it never looks at the header again."""
+    path = marked_copy(twin, tmp_path / "marked" / "s.bin", url)
+    with (
+        DataStream.open(path, read_only=True) as still,
+        DataStream.open(path, follow=True) as follower,
+        DataStream.open(path, sync="os") as stream,
+    ):
+        wanted = everything(stream)
+        assert still.entry(5) == follower.entry(5)
+        evict(stream, url, 4)
+        assert everything(stream) == everything(still) == everything(follower) == wanted
+        for reader in (stream, still, follower):
+            for number in range(0, stream.total_entries, 7):
+                assert fields(reader.entry(number)) == wanted[number]
+        evict(stream, url, 7)
+        fill(stream, 1)
+        follower.refresh()
+        assert everything(follower) == everything(stream)
+
+
+def test_without_its_archive(marked: Path, twin: Path, tmp_path: Path) -> None:
+    (tmp_path / "archive").rename(tmp_path / "away")
+    wanted = entries(twin)
+    with DataStream.open(marked, read_only=True) as stream:
+        for number in (0, 5):
+            with pytest.raises(
+                EvictedEntry, match=f"entry {number} is in the stream's archive alone"
+            ):
+                stream.entry(number)
+        last = len(wanted) - 1
+        assert fields(stream.entry(last)) == wanted[last]
+    # It is written as before.
+    with DataStream.open(marked) as stream:
+        number = stream.append(2, b"more")
+        assert stream.entry(number).data == b"more"
+    (tmp_path / "away").rename(tmp_path / "archive")
+    assert entries(marked)[:-1] == wanted
+
+
+COMMANDS = [
+    *("cat {} --json", "cat {} --from 3 --to 9", "tail {} -n 3", "entry {} 4", "verify {}"),
+    *("export {} {out}", "bookmark {} 0x39393030", "sums {}", "reindex {}"),
+]
+
+
+def test_snapshots(marked: Path, twin: Path, tmp_path: Path) -> None:
+    copy, whole = tmp_path / "copy.bin", tmp_path / "whole.bin"
+    assert main(["snapshot", str(marked), str(copy)]) == 0
+    assert main(["snapshot", str(marked), str(whole), "--whole"]) == 0
+    assert entries(copy) == entries(whole) == entries(twin)
+    assert copy.read_bytes()[4096 : page_start(6)] == bytes(6 * PAGE_SIZE)
+    assert whole.read_bytes()[:16] == MAGIC
+    for path in (copy, whole):
+        assert main(["verify", str(path)]) == 0
+    with DataStream.open(copy) as stream:
+        assert stream.append(2, b"more") == len(entries(twin))
+
+
+def test_every_command(
+    marked: Path, twin: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words in COMMANDS:
+        said = []
+        for path in (twin, marked):
+            out = path.with_name("out")
+            code = main([each.format(path, out=out) for each in words.split()])
+            text = [each.replace(str(path.parent), "") for each in capfd.readouterr()]
+            said.append((code, *text))
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("page", [0, 2, 5])
+def test_a_truncation_to_below_the_floor(page: int, marked: Path, twin: Path) -> None:
+    for path in (marked, twin):
+        with DataStream.open(path, sync="os") as stream:
+            stream.truncate(page * 44 + 7)
+            assert stream.parts.pages.floor <= page
+            fill(stream, 2.5, seed=3)
+            stream.truncate(stream.total_entries - 3)
+            stream.append(2, b"more")
+    assert entries(marked) == entries(twin)
+
+
+def test_a_truncation_to_nothing(marked: Path, twin: Path) -> None:
+    with DataStream.open(marked) as stream:
+        stream.truncate(0)
+        stream.append(2, b"first")
+    assert marked.read_bytes()[:16] == MAGIC
+    assert [data for _, _, data in entries(marked)] == [b"first"]
+
+
+@pytest.mark.parametrize("number", [3, 100, 200])
+def test_an_update_of_an_evicted_entry(number: int, marked: Path, twin: Path) -> None:
+    for path in (marked, twin):
+        with DataStream.open(path, sync="os") as stream:
+            while stream.entry(number).type == 176 or not stream.entry(number).data:
+                number += 1
+            before = stream.entry(number)
+            stream.update_entry(number, before.type, b"x" * len(before.data))
+            fill(stream, 1, seed=5)
+    assert entries(marked) == entries(twin)
+    with DataStream.open(marked, sync="os") as stream:
+        assert stream.parts.pages.floor <= number // 40
+
+
+def test_a_restore_without_the_first_pages(marked: Path, twin: Path, url: str) -> None:
+    made = marked.with_name("made.bin")
+    command = ["archive", "restore", url, str(made)]
+    assert main([*command, "--from-page", "99"]) == 1
+    assert main([*command, "--from-page", "5"]) == 0
+    assert made.read_bytes()[4096 : page_start(5)] == bytes(5 * PAGE_SIZE)
+    assert entries(made) == entries(twin)
+    assert main(["verify", str(made)]) == 0
+    with DataStream.open(made) as stream:
+        stream.bookmarks.wait()
+        assert stream.parts.pages.floor == 5
+        assert stream.append(2, b"more") == len(entries(twin))
+
+
+def test_a_restore_in_place(
+    marked: Path, twin: Path, url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["archive", "restore", url, str(marked), "--in-place"]
+    assert main(command) == 0
+    assert "6 pages fetched" in capfd.readouterr().err
+    page = HeaderPage(marked.read_bytes()[:4096])
+    assert page[:16] == MAGIC
+    assert page.record is not None
+    assert not any(page[1664:2048])
+    assert entries(marked) == entries(twin)
+    assert main(["verify", str(marked)]) == 0
+    assert main(command) == 0
+    assert "0 pages fetched" in capfd.readouterr().err
+    assert main([*command, "--to-entry", "3"]) == 2
+
+
+def test_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are evicted while entries are appended and read, by other processes too."""
+    monkeypatch.setattr(eviction, "_BATCH", 2)
+    monkeypatch.setattr(eviction, "_NEVER", 3)
+    monkeypatch.setattr(eviction, "_SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(options, "LEAST_RETENTION", 1)
+    path, url = tmp_path / "s.bin", (tmp_path / "archive").as_uri()
+    chosen = options.ArchiveOptions(url, interval=0.1, local_retention=4 * PAGE_SIZE)
+    with DataStream.create(path, sync="os") as stream:
+        with archiving(stream, chosen):
+            for seed in range(12):
+                fill(stream, 1, seed)
+            wanted = everything(stream)
+            until = time.monotonic() + 60
+            while stream.parts.pages.floor < 9:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+                assert everything(stream) == wanted
+        assert os.stat(path).st_blocks * 512 < 8 * PAGE_SIZE
+        assert everything(stream) == wanted
+    with DataStream.open(path, sync="os") as stream, archiving(stream, chosen):
+        fill(stream, 2, 99)
+        until = time.monotonic() + 60
+        while stream.parts.pages.floor < 11:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert everything(stream)[: len(wanted)] == wanted

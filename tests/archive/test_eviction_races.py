@@ -1,0 +1,110 @@
+"""What happens between two looks at the floor."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.format import page_start
+from datastreamer.storage.disk.file_ops import OsFile
+from datastreamer.storage.maintain.snapshot import snapshot
+from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
+from tests.archive.stores import fill
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> Path:
+    return made(tmp_path / "twin" / "s.bin", 5)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return (tmp_path / "archive").as_uri()
+
+
+def test_pages_that_were_changed_and_evicted_again(twin: Path, tmp_path: Path, url: str) -> None:
+    path = marked_copy(twin, tmp_path / "s.bin", url, 3)
+    with (
+        DataStream.open(path, sync="os") as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        # So that what it fetches is kept as in a server.
+        follower.parts.pages.for_server()
+        assert everything(follower) == everything(stream)
+        before = next(it for it in stream.entries(60) if it.type != 176 and it.data)
+        stream.update_entry(before.number, before.type, b"x" * len(before.data))
+        wanted = everything(stream)
+        for change in range(2):
+            stream.sync()
+            pushed(path, url)
+            evict(stream, url, 3 + change)
+            follower.refresh()
+            assert everything(stream) == wanted
+            assert everything(follower) == wanted
+            with DataStream.open(path, read_only=True) as fresh:
+                assert everything(fresh) == wanted
+            if not change:
+                stream.truncate(70)
+                fill(stream, 4, seed=9)
+                wanted = everything(stream)
+
+
+def test_a_read_while_pages_are_brought_back(
+    twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = marked_copy(twin, tmp_path / "s.bin", url, 3)
+    content = twin.read_bytes()
+    with DataStream.open(path, sync="os") as stream, DataStream.open(path, follow=True) as reader:
+        read, due = OsFile.read, [True]
+
+        def read_first(self: OsFile, size: int, offset: int) -> bytes:
+            found = read(self, size, offset)
+            if offset > 4096 and due and self is reader.parts.pages.file:
+                due.clear()
+                stream.parts.pages.bring_back(0)
+            return found
+
+        monkeypatch.setattr(OsFile, "read", read_first)
+        at = page_start(1)
+        assert reader.parts.pages.file.read(1000, at) == content[at : at + 1000]
+        assert not due
+
+
+def test_the_floor_stays_during_a_change(twin: Path, tmp_path: Path, url: str) -> None:
+    path = marked_copy(twin, tmp_path / "s.bin", url, 1)
+    with DataStream.open(path, sync="os") as stream:
+        floor = stream._ensure_writable().floor
+        evicting = threading.Thread(target=evict, args=(stream, url, 3))
+        with floor.bringing_back(2):
+            evicting.start()
+            evicting.join(0.1)
+            assert evicting.is_alive()
+            assert floor.page == 1
+        evicting.join()
+        assert floor.page == 3
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_snapshot_beside_an_eviction(
+    verify: bool, whole: bool, twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = marked_copy(twin, tmp_path / "s.bin", url, 1)
+    copy, real = os.copy_file_range, [4]
+    with DataStream.open(path, sync="os") as stream:
+
+        def copy_later(*words: Any) -> int:
+            if real:
+                evict(stream, url, real.pop())
+            return copy(*words)
+
+        monkeypatch.setattr(os, "copy_file_range", copy_later)
+        out = tmp_path / "out.bin"
+        snapshot(path, out, verify=verify, whole=whole)
+        assert whole or not real
+    assert entries(out) == entries(twin)
