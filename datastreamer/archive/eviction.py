@@ -59,7 +59,7 @@ class Eviction:
         """Evict up to `_BATCH` pages; returns their number. Raises `DamagedArchive` if the archive
         does not have what it should, `WriteFailed`, `OSError`, and what the store raises."""
         pages = self._stream.parts.pages
-        floor = pages.floor
+        floor = pages.floor_page
         if not self._punched and floor:
             # A process that was killed may have left it.
             time.sleep(_SETTLE_SECONDS)
@@ -92,7 +92,7 @@ class Eviction:
 
 def local_numbers(stream: DataStream, options: ArchiveOptions) -> tuple[int, int, int]:
     """For the metrics: the evicted pages, the bytes of the others, how many the retention keeps."""
-    floor, length = stream.parts.pages.floor, stream.reader.head.length
+    floor, length = stream.parts.pages.floor_page, stream.reader.head.length
     kept = options.local_retention
     return floor, max(0, length - page_start(floor)), kept if isinstance(kept, int) else 0
 

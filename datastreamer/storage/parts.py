@@ -150,7 +150,7 @@ class StreamPages:
         return pages
 
     @property
-    def floor(self) -> int:
+    def floor_page(self) -> int:
         """The first page that is in the file; those before it are in its archive."""
         return self._stream._file.pages.floor
 

@@ -51,7 +51,7 @@ def evict(stream: DataStream, url: str, floor: int) -> None:
     chain = archive.chain_before(manifest, floor)
     assert chain is not None
     pages = stream.parts.pages
-    before = pages.floor
+    before = pages.floor_page
     archive_id = bytes.fromhex(archive.id)
     pages.raise_floor(Evicted(floor, manifest.generation, archive_id, chain, url))
     pages.punch(before, floor)

@@ -134,7 +134,7 @@ def test_a_truncation_to_below_the_floor(page: int, marked: Path, twin: Path) ->
     for path in (marked, twin):
         with DataStream.open(path, sync="os") as stream:
             stream.truncate(page * 44 + 7)
-            assert stream.parts.pages.floor <= page
+            assert stream.parts.pages.floor_page <= page
             fill(stream, 2.5, seed=3)
             stream.truncate(stream.total_entries - 3)
             stream.append(2, b"more")
@@ -160,7 +160,7 @@ def test_an_update_of_an_evicted_entry(number: int, marked: Path, twin: Path) ->
             fill(stream, 1, seed=5)
     assert entries(marked) == entries(twin)
     with DataStream.open(marked, sync="os") as stream:
-        assert stream.parts.pages.floor <= number // 40
+        assert stream.parts.pages.floor_page <= number // 40
 
 
 def test_a_restore_without_the_first_pages(marked: Path, twin: Path, url: str) -> None:
@@ -173,7 +173,7 @@ def test_a_restore_without_the_first_pages(marked: Path, twin: Path, url: str) -
     assert main(["verify", str(made)]) == 0
     with DataStream.open(made) as stream:
         stream.bookmarks.wait()
-        assert stream.parts.pages.floor == 5
+        assert stream.parts.pages.floor_page == 5
         assert stream.append(2, b"more") == len(entries(twin))
 
 
@@ -208,7 +208,7 @@ def test_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 fill(stream, 1, seed)
             wanted = everything(stream)
             until = time.monotonic() + 60
-            while stream.parts.pages.floor < 9:
+            while stream.parts.pages.floor_page < 9:
                 assert time.monotonic() < until
                 time.sleep(0.05)
                 assert everything(stream) == wanted
@@ -217,7 +217,7 @@ def test_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DataStream.open(path, sync="os") as stream, archiving(stream, chosen):
         fill(stream, 2, 99)
         until = time.monotonic() + 60
-        while stream.parts.pages.floor < 11:
+        while stream.parts.pages.floor_page < 11:
             assert time.monotonic() < until
             time.sleep(0.05)
         assert everything(stream)[: len(wanted)] == wanted

@@ -102,13 +102,13 @@ def _in_place(archive: OpenArchive, file: str) -> tuple[str, dict[str, object]]:
     """Bring the evicted pages back; what was done."""
     with DataStream.open(file) as stream:
         pages = stream.parts.pages
-        mark, floor = pages.mark, pages.floor
+        mark, floor = pages.mark, pages.floor_page
         if mark is not None and mark.archive_id.hex() != archive.id:
             raise Failure(f"{file}: its pages are in {mark.url}, which is another archive")
         left = "the same command continues"
         with ProgressBar(f"restoring {file}", floor * PAGE_SIZE, left=left) as bar:
-            while (at := pages.floor) > 0:
+            while (at := pages.floor_page) > 0:
                 pages.bring_back(max(0, at - _MANY))
-                bar.reach((floor - pages.floor) * PAGE_SIZE, floor * PAGE_SIZE)
+                bar.reach((floor - pages.floor_page) * PAGE_SIZE, floor * PAGE_SIZE)
     what = f"{file} has all pages; {count(floor, 'page')} fetched"
     return what, {"pages_fetched": floor}
