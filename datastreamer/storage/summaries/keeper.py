@@ -11,7 +11,7 @@ import contextlib
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_digest
@@ -65,6 +65,8 @@ class SummaryKeeper:
         self._sums = sums
         self._end = end
         self._file: File | None = None
+        self.before_read: Callable[[Iterable[int]], object] = lambda pages: None
+        """Called with the pages that are about to be read."""
         self.usable = True
         self.marking = True
         """Whether commits are noted."""
@@ -202,6 +204,7 @@ class SummaryKeeper:
         if record is None or not record.marks or beyond is None:
             return Marks([])
         with contextlib.suppress(OSError):
+            self.before_read([page])
             content = self._stream.read(record.covered, page_start(page))
         return _marks_in(record, content, beyond)
 
@@ -297,6 +300,7 @@ class SummaryKeeper:
             # The page itself may be damaged.
             return before.next_number
         with contextlib.suppress(OSError):
+            self.before_read([page])
             found = int.from_bytes(self._stream.read(17, page_start(page))[9:], "big")
             return found if found < end.entries else None
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from datastreamer.errors import CommitInDoubt, DamagedPage, FileReplaced, StreamClosed
 from datastreamer.format import PAGE_SIZE, page_start
@@ -59,6 +59,7 @@ class OwnedFile(StreamFile):
         place = disk, self.journal_path, file, self.stream_id
         self.sums = SumsKeeper(*place)
         self.summaries = SummaryKeeper(*place, self.sums, self.end)
+        self.summaries.before_read = self._before_read
         # A thread that syncs acquires this before `lock`: of two simultaneous syncs, the system
         # reports a failure to one only.
         self.syncing = threading.RLock()
@@ -108,6 +109,10 @@ class OwnedFile(StreamFile):
 
     def records(self) -> RecordSource:
         return self.sums
+
+    def _before_read(self, pages: Iterable[int]) -> None:
+        """What comes from the disk by this read is compared again before a server sends it."""
+        self.pages.before_read(pages)
 
     # Whether it may be written.
 

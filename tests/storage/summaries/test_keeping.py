@@ -473,3 +473,15 @@ def test_without_checksums_nothing_is_counted(
     assert [page and page.flags for page in records(path)] == [0, 0, 0, 0]
     with DataStream.open(path, read_only=True) as stream:
         assert stream.time_of(4) is not None
+
+
+def test_what_it_reads_is_compared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that it reads from the disk is in memory then, and a server does not take it for the
+    one that it has compared."""
+    with DataStream.open(made(tmp_path / "s.bin"), index="memory") as stream:
+        pages = stream.parts.pages.for_server()
+        assert pages.verify(1)
+        assert pages.is_whole(1)
+        monkeypatch.setattr(pages, "resident", lambda start, count: False)
+        assert stream._ensure_writable().owned.summaries.marks_of(1).marks
+        assert pages.is_due(1)
