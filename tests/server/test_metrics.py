@@ -210,7 +210,9 @@ def test_every_slot_is_one_metrics_alone() -> None:
     size = len(METRICS["datastreamer_commit_seconds"].bounds) + 1
     places += range(writer_numbers.COMMIT_BUCKETS, writer_numbers.COMMIT_BUCKETS + size)
     places += range(writer_numbers.SYNC_BUCKETS, writer_numbers.SYNC_BUCKETS + size)
-    places += range(writer_numbers.ARCHIVE, writer_numbers.ARCHIVE + 12)
+    places += range(writer_numbers.ARCHIVE, writer_numbers.ARCHIVE + 16)
+    requests = writer_numbers.ARCHIVE + 16
+    places += range(requests, requests + len(writer_numbers.REQUESTS))
     assert sorted(places) == list(range(writer_numbers.SLOTS))
 
 

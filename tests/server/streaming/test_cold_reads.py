@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,7 +18,7 @@ from datastreamer.server.answers import bookmark_queries
 from datastreamer.server.streaming import catch_up as sender_module
 from datastreamer.server.streaming import cold_reads as cold_module
 from datastreamer.server.streaming.cold_reads import ColdReads
-from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.disk.file_ops import File, Readable
 from datastreamer.storage.disk.residency import CAN_SAY, Residency
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.pages.page_states import PageRegister
@@ -43,14 +44,14 @@ def old(stream: DataStream) -> DataStream:
 def cold_reads(fd: int) -> ColdReads:
     """Of a file without checksums."""
     register = PageRegister(cast("Readable", None), "file", None, lambda: Head(0, 0), fd=fd)
-    return ColdReads(fd, register)
+    return ColdReads(cast("File", SimpleNamespace(fileno=lambda: fd)), register)
 
 
 class SlowDisk(ColdReads):
     """Nothing is in memory; what was read once is. Reads wait for `turning`."""
 
     def __init__(self, real: ColdReads) -> None:
-        super().__init__(real._fd, real._pages)
+        super().__init__(real._file, real._pages)
         real._pages.resident = self.resident  # type: ignore[method-assign]
         self.turning = threading.Event()
         self.read_from: list[tuple[int, int]] = []
@@ -76,14 +77,16 @@ def count_runs(disk: ColdReads) -> list[object]:
     runs: list[object] = []
     run = disk.run
 
-    async def counted(call: Callable[[object], object], what: object) -> object:
+    async def counted(
+        call: Callable[[object], object], what: object, *, far: bool = False
+    ) -> object:
         runs.append(what)
 
         def when_it_turns(what: object) -> object:
             assert not isinstance(disk, SlowDisk) or disk.turning.wait(20)
             return call(what)
 
-        return await run(when_it_turns, what)
+        return await run(when_it_turns, what, far=far)
 
     disk.run = counted  # type: ignore[method-assign, assignment]
     return runs
@@ -169,13 +172,15 @@ async def test_a_change_while_the_place_is_found(
         calls = 0
         run = cold.run
 
-        async def run_after_a_change(call: Callable[[int], object], number: int) -> object:
+        async def run_after_a_change(
+            call: Callable[[int], object], number: int, *, far: bool
+        ) -> object:
             nonlocal calls
             calls += 1
             if calls == 1:
                 old.truncate(400)
                 append(old, *[(3, b"another")] * 5)
-            return await run(call, number)
+            return await run(call, number, far=far)
 
         cold.run = run_after_a_change  # type: ignore[method-assign, assignment]
         await peer.ask(wire.start(390), OK)

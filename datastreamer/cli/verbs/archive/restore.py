@@ -63,7 +63,6 @@ def restore(
     and is a file that every program reads. After an interruption, the same command continues.
 
     Examples:
-      datastreamer archive restore s3://bucket/mainnet stream.bin
       datastreamer archive restore s3://bucket/mainnet old.bin --generation 3
       datastreamer archive restore s3://bucket/mainnet stream.bin --in-place
     """
