@@ -112,7 +112,11 @@ class OwnedFile(StreamFile):
 
     def _before_read(self, pages: Iterable[int]) -> None:
         """What comes from the disk by this read is compared again before a server sends it."""
-        self.pages.before_read(pages)
+        known = self._pages
+        if known is not None:
+            known.suspect(
+                [each for each in pages if not known.resident(page_start(each), PAGE_SIZE)]
+            )
 
     # Whether it may be written.
 
