@@ -57,6 +57,12 @@ def test_the_workflow_runs_each_python_that_the_package_names() -> None:
     assert project["requires-python"] == f">={named[0]}"
 
 
+def test_the_gate_names_tests_that_exist() -> None:
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / ".ci" / "run").read_text())
+    assert named
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
 def test_the_workflow_runs_all_parts_of_the_checks() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
     [parts] = re.findall(r"^parts=\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
