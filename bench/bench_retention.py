@@ -40,7 +40,8 @@ class Files:
             for start in range(0, self.entries, 1000):
                 # So that it compresses by half.
                 data = [os.urandom(SIZE // 2) * 2 for _ in range(min(1000, self.entries - start))]
-                stream.add_entries(2, data)
+                with stream.atomic_op() as op:
+                    op.add_entries(2, data)
         with DataStream.open(self.whole, read_only=True) as stream:
             stream.snapshot(self.evicted)
         source, url = ArchivedFile(self.evicted), self.archive.as_uri()
