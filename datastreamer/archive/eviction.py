@@ -1,7 +1,7 @@
 """Frees the local disk of pages that the archive has: the retention of a stream's file.
 
-Owns which pages are evicted, and that none is that this process has not just read back from the
-archive and compared. `storage/write/floor.py` has the order of the writes in the file.
+Owns which pages are evicted: only those that this process has just read back from the archive and
+compared. `storage/write/floor.py` has the order of the writes in the file.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class HeaderPage(bytes):
 
     @cached_property
     def evicted(self) -> Evicted | None:
-        """Which pages are in an archive alone; None of a file that is not marked."""
+        """Which pages are in an archive alone; None if the file is not marked."""
         return records.get_evicted(self._padded) if self.marked else None
 
     @property

@@ -145,9 +145,10 @@ class OpenArchive:
                     stop = middle
 
     def with_pages(self, mark: Evicted) -> ArchiveManifest:
-        """The newest manifest that has the pages that a file's mark names, or the newest one of the
-        mark's generation; or else the newest one, some of whose pages may be the file's: who reads
-        one compares it with its checksum. Raises `DamagedArchive`."""
+        """The manifest in which to look for a file's evicted pages: the newest one, if it has them
+        all; else the newest one of the mark's generation, if that has them. If neither does, the
+        newest one: some of its pages may be the file's, and the reader compares each with its
+        checksum. Raises `DamagedArchive` for another archive."""
         if bytes.fromhex(self.id) != mark.archive_id:
             raise DamagedArchive(self.url, "it is another archive than the one that the file names")
         newest, _ = self.newest()
