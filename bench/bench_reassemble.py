@@ -60,7 +60,7 @@ def test_three_servers(versus: Any, producers: Producers) -> None:
     def ours() -> Done:
         async def main() -> float:
             begin = time.perf_counter()
-            async with reassemble(producers.addresses, follow=False) as payloads:
+            async with reassemble(producers.addresses) as payloads:
                 found = 0
                 async for _ in payloads:
                     found += 1
@@ -71,7 +71,7 @@ def test_three_servers(versus: Any, producers: Producers) -> None:
 
     def threads() -> Done:
         begin = time.perf_counter()
-        with BlockingReassembly(producers.addresses, follow=False) as payloads:
+        with BlockingReassembly(producers.addresses) as payloads:
             assert sum(1 for _ in payloads) == wanted
         return Done(producers.amount, time.perf_counter() - begin)
 

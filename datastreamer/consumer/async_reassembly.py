@@ -68,7 +68,7 @@ class Reassembly(ReassemblyBase, Generic[Delivered]):
         order: Order | None = None,
         after: bytes | None = None,
         on_event: Callable[[Notice], object] | None = None,
-        follow: bool = True,
+        follow: bool = False,
         start: Start = 0,
         type: int = MESSAGE_TYPE,
         reorg_threshold: int = 1000,
@@ -83,7 +83,7 @@ class Reassembly(ReassemblyBase, Generic[Delivered]):
     ) -> None:
         """The payloads that all of `upstreams` publish together, each whole and once::
 
-            async with reassemble([("a", 6900), ("b", 6900)], subscribe=[b"\\x01"]) as payloads:
+            async with reassemble([("a", 6900), ("b", 6900)], follow=True) as payloads:
                 async for payload in payloads:
                     ...
 
@@ -91,8 +91,8 @@ class Reassembly(ReassemblyBase, Generic[Delivered]):
         `Upstream`, or the path of a stream file; a mapping gives them names under which their
         positions are saved. All are read at the same time, and no upstream waits for another: one
         that is lost is retried for `retry_for` seconds, one that fails is reported and retried at
-        long intervals, and what the others send is delivered. With `follow` the iteration continues
-        with later commits; without it, it ends where the last upstream ends. Upstreams without a
+        long intervals, and what the others send is delivered. The iteration ends where the
+        last upstream ends; with `follow` it continues with later commits. Upstreams without a
         saved position begin at `start`: an entry's number, a bookmark's key, a time (a `datetime`
         with a zone), or "latest". A slow consumer makes the servers wait: the `budget` and at most
         three batches per upstream are in memory.

@@ -73,7 +73,7 @@ class BlockingReassembly(ReassemblyBase, Generic[Delivered]):
         order: Order | None = None,
         after: bytes | None = None,
         on_event: Callable[[Notice], object] | None = None,
-        follow: bool = True,
+        follow: bool = False,
         start: Start = 0,
         type: int = MESSAGE_TYPE,
         reorg_threshold: int = 1000,

@@ -166,6 +166,7 @@ def consume(path: str, payloads: int, budget: int, ports: list[int]) -> None:
         on_event=note,
         budget=budget,
         backoff=Backoff(0.05, 0.2),
+        follow=True,
     ) as reassembly:
         print(f"begins at {done}", flush=True)
         for item in reassembly:

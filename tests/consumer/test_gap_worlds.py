@@ -152,7 +152,7 @@ async def test_what_is_remembered_is_compared_until_it_is_read_again(
         stream.add(1, b"")
     stream.serve_by(Filtering, 0)
     store = Kept()
-    async with reassemble(hosts("a"), store=store, follow=False) as payloads:
+    async with reassemble(hosts("a"), store=store) as payloads:
         assert len([payload async for payload in payloads]) == 90
     total = len(stream.entries)
     known = [name for each in store.saves for name in each.known]
@@ -176,7 +176,11 @@ async def test_what_is_remembered_is_compared_until_it_is_read_again(
     network.servers["a"].insert(0, cut)
     reported: list[Any] = []
     async with reassemble(
-        hosts("a"), store=Kept(before), on_event=reported.append, backoff=SOON
+        hosts("a"),
+        store=Kept(before),
+        on_event=reported.append,
+        backoff=SOON,
+        follow=True,
     ) as payloads:
         with trio.fail_after(60):
             assert int((await payloads.__anext__()).id) == 1000
@@ -202,6 +206,7 @@ async def read(path: Path, expected: set[int], chance: random.Random) -> None:
                     store=SqliteStore(database),
                     on_event=reported.append,
                     backoff=SOON,
+                    follow=True,
                 ) as payloads:
                     for _ in range(chance.choice([left, left, chance.randrange(left + 1)])):
                         payload: Any = await payloads.__anext__()

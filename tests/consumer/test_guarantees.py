@@ -84,7 +84,9 @@ async def test_of_what_some_can_complete_nothing_is_delayed_by_others(
         network.servers[name] = [serve]
     names = ["one", "two", "liar", "cut", *bad]
     reported: list[Any] = []
-    async with reassemble(hosts(*names), max_age=None, on_event=reported.append) as found:
+    async with reassemble(
+        hosts(*names), max_age=None, on_event=reported.append, follow=True
+    ) as found:
         before = sorted([await next_id(found) for _ in range(110)])
         assert before == [*range(30), *range(900, 980)]
         assert trio.current_time() < 1
@@ -128,7 +130,9 @@ async def test_what_is_read_again_begins_with_the_oldest_that_is_not_whole(
         for stub, own in ((first, number), (second, number + 1)):
             stub.entries += entries(*messages_of(own), first=len(stub.entries))
         with SqliteStore(tmp_path / "db") as store:
-            async with reassemble(hosts("a", "b"), store=store, max_age=None) as payloads:
+            async with reassemble(
+                hosts("a", "b"), store=store, max_age=None, follow=True
+            ) as payloads:
                 got = [await next_id(payloads) for _ in range(2 + len(others))]
                 assert sorted(got) == sorted([number, number + 1, *others])
                 return {name: one.received for name, one in payloads.stats.sources.items()}
@@ -194,7 +198,7 @@ async def test_given_up_and_cut_off_anywhere(seed: int, network: Network, tmp_pa
             database.execute("CREATE TABLE IF NOT EXISTS result (id INTEGER, parts TEXT)")
             store = SqliteStore(database)
             with pytest.raises(Crash):
-                async with reassemble(hosts("a", "b", "c"), store=store) as payloads:
+                async with reassemble(hosts("a", "b", "c"), store=store, follow=True) as payloads:
                     await take(payloads, database, chance)
         with closing(sqlite3.connect(tmp_path / "db")) as database:
             rows = database.execute("SELECT id, parts FROM result").fetchall()

@@ -67,7 +67,10 @@ async def test_a_loss_is_reported_and_so_is_its_end(
     late = network.stub("late", *messages_of(2))
     reported: list[Any] = []
     async with reassemble(
-        hosts("good", "late"), on_event=reported.append, backoff=SOON
+        hosts("good", "late"),
+        on_event=reported.append,
+        backoff=SOON,
+        follow=True,
     ) as payloads:
         assert sorted([await next_id(payloads) for _ in range(2)]) == [1, 2]
         assert reported == []
@@ -105,7 +108,9 @@ async def test_one_that_failed_is_tried_again_ever_more_rarely(
     mended = network.servers["bad"]
     network.servers["bad"] = [failure]
     reported: list[Any] = []
-    async with reassemble(hosts("good", "bad"), on_event=reported.append, max_age=None) as payloads:
+    async with reassemble(
+        hosts("good", "bad"), on_event=reported.append, max_age=None, follow=True
+    ) as payloads:
         assert await next_id(payloads) == 1
         await nothing_for(payloads, 3600)
         failed = reported.pop()
@@ -149,7 +154,10 @@ async def test_another_stream_for_a_while(network: Network, autojump_clock: Mock
     moved = network.stub("moved", *messages_of(2), *messages_of(3)[:2])
     reported: list[Any] = []
     async with reassemble(
-        hosts("good", "moved"), on_event=reported.append, max_age=None
+        hosts("good", "moved"),
+        on_event=reported.append,
+        max_age=None,
+        follow=True,
     ) as payloads:
         assert sorted([await next_id(payloads) for _ in range(2)]) == [1, 2]
         right = network.servers["moved"]
@@ -175,7 +183,7 @@ async def test_another_history_needs_a_decision(
     many = [message for number in range(100, 200) for message in messages_of(number)]
     network.stub("bad", *many)
     reported: list[Any] = []
-    async with reassemble(hosts("good", "bad"), on_event=reported.append) as payloads:
+    async with reassemble(hosts("good", "bad"), on_event=reported.append, follow=True) as payloads:
         for _ in range(101):
             await next_id(payloads)
         old = network.live["bad"]
@@ -198,7 +206,10 @@ async def test_a_place_that_is_not_there_yet(
     behind = network.stub("behind", *before[:4])
     reported: list[Any] = []
     async with reassemble(
-        hosts("good", "behind"), start=start, on_event=reported.append
+        hosts("good", "behind"),
+        start=start,
+        on_event=reported.append,
+        follow=True,
     ) as payloads:
         if start == 7:
             assert [await next_id(payloads) for _ in range(2)] == [2, 50]
@@ -220,12 +231,12 @@ async def test_all_of_them(network: Network, autojump_clock: MockClock) -> None:
     network.servers["a"] = network.servers["b"] = [expired]
     reported: list[Any] = []
     with pytest.raises(TLSFailed):
-        async with reassemble(hosts("a", "b"), on_event=reported.append) as payloads:
+        async with reassemble(hosts("a", "b"), on_event=reported.append, follow=True) as payloads:
             await next_id(payloads)
     assert [event.again for event in reported] == [True, True]
     one = network.stub("a", *messages_of(1))
     reported.clear()
-    async with reassemble(hosts("a", "b"), on_event=reported.append) as payloads:
+    async with reassemble(hosts("a", "b"), on_event=reported.append, follow=True) as payloads:
         assert await next_id(payloads) == 1
         honest, network.servers["a"] = network.servers["a"], [expired]
         await network.cut("a")
@@ -242,7 +253,9 @@ async def test_not_longer_than_it_shall_be_tried(
     network.stub("good", *messages_of(1))
     network.servers["bad"] = [TLSFailed("a certificate that has expired")]
     reported: list[Any] = []
-    async with reassemble(hosts("good", "bad"), on_event=reported.append, retry_for=60) as payloads:
+    async with reassemble(
+        hosts("good", "bad"), on_event=reported.append, retry_for=60, follow=True
+    ) as payloads:
         await next_id(payloads)
         await nothing_for(payloads, 59)
         attempts = network.dialled.count("bad")
@@ -268,7 +281,11 @@ async def test_a_file_that_comes_and_changes(tmp_path: Path) -> None:
         store = SqliteStore(tmp_path / "db")
         upstreams = {"good": Path(good.path), "late": path}
         async with reassemble(
-            upstreams, store=store, on_event=reported.append, backoff=SOON
+            upstreams,
+            store=store,
+            on_event=reported.append,
+            backoff=SOON,
+            follow=True,
         ) as payloads:
             with trio.fail_after(60):
                 assert await next_id(payloads) == 1

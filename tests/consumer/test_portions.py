@@ -89,7 +89,7 @@ async def collected(upstreams: Any, **options: Any) -> tuple[dict[bytes, list[An
     def note(event: object) -> None:
         events.append(type(event).__name__)
 
-    options = {"follow": False, "on_event": note, **options}
+    options = {"on_event": note, **options}
     async with reassemble(upstreams, **options) as found:
         async for payload in found:
             assert payload.id not in payloads
@@ -196,6 +196,7 @@ async def test_a_truncation_where_nothing_was_wanted(stream: DataStream) -> None
             start="latest",
             on_event=events.append,
             backoff=Backoff(0.01, 0.05),
+            follow=True,
         ) as payloads,
         trio.open_nursery() as nursery,
     ):

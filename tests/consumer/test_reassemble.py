@@ -113,18 +113,18 @@ async def collected(upstreams: Any, **options: Any) -> list[Any]:
     if WAYS[-1] == "asyncio":
 
         async def gathered() -> list[Any]:
-            async with aio.reassemble(upstreams, follow=False, **options) as payloads:
+            async with aio.reassemble(upstreams, **options) as payloads:
                 return [payload async for payload in payloads]
 
         return await trio.to_thread.run_sync(asyncio.run, gathered())
     if WAYS[-1] == "threads":
 
         def listed() -> list[Any]:
-            with BlockingReassembly(upstreams, follow=False, **options) as payloads:
+            with BlockingReassembly(upstreams, **options) as payloads:
                 return list(payloads)
 
         return await trio.to_thread.run_sync(listed)
-    async with reassemble(upstreams, follow=False, **options) as payloads:
+    async with reassemble(upstreams, **options) as payloads:
         return [payload async for payload in payloads]
 
 
@@ -188,7 +188,9 @@ async def test_a_dead_one_delays_nothing_and_is_waited_for(streams: list[DataStr
     async with Served(streams[:1]) as served:
         reported: list[Any] = []
         upstreams = {**served.upstreams, "dead": (host, port)}
-        async with reassemble(upstreams, on_event=reported.append, backoff=SOON) as payloads:
+        async with reassemble(
+            upstreams, on_event=reported.append, backoff=SOON, follow=True
+        ) as payloads:
             with trio.fail_after(20):
                 assert int((await payloads.__anext__()).id) == 1
                 while not reported:
@@ -245,7 +247,6 @@ async def test_a_false_message_is_reported(streams: list[DataStream]) -> None:
         reported: list[Any] = []
         async with reassemble(
             {**served.upstreams, "liar": Path(streams[1].path)},
-            follow=False,
             on_event=reported.append,
         ) as payloads:
             found = [payload async for payload in payloads]
@@ -264,7 +265,7 @@ async def test_a_false_message_is_reported(streams: list[DataStream]) -> None:
 async def test_a_slow_consumer_makes_the_servers_wait(streams: list[DataStream]) -> None:
     for number in range(40):
         put(streams[0], *messages_of(number, parts=2, text=bytes(200_000)))
-    async with Served(streams[:1]) as served, reassemble(served.upstreams) as payloads:
+    async with Served(streams[:1]) as served, reassemble(served.upstreams, follow=True) as payloads:
         await payloads.__anext__()
         arrivals = payloads._engine._arrivals
         while not arrivals.full:
@@ -289,7 +290,7 @@ async def test_a_restart_gives_each_once(streams: list[DataStream], tmp_path: Pa
             database.execute("CREATE TABLE IF NOT EXISTS result (id INTEGER PRIMARY KEY)")
             store = SqliteStore(database)
             most = chance.randrange(1, 20)
-            async with reassemble(served.upstreams, store=store, follow=False) as payloads:
+            async with reassemble(served.upstreams, store=store) as payloads:
                 async for payload in payloads:
                     database.execute("INSERT INTO result VALUES (?)", (int(payload.id),))
                     most -= 1
@@ -327,7 +328,11 @@ async def test_a_source_that_took_entries_back(streams: list[DataStream], tmp_pa
         reported: list[Any] = []
         store = SqliteStore(tmp_path / "db")
         async with reassemble(
-            served.upstreams, store=store, on_event=reported.append, backoff=SOON
+            served.upstreams,
+            store=store,
+            on_event=reported.append,
+            backoff=SOON,
+            follow=True,
         ) as payloads:
             with trio.fail_after(20):
                 assert int((await payloads.__anext__()).id) == 1
@@ -414,7 +419,6 @@ async def test_in_order_over_restarts(streams: list[DataStream], tmp_path: Path)
                 async with reassemble(
                     served.upstreams,
                     store=store,
-                    follow=False,
                     order=block_of,
                     after=b"a0",
                     reorg_threshold=40,
@@ -459,14 +463,14 @@ def test_an_interrupt_loses_nothing(
         return arrival
 
     store = SqliteStore(tmp_path / "db")
-    with BlockingReassembly(paths, store=store, follow=False) as payloads:
+    with BlockingReassembly(paths, store=store) as payloads:
         with monkeypatch.context() as patched:
             patched.setattr(AsyncioThread, "run", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(payloads)
         with pytest.raises(StreamClosed):
             next(payloads)
-    with BlockingReassembly(paths, store=store, follow=False) as payloads:
+    with BlockingReassembly(paths, store=store) as payloads:
         assert ids(list(payloads)) == [1, 2]
     store.close()
 

@@ -52,7 +52,9 @@ async def silent(stream: trio.abc.Stream) -> None:
 async def test_a_slow_one_delays_nothing(network: Network, autojump_clock: MockClock) -> None:
     network.stub("quick", *messages_of(1), *messages_of(2)[:3], *messages_of(3))
     network.servers["slow"] = [trickle]
-    async with reassemble(hosts("slow", "quick"), timeout=1e6, max_age=None) as payloads:
+    async with reassemble(
+        hosts("slow", "quick"), timeout=1e6, max_age=None, follow=True
+    ) as payloads:
         before = trio.current_time()
         assert [int((await payloads.__anext__()).id) for _ in range(2)] == [1, 3]
         assert trio.current_time() - before < 1
@@ -66,7 +68,11 @@ async def test_a_silent_one_is_tried_again(network: Network, autojump_clock: Moc
     network.servers["late"].insert(0, silent)
     reported: list[Any] = []
     async with reassemble(
-        hosts("good", "late"), on_event=reported.append, timeout=5, backoff=SOON
+        hosts("good", "late"),
+        on_event=reported.append,
+        timeout=5,
+        backoff=SOON,
+        follow=True,
     ) as payloads:
         assert int((await payloads.__anext__()).id) == 1
         assert trio.current_time() < 1
@@ -85,7 +91,7 @@ async def test_one_that_falls_silent_ends_where_ends_are_waited_for(
     # It claims more than it sends.
     network.stub("odd", *messages_of(2), header_total=9)
     reported: list[Any] = []
-    async with reassemble(hosts("good", "odd"), on_event=reported.append, follow=False) as payloads:
+    async with reassemble(hosts("good", "odd"), on_event=reported.append) as payloads:
         assert sorted([int(payload.id) async for payload in payloads]) == [1, 2]
     [failed] = reported
     assert isinstance(failed, SourceFailed)
@@ -114,7 +120,7 @@ async def test_a_source_continues_after_a_lost_connection(
 
     network.stub("cut", *messages_of(1), *messages_of(2))
     network.servers["cut"][:0] = [cut(at) for at in (20, 200, 300, 350, 420)]
-    async with reassemble(hosts("good", "cut"), backoff=SOON) as payloads:
+    async with reassemble(hosts("good", "cut"), backoff=SOON, follow=True) as payloads:
         assert [int((await payloads.__anext__()).id) for _ in range(2)] == [1, 2]
     assert network.dialled.count("cut") == 6
 
@@ -131,7 +137,9 @@ async def test_one_that_sends_nonsense_fails_alone(
     honest = network.stub("good", *messages_of(1))
     network.servers["mad"] = [nonsense]
     reported: list[Any] = []
-    async with reassemble(hosts("mad", "good"), on_event=reported.append, backoff=SOON) as payloads:
+    async with reassemble(
+        hosts("mad", "good"), on_event=reported.append, backoff=SOON, follow=True
+    ) as payloads:
         assert int((await payloads.__anext__()).id) == 1
         await network.commit("good", honest, *messages_of(3))
         assert int((await payloads.__anext__()).id) == 3
@@ -149,14 +157,18 @@ async def test_a_source_that_is_unreachable_for_that_long(
     network.stub("good", *messages_of(1))
     reported: list[Any] = []
     async with reassemble(
-        hosts("dead", "good"), on_event=reported.append, retry_for=20, backoff=SOON
+        hosts("dead", "good"),
+        on_event=reported.append,
+        retry_for=20,
+        backoff=SOON,
+        follow=True,
     ) as payloads:
         await payloads.__anext__()
         with trio.move_on_after(60):
             await payloads.__anext__()
     assert [type(event) for event in reported] == [SourceLost, SourceFailed]
     with pytest.raises(ConnectionLost, match="given up after"):
-        async with reassemble(hosts("dead"), retry_for=20, backoff=SOON) as payloads:
+        async with reassemble(hosts("dead"), retry_for=20, backoff=SOON, follow=True) as payloads:
             await payloads.__anext__()
 
 
@@ -165,7 +177,9 @@ async def test_what_is_too_old_is_given_up_but_not_for_the_consumer(
 ) -> None:
     honest = network.stub("a", *messages_of(1), *messages_of(2)[:3])
     reported: list[Any] = []
-    async with reassemble(hosts("a"), max_age=30, on_event=reported.append) as payloads:
+    async with reassemble(
+        hosts("a"), max_age=30, on_event=reported.append, follow=True
+    ) as payloads:
         await payloads.__anext__()
         # The consumer takes an hour for it: that makes nothing old.
         await trio.sleep(3600)
@@ -180,7 +194,7 @@ async def test_what_is_too_old_is_given_up_but_not_for_the_consumer(
         assert (dropped.why, dropped.payload, dropped.positions) == ("age", own(2), {"a": 4})
         # From there it can be had.
         await network.commit("a", honest, messages_of(2)[3])
-        async with reassemble(hosts("a"), start=dropped.positions["a"]) as again:
+        async with reassemble(hosts("a"), start=dropped.positions["a"], follow=True) as again:
             assert int((await again.__anext__()).id) == 2
 
 
@@ -189,7 +203,7 @@ async def test_places_are_saved_without_payloads_too(
 ) -> None:
     honest = network.stub("a", *messages_of(1))
     store = Kept()
-    async with reassemble(hosts("a"), store=store, subscribe=[b"\x02"]) as payloads:
+    async with reassemble(hosts("a"), store=store, subscribe=[b"\x02"], follow=True) as payloads:
         # Nothing of it is subscribed to: its header reports it.
         assert (await payloads.__anext__()).parts == []
         for number in range(2, 50):
@@ -205,7 +219,7 @@ async def test_a_wait_that_is_given_up_loses_nothing(
     network: Network, autojump_clock: MockClock
 ) -> None:
     honest = network.stub("a")
-    async with reassemble(hosts("a")) as payloads:
+    async with reassemble(hosts("a"), follow=True) as payloads:
         for number in range(20):
             with trio.move_on_after(0.3):
                 await payloads.__anext__()
@@ -217,7 +231,7 @@ async def test_one_task_at_a_time(
     network: Network, autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     network.stub("a")
-    async with reassemble(hosts("a")) as payloads, trio.open_nursery() as inner:
+    async with reassemble(hosts("a"), follow=True) as payloads, trio.open_nursery() as inner:
         inner.start_soon(payloads.__anext__)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(UsageError, match="another call"):

@@ -146,8 +146,7 @@ def test_of_two_consumers_with_one_store_one_ends(stream: Path, tmp_path: Path) 
 
     with closing(connected()) as first, closing(connected()) as second:
         consumers = [
-            BlockingReassembly([stream], store=SqliteStore(each), follow=False)
-            for each in (first, second)
+            BlockingReassembly([stream], store=SqliteStore(each)) for each in (first, second)
         ]
 
         def result(database: sqlite3.Connection, payload: Any) -> None:
@@ -165,7 +164,7 @@ def test_of_two_consumers_with_one_store_one_ends(stream: Path, tmp_path: Path) 
         for each in consumers:
             each.close()
         # The next one is welcome.
-        with BlockingReassembly([stream], store=SqliteStore(second), follow=False) as third:
+        with BlockingReassembly([stream], store=SqliteStore(second)) as third:
             assert list(third) == []
         rows = first.execute("SELECT id FROM result").fetchall()
     assert sorted(number for (number,) in rows) == list(range(20))

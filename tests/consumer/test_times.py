@@ -38,7 +38,7 @@ PAYLOADS = [(1, 0.0), (2, 60.0), (3, 120.0), (4, 180.0)]
 def delivered(source: Any, seconds: float, **options: Any) -> tuple[list[int], BlockingReassembly]:
     """The payloads from a time on, and the reassembly."""
     start = moment_of(ms(seconds))
-    with BlockingReassembly([source], start=start, follow=False, **options) as payloads:
+    with BlockingReassembly([source], start=start, **options) as payloads:
         return [int(each.id[:16]) for each in payloads], payloads
 
 
@@ -75,7 +75,7 @@ def test_it_follows(tmp_path: Path) -> None:
     start = moment_of(ms(90.0))
     with (
         DataStream.open(path, sync="os", index="memory") as stream,
-        BlockingReassembly([path], start=start) as payloads,
+        BlockingReassembly([path], start=start, follow=True) as payloads,
     ):
         assert payloads.next(0.2) is None
         stream.append_many(0x10, [pack_message(*each) for each in messages_of(3)])
@@ -85,4 +85,4 @@ def test_it_follows(tmp_path: Path) -> None:
 def test_wrong_starts(tmp_path: Path) -> None:
     for start in (datetime(2026, 11, 29), "2026-11-29", 1.5):
         with pytest.raises(UsageError):
-            BlockingReassembly([tmp_path / "x.bin"], start=start)  # type: ignore[arg-type]
+            BlockingReassembly([tmp_path / "x.bin"], start=start, follow=True)  # type: ignore[arg-type]

@@ -63,7 +63,9 @@ async def test_what_both_have_together(tmp_path: Path) -> None:
             await in_thread(publish, first, messages_of(1) + messages_of(2)[:3])
             with stream.atomic_op() as op:
                 op.add_entries(MESSAGE, messages_of(2)[2:] + messages_of(3)[:4])
-            async with reassemble(upstreams, store=store, backoff=Backoff(0.05, 0.2)) as payloads:
+            async with reassemble(
+                upstreams, store=store, backoff=Backoff(0.05, 0.2), follow=True
+            ) as payloads:
                 assert await take(payloads, 2) == [1, 2]
                 await in_thread(first.process.kill)
                 await in_thread(first.process.wait)
@@ -77,5 +79,5 @@ async def test_what_both_have_together(tmp_path: Path) -> None:
                     await in_thread(publish, again, messages_of(5))
                     assert payloads.sources["ours"] is SourceState.reading
         with await in_thread(lambda: GoPeer.serve(theirs, port=address[1])):
-            async with reassemble(upstreams, store=store, follow=False) as payloads:
+            async with reassemble(upstreams, store=store) as payloads:
                 assert await take(payloads, 99) == [5]

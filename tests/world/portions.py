@@ -182,6 +182,7 @@ class Consumer:
                 timeout=4.0,
                 heartbeat=4.0,
                 backoff=BACKOFF,
+                follow=True,
             ) as payloads:
                 async for payload in payloads:
                     assert isinstance(payload, PayloadComplete)
