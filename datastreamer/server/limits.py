@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from datastreamer.errors import UsageError
+from datastreamer.storage.objects import CACHE_BYTES, TIMEOUT
 from datastreamer.transport.listeners import is_local
 
 MAX_CLIENTS: Final = 10_000
@@ -30,9 +31,11 @@ PROVISIONAL_CLIENTS: Final = 32
 _LEAST_OF_ADDRESS: Final = 64
 _SHARE_OF_ADDRESS: Final = 10
 
-_AT_LEAST_ONE = ("max_clients", "max_batch_count", "max_batch_bytes", "shared_by")
+_PATHS = ("client_token_file", "archive_cache_dir")
+_NUMBERS = ("max_clients", "max_batch_count", "max_batch_bytes", "archive_cache", "shared_by")
+_AT_LEAST_ONE = (*_NUMBERS, "archive_timeout")
 _OWN_DEFAULT = ("max_clients_per_address", "reserved_clients")
-_WHOLE = (*_AT_LEAST_ONE, *_OWN_DEFAULT)
+_WHOLE = (*_NUMBERS, *_OWN_DEFAULT)
 
 # Descriptors in addition to the clients': index, log, threads, metrics port, files opened
 # meanwhile.
@@ -101,18 +104,30 @@ class Limits:
     """While the server is idle, it reads the pages of the stream again and again, at most this many
     bytes per second, and compares them with their checksums. None: it does not."""
 
+    archive_cache: int = CACHE_BYTES
+    """Bytes of pages that were fetched from the stream's archive, which are kept for other
+    clients."""
+
+    archive_cache_dir: str | None = None
+    """The folder that has them, in files without a name. None: the stream file's."""
+
+    archive_timeout: float = TIMEOUT
+    """A client that asks for archived entries waits this long for the store, retries included."""
+
     shared_by: int = 1
     """Number of processes that serve together, each with its share of the limits (`share`)."""
 
     def __post_init__(self) -> None:
-        if self.client_token_file is not None:
-            # A serving process may have another working directory.
-            object.__setattr__(self, "client_token_file", os.path.abspath(self.client_token_file))
+        for name in _PATHS:
+            if (path := getattr(self, name)) is not None:
+                # A serving process may have another working directory.
+                object.__setattr__(self, name, os.path.abspath(path))
         for field in dataclasses.fields(self):
-            if field.name == "client_token_file":
+            if field.name in _PATHS:
                 continue
             value = getattr(self, field.name)
-            optional = field.name not in ("grace", *_AT_LEAST_ONE)
+            least = int(field.name in _AT_LEAST_ONE)
+            optional = not least and field.name != "grace"
             if value is None and optional:
                 continue
             whole = field.name in _WHOLE
@@ -120,10 +135,9 @@ class Limits:
                 isinstance(value, bool)
                 or not isinstance(value, int if whole else (int, float))
                 or not math.isfinite(value)
-                or value < 0
-                or (value < 1 and field.name in _AT_LEAST_ONE)
+                or value < least
             ):
-                what = f"a whole number from {int(not optional)}" if whole else "a number from 0"
+                what = f"a {'whole ' * whole}number from {least}"
                 raise UsageError(f"{field.name} is {what}{' or None' * optional}, not {value!r}")
             if optional and value == 0 and field.name not in _OWN_DEFAULT:
                 object.__setattr__(self, field.name, None)
@@ -147,6 +161,7 @@ class Limits:
         """The limits of process `at` of `of` processes that serve together and share them. Clients
         of an address are counted together (`accept_balance.py`); limits for one client are
         unchanged. If slots are reserved, each process has at least one. Process 0 alone scrubs.
+        Each has its share of the cache of archived pages.
 
         Raises `UsageError` if there are fewer clients than processes.
         """
@@ -161,6 +176,7 @@ class Limits:
             shared_by=of,
             accept_rate=None if self.accept_rate is None else self.accept_rate / of,
             scrub_rate=None if at else self.scrub_rate,
+            archive_cache=-(-self.archive_cache // of),
         )
 
 

@@ -187,6 +187,10 @@ class Server:
             nursery.cancel_scope.cancel()
 
     def _broadcast_of(self, stream: DataStream) -> Broadcast:
+        limits = self.limits
+        stream.parts.pages.keep_fetched(
+            limits.archive_cache, limits.archive_cache_dir, limits.archive_timeout
+        )
         made = Broadcast(stream, self.counts, self._early_waker)
         made.features = self._features
         made.pages.on_damage = self._healer.wake

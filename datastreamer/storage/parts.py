@@ -21,6 +21,7 @@ from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.file_ops import File, read_ahead
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Agreement, Evicted, Head, PublisherRecord
+from datastreamer.storage.objects import TIMEOUT
 from datastreamer.storage.pages.hashes import Sum, last_page
 from datastreamer.storage.pages.page_states import PageRegister, Verify
 from datastreamer.storage.pages.restore import HealedPages, Peer
@@ -139,12 +140,15 @@ class StreamPages:
         """When the stream's own reader compares a page."""
         return self._stream._file.verify
 
+    def keep_fetched(self, most: int, folder: str | None = None, timeout: float = TIMEOUT) -> None:
+        """As `PagedFile.keep_fetched`."""
+        if isinstance(self.file, PagedFile):
+            self.file.keep_fetched(most, folder, timeout)
+
     def for_server(self) -> PageRegister:
         """What is known of the file's pages. Where they can be compared, the system reads nothing
         of the file ahead by itself from now on."""
-        pages, file = self._stream._file.pages, self.file
-        if isinstance(file, PagedFile):
-            file.keep_fetched()
+        pages = self._stream._file.pages
         if pages.usable:
             read_ahead(self.file, False)
         return pages

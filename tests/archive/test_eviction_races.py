@@ -13,6 +13,7 @@ from datastreamer import DataStream
 from datastreamer.format import page_start
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.maintain.snapshot import snapshot
+from datastreamer.storage.objects import CACHE_BYTES
 from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
 from tests.archive.stores import fill
 
@@ -34,7 +35,7 @@ def test_pages_that_were_changed_and_evicted_again(twin: Path, tmp_path: Path, u
         DataStream.open(path, follow=True) as follower,
     ):
         # So that what it fetches is kept as in a server.
-        follower.parts.pages.for_server()
+        follower.parts.pages.keep_fetched(CACHE_BYTES)
         assert everything(follower) == everything(stream)
         before = next(it for it in stream.entries(60) if it.type != 176 and it.data)
         stream.update_entry(before.number, before.type, b"x" * len(before.data))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
 from pathlib import Path
+from urllib.request import urlopen
 
-from datastreamer.service.embedded import StreamServer
+import pytest
+
+from datastreamer import BlockingClient, HttpOptions, Limits, StreamServer
+from datastreamer.format import PAGE_SIZE
 from tests.archive.evicting import entries, fields, made, marked_copy
 from tests.network.drivers import client_of_kind, kinds
 
@@ -28,3 +35,45 @@ def test_from_the_beginning(kind: str, tmp_path: Path) -> None:
             assert fields(client.entry(number)) == wanted[number]
         key = next(data for _, kind_of, data in wanted if kind_of == 176)
         assert client.bookmark(key).number > 0
+
+
+def kept(folder: Path) -> list[int]:
+    """Sizes on the disk of this process's open files without a name in a folder, in bytes."""
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if each.readlink().parent == folder and each.stat().st_nlink == 0:
+                found.append(each.stat().st_blocks * 512)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds open files in /proc")
+def test_where_and_how_much_is_kept(tmp_path: Path) -> None:
+    twin = made(tmp_path / "twin.bin")
+    marked = marked_copy(twin, tmp_path / "s.bin", (tmp_path / "archive").as_uri(), 7)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    limits = Limits(archive_cache=4 * PAGE_SIZE, archive_cache_dir=str(cache))
+    with (
+        StreamServer(
+            marked,
+            host="127.0.0.1",
+            port=0,
+            create=False,
+            in_process=True,
+            limits=limits,
+            http=HttpOptions(port=0),
+        ) as server,
+        BlockingClient("127.0.0.1", server.port) as client,
+    ):
+        floor = server.stream.floor
+        assert floor > 0
+        assert kept(cache) == []
+        assert len(list(client.entries(from_entry=0, stop=floor))) == floor
+        sizes = kept(cache)
+        # A run of four pages may be in one file, which has half.
+        assert 1 <= len(sizes) <= 2
+        assert sum(sizes) <= 8 * PAGE_SIZE
+        assert kept(tmp_path) == []
+        with urlopen(f"http://127.0.0.1:{server.http_port}/v1/stream") as answer:
+            assert json.load(answer)["floor"] == floor

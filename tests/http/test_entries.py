@@ -45,6 +45,7 @@ async def test_stream_and_entry(stream: DataStream) -> None:
             "total_length": stream.header.total_length,
             "epoch": stream.epoch,
             "first_entry": 0,
+            "floor": 0,
             "sync": "os",
         }
         since = stream.time_of(1)

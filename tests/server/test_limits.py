@@ -48,8 +48,14 @@ def test_a_share_of_the_reserved_slots() -> None:
 
 def test_nought_is_no_limit() -> None:
     names = [field.name for field in dataclasses.fields(Limits)]
-    needed = ("max_clients", "max_batch_count", "max_batch_bytes", "shared_by")
-    others = ("grace", "max_clients_per_address", "reserved_clients", "client_token_file")
+    needed = (
+        *("max_clients", "max_batch_count", "max_batch_bytes", "shared_by"),
+        *("archive_cache", "archive_timeout"),
+    )
+    others = (
+        *("grace", "max_clients_per_address", "reserved_clients", "client_token_file"),
+        "archive_cache_dir",
+    )
     optional = [name for name in names if name not in (*others, *needed)]
     assert len(optional) == 8
     limits = Limits(**dict.fromkeys(optional, 0), grace=0)

@@ -30,8 +30,9 @@ _GROUPS = {
     "TLS and secrets": re.compile("tls_.*|client_token_file|publish_.*|allow_readable_secrets"),
     "Durability": re.compile("sync|index"),
     "Integrity": re.compile("scrub_rate|heal"),
+    "Archive": re.compile("archive.*|local_retention"),
     "Limits": re.compile("max_.*|reserved_.*|.*_rate|.*_timeout|grace"),
-    "HTTP": re.compile("http_.*"),
+    "HTTP": re.compile("http_.*|explorer"),
     "Metrics": re.compile("metrics_.*"),
     "Logging": re.compile("log_.*"),
 }

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.cli.shared.options import SyncOption, number_option, rate_option, text_option
+from datastreamer.cli.shared.options import (
+    SyncOption,
+    number_option,
+    rate_option,
+    size_option,
+    text_option,
+)
 from datastreamer.format import U32_MAX
 from datastreamer.http.options import LOOPBACK, HttpOptions
 from datastreamer.http.options import MAX_CLIENTS as HTTP_CLIENTS
@@ -264,6 +270,13 @@ class ServerOptions:
             "its pages with their checksums.",
             name="--scrub",
         ),
+    ] = None
+    archive_cache: Annotated[
+        int | None,
+        size_option("Keep that much of the pages that were fetched from the archive [1GiB]."),
+    ] = None
+    archive_cache_dir: Annotated[
+        str | None, text_option("DIR", "Keep these pages in this folder [the stream file's].")
     ] = None
     sync: SyncOption = "commit"
     index: Annotated[

@@ -33,6 +33,7 @@ from datastreamer.client.upstream import Upstream
 from datastreamer.errors import FileMissing
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
+from datastreamer.server.limits import Limits
 from datastreamer.server.publish.policy import read_tokens
 from datastreamer.service.daemon import relay_until_signal, serve_until_signal
 from datastreamer.storage.stream import DataStream
@@ -138,7 +139,7 @@ def relay(
         raise typer.BadParameter("--file is required: it names the stream file of the relay")
     if followed is not None and not check_config:
         followed = replace(followed, takeover=on_rewrite == "follow")
-        follow_archive(file, followed, options, port, metrics, http)
+        follow_archive(file, followed, options, archive.limits(options), port, metrics, http)
         return
     metrics.address()
     tls = options.tls()
@@ -153,7 +154,7 @@ def relay(
         port=options.port(port, DEFAULT_PORT),
         unix=options.unix,
         tls=tls,
-        limits=options.limits(),
+        limits=archive.limits(options),
         sync=options.sync,
         index=options.backend,
         stream_type=stream_type,
@@ -174,6 +175,7 @@ def follow_archive(
     file: str,
     archive: ArchiveOptions,
     options: ServerOptions,
+    limits: Limits,
     port: int | None,
     metrics: MetricsOptions,
     http: HttpPortOptions,
@@ -198,7 +200,7 @@ def follow_archive(
         port=options.port(port, DEFAULT_PORT),
         unix=options.unix,
         tls=options.tls(),
-        limits=options.limits(),
+        limits=limits,
         metrics=metrics.address(),
         http=http.options(),
         archive=archive,

@@ -96,7 +96,7 @@ def serve(
       datastreamer serve stream.bin --create --host 127.0.0.1
       datastreamer serve stream.bin --tls-cert tls.pem --metrics-port 9600
     """
-    limits = options.limits()
+    limits = archive.limits(options)
     creation.check()
     if creation.create and follow:
         raise typer.BadParameter(

@@ -56,6 +56,8 @@ class EntryQueries:
             "total_length": header.total_length,
             "epoch": reading.stream.epoch,
             "first_entry": 0,
+            # Entries before it are in the archive alone.
+            "floor": reading.stream.floor,
             # Known where the stream is written.
             "sync": reading.stream.sync_policy if reading.stream.writable else None,
         }

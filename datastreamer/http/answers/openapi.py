@@ -91,7 +91,7 @@ _SCHEMAS: Final = {
         dict.fromkeys(
             (
                 *("version", "system_id", "stream_type", "total_entries", "total_length"),
-                *("epoch", "first_entry"),
+                *("epoch", "first_entry", "floor"),
             ),
             _NUMBER,
         ),

@@ -6,3 +6,5 @@ LEVEL: Final = 3
 """Of zstd."""
 TIMEOUT: Final = 30.0
 """Seconds for a request with its retries."""
+CACHE_BYTES: Final = 1 << 30
+"""Of fetched pages that a server keeps."""

@@ -27,13 +27,12 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import MARKED_BYTES, Evicted, FloorSeen, floor_in
+from datastreamer.storage.objects import TIMEOUT
 from datastreamer.storage.objects.page_cache import PageCache
 
 if TYPE_CHECKING:
     from datastreamer.storage.objects.page_runs import PageRuns
     from datastreamer.storage.objects.store import Store
-
-CACHE_BYTES: Final = 1 << 30
 
 # After a failure to open the archive, others fail at once for this long.
 _AGAIN_SECONDS: Final = 2.0
@@ -54,6 +53,7 @@ class PagedFile(OsFile):
         self._guard = threading.Lock()
         self._evicted: EvictedPages | None = None
         self._cache: tuple[str, int] | None = None
+        self._timeout = TIMEOUT
 
     @classmethod
     def of(cls, file: OsFile, path: str) -> PagedFile:
@@ -89,7 +89,7 @@ class PagedFile(OsFile):
                     self._evicted.close()
                 cache = None if self._cache is None else PageCache(*self._cache)
                 self._evicted = EvictedPages(
-                    self._path, lambda: HeaderPage.of(self).evicted, cache, seen[1:]
+                    self._path, lambda: HeaderPage.of(self).evicted, cache, seen[1:], self._timeout
                 )
             self._evicted.floor = seen.floor
             return self._evicted
@@ -113,12 +113,12 @@ class PagedFile(OsFile):
 
     # For a server, which sends pages from a file, and reads what is not at hand in a thread.
 
-    def keep_fetched(self, most: int = CACHE_BYTES, folder: str | None = None) -> None:
+    def keep_fetched(self, most: int, folder: str | None = None, timeout: float = TIMEOUT) -> None:
         """From now on keep up to `most` bytes of the pages that are fetched, in `folder` (None: the
-        file's)."""
+        file's); wait `timeout` seconds for the store."""
         folder = folder or os.path.dirname(os.path.abspath(self._path))
         with self._guard:
-            self._cache = folder, most
+            self._cache, self._timeout = (folder, most), timeout
             if self._evicted is not None:
                 self._evicted.close()
             self._evicted = None  # the next one has the cache
@@ -164,6 +164,7 @@ class EvictedPages:
         mark: Callable[[], Evicted | None],
         cache: PageCache | None,
         of: tuple[int, int],
+        timeout: float,
     ) -> None:
         """`mark()` is that in the file, now; `of` are the epoch and the fall of `FloorSeen`."""
         self.floor = 0
@@ -171,6 +172,7 @@ class EvictedPages:
         self._path = path
         self._mark = mark
         self._cache = cache
+        self._timeout = timeout
         self._guard = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._runs: PageRuns | None = None
@@ -262,7 +264,7 @@ class EvictedPages:
         from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
         from datastreamer.storage.objects.store import Store
 
-        self._store = Store(mark.url)
+        self._store = Store(mark.url, timeout=self._timeout)
         archive = OpenArchive(self._store)
         manifest = archive.with_pages(mark)
         self._proven = mark.floor

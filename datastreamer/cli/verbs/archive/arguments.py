@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,10 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.errors import BadArgument
 from datastreamer.storage.objects import LEVEL, TIMEOUT
+
+if TYPE_CHECKING:
+    from datastreamer.cli.shared.server_options import ServerOptions
+    from datastreamer.server.limits import Limits
 
 UrlArgument = Annotated[
     str,
@@ -115,6 +119,10 @@ class ArchiveGroup:
             most=86400 * 7,
         ),
     ] = None
+
+    def limits(self, options: ServerOptions) -> Limits:
+        """Those of a server that reads evicted pages."""
+        return replace(options.limits(), archive_timeout=self.archive_timeout)
 
     def options(self, mode: Literal["push", "read", "follow"] = "push") -> ArchiveOptions | None:
         """Raises `typer.BadParameter`."""
