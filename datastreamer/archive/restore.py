@@ -97,9 +97,8 @@ def restore(
     """Make the stream file `path`, with its checksums and bookmark index; durable on return.
 
     The file holds the entries of the manifest's stream; with `to_entry`, those before that one. It
-    has the pages from `from_page` on; those before it stay in the archive alone, and the bookmark
-    index, which needs all of them, is made by the file's writer. It
-    keeps the stream's id, and gets an epoch that is later than all in the archive. For a `relay` it
+    has the pages from `from_page` on; those before it stay in the archive alone, and the file's
+    writer makes the bookmark index. It keeps the stream's id, and gets an epoch that is later than all in the archive. For a `relay` it
     gets an id of its own, and records with which upstream and epoch its entries agree. `path`
     appears when it is complete. `advance(done, total)` is called with bytes, from several threads.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from datastreamer import DataStream, Entry
 from datastreamer.archive.archived_file import ArchivedFile
+from datastreamer.archive.options import SEGMENT_PAGES
 from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.storage.header.records import Evicted
 from datastreamer.storage.objects.opened import OpenArchive
@@ -23,11 +24,11 @@ def made(path: Path, pages: float = 9) -> Path:
     return path
 
 
-def pushed(path: Path, url: str) -> None:
+def pushed(path: Path, url: str, segment_pages: int = SEGMENT_PAGES) -> None:
     """Archive a file once."""
     source = ArchivedFile(path)
     try:
-        ArchiveWriter(source, Store(url)).publish()
+        ArchiveWriter(source, Store(url), segment_pages=segment_pages).publish()
     finally:
         source.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from datastreamer.archive.beside import archiving
 from datastreamer.cli.main import main
 from datastreamer.errors import EvictedEntry
 from datastreamer.format import MAGIC, PAGE_SIZE, page_start
+from datastreamer.storage.bookmarks.keeper import bookmarks_of
 from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.objects.manifest import Row
+from datastreamer.storage.objects.opened import OpenArchive
 from tests.archive.evicting import (
     entries,
     everything,
@@ -22,6 +26,7 @@ from tests.archive.evicting import (
     fields,
     made,
     marked_copy,
+    pushed,
 )
 from tests.archive.stores import fill
 
@@ -221,3 +226,41 @@ def test_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert time.monotonic() < until
             time.sleep(0.05)
         assert everything(stream)[: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_an_index_is_made_from_the_archive(
+    updated: bool, twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its lists of bookmarks; after an update some rows name a part of an object, whose pages
+    are read."""
+    path = tmp_path / "marked" / "s.bin"
+    path.parent.mkdir()
+    with DataStream.open(twin, read_only=True) as stream:
+        stream.snapshot(path)
+    pushed(path, url, segment_pages=2)
+    with DataStream.open(path, sync="os") as stream:
+        if updated:
+            number = stream.reader.first_number(3) + 2
+            before = stream.entry(number)
+            assert not before.is_bookmark
+            stream.update_entry(number, before.type, bytes(len(before.data)))
+            pushed(path, url, segment_pages=2)
+        evict(stream, url, 6)
+    shutil.rmtree(path.with_name("s.bin.index"))
+    asked: list[tuple[int, int]] = []
+    whole = OpenArchive.pages
+
+    def pages(self: OpenArchive, row: Row, first: int, stop: int, **last: bool) -> list[bytes]:
+        asked.append((first, stop))
+        return whole(self, row, first, stop, **last)
+
+    monkeypatch.setattr(OpenArchive, "pages", pages)
+    with DataStream.open(twin, read_only=True) as old, DataStream.open(path) as stream:
+        stream.bookmarks.wait()
+        # Page 3 has an object of its own, and page 2 a part of one.
+        assert asked == ([(2, 3)] if updated else [])
+        wanted = bookmarks_of(old.reader.batches(0))
+        assert len(stream.bookmarks) == len(wanted)
+        for key, number in wanted.items():
+            assert stream.bookmarks.newest(key) == number

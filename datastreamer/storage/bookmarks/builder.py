@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, NotFound, StreamFileError
-from datastreamer.format import PAGE_SIZE
+from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
@@ -27,6 +27,7 @@ from datastreamer.storage.bookmarks.interface import (
 from datastreamer.storage.bookmarks.recent import MovedError, in_parts
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.evicted import PagedFile
 from datastreamer.storage.read.skip_damage import run_or_skip
 from datastreamer.storage.read.spans import Cursor
 
@@ -206,13 +207,19 @@ class IndexBuilder:
 
     def _gather(self, cursor: Cursor, target: Cursor) -> tuple[Pairs, Cursor]:
         """The bookmarks of the next part of the file up to `target`, and the part's end."""
-        found, start = Pairs(), cursor.offset
+        found, start, file = Pairs(), cursor.offset, self._trusted.file
         while (
             cursor.number < target.number
             and cursor.offset - start < _CATCH_UP_BYTES
             and len(found) < _CATCH_UP_KEYS
         ):
             self._pause_or_end()
+            if isinstance(file, PagedFile) and (listed := file.bookmarks_at(*cursor)):
+                following = Cursor(page_start(listed.stop), listed.number)
+                if following.number <= target.number:
+                    found.extend(listed.pairs)
+                    cursor = following
+                    continue
             batch, cursor = self.read(cursor, self._pause_or_end)
             if batch is None:
                 continue

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from datastreamer._codec import scan
 from datastreamer.errors import ArchiveMissing, DamagedArchive, NotAnArchive, UnknownEntry
@@ -53,6 +53,15 @@ def manifest_name(number: int) -> str:
 
 def segment_name(first: int, pages: int, random: str) -> str:
     return f"{SEGMENTS}{first:012d}-{pages:04x}-{random}.zst"
+
+
+class ListedBookmarks(NamedTuple):
+    """The bookmarks of a segment, of each key the newest; the page after it, and the number of that
+    page's first entry."""
+
+    pairs: Iterable[tuple[bytes, int]]
+    stop: int
+    number: int
 
 
 class OpenArchive:
@@ -290,6 +299,15 @@ class OpenArchive:
                 break
             first = page.sum.next_number
         return first
+
+    def bookmarks_at(self, manifest: ArchiveManifest, page: int) -> ListedBookmarks | None:
+        """The bookmarks of the segment that begins with a page; None if no row is that segment."""
+        row = manifest.row_of(page)
+        footer = self.footer(row)
+        if (row.first_page, row.frame, row.pages) != (page, 0, len(footer.pages)):
+            return None
+        self.ensure_chained(row, manifest.row_of(page - 1).chain if page else NO_CHAIN.hex())
+        return ListedBookmarks(footer.bookmarks, row.stop, footer.pages[-1].sum.next_number)
 
     def bookmark(self, manifest: ArchiveManifest, key: bytes) -> int | None:
         """The newest entry with a key; the footers are asked from the last one back."""

@@ -31,6 +31,7 @@ from datastreamer.storage.objects import TIMEOUT
 from datastreamer.storage.objects.page_cache import PageCache
 
 if TYPE_CHECKING:
+    from datastreamer.storage.objects.opened import ListedBookmarks
     from datastreamer.storage.objects.page_runs import PageRuns
     from datastreamer.storage.objects.store import Store
 
@@ -111,6 +112,15 @@ class PagedFile(OsFile):
         found = self._evicted_at(seen).read(min(size - len(first), local - offset), offset)
         return first + found + data[len(first) + len(found) :]
 
+    def bookmarks_at(self, offset: int, number: int) -> ListedBookmarks | None:
+        """The bookmarks of the evicted pages from an entry on, as their archive lists them; None if
+        it lists none for pages that begin with this entry. Raises `EvictedEntry`."""
+        # The entry's own, or the one after the padding that the offset is in.
+        evicted, page = self.evicted(), page_of(offset + PAGE_SIZE - 1)
+        if evicted is None or page >= evicted.floor or evicted.first_number(page) != number:
+            return None
+        return evicted.bookmarks_at(page)
+
     # For a server, which sends pages from a file, and reads what is not at hand in a thread.
 
     def keep_fetched(self, most: int, folder: str | None = None, timeout: float = TIMEOUT) -> None:
@@ -178,6 +188,8 @@ class EvictedPages:
         self._runs: PageRuns | None = None
         self._store: Store | None = None
         self._proven = 0
+        # Whether the manifest's pages before that one are the file's, by their chain.
+        self._agrees = False
         self._failure: tuple[Exception | None, float] = None, 0.0
 
     def within(self, start: int, count: int) -> range:
@@ -224,6 +236,16 @@ class EvictedPages:
             f"page {page}", page, lambda runs: runs.archive.first_number(runs.manifest, page)
         )
 
+    def bookmarks_at(self, page: int) -> ListedBookmarks | None:
+        """The bookmarks of the segment that begins with a page; None if there is none, or not all
+        of its pages are known to be the file's."""
+
+        def ask(runs: PageRuns) -> ListedBookmarks | None:
+            return runs.archive.bookmarks_at(runs.manifest, page) if self._agrees else None
+
+        found = self._ask(f"page {page}", page, ask)
+        return None if found is None or found.stop > min(self.floor, self._proven) else found
+
     def _ask(self, what: str, page: int, question: Callable[[PageRuns], T]) -> T:
         try:
             runs = self._runs_with(page)
@@ -268,6 +290,7 @@ class EvictedPages:
         archive = OpenArchive(self._store)
         manifest = archive.with_pages(mark)
         self._proven = mark.floor
+        self._agrees = archive.chain_before(manifest, mark.floor) == mark.chain
         self._threads = self._threads or fetching_threads()
         return PageRuns(archive, manifest, self._threads)
 
