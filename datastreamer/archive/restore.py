@@ -98,9 +98,10 @@ def restore(
 
     The file holds the entries of the manifest's stream; with `to_entry`, those before that one. It
     has the pages from `from_page` on; those before it stay in the archive alone, and the file's
-    writer makes the bookmark index. It keeps the stream's id, and gets an epoch that is later than all in the archive. For a `relay` it
-    gets an id of its own, and records with which upstream and epoch its entries agree. `path`
-    appears when it is complete. `advance(done, total)` is called with bytes, from several threads.
+    writer makes the bookmark index. It keeps the stream's id, and gets an epoch that is later than
+    all in the archive. For a `relay` it gets an id of its own, and records with which upstream and
+    epoch its entries agree. `path` appears when it is complete. `advance(done, total)` is called
+    with bytes, from several threads.
 
     Raises `FileExists`, `WriteFailed`, `UnknownEntry`, `BadArgument`, `StreamLocked` for a restore
     that runs, and what is below `ArchiveError`.
