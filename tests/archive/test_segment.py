@@ -97,6 +97,22 @@ def test_zstd_reads_it(tmp_path: Path) -> None:
     assert done.stdout == b"".join(each.ljust(PAGE_SIZE, b"\0") for each in contents)
 
 
+def test_another_reader_finds_a_page(tmp_path: Path) -> None:
+    """By the seek table, without the frames before it."""
+    seekable = pytest.importorskip("pyzstd")
+    packed, _, contents = segment(3)
+    place = len(compress(page_content(contents[0]))) // 2
+    (tmp_path / "it.zst").write_bytes(packed[:place] + b"??" + packed[place + 2 :])
+    with seekable.SeekableZstdFile(tmp_path / "it.zst", "r") as file:
+        assert file.seek(0, 2) == 3 * PAGE_SIZE
+        for page in (2, 1):
+            file.seek(page * PAGE_SIZE + 5)
+            assert file.read(PAGE_SIZE - 5) == contents[page].ljust(PAGE_SIZE, b"\0")[5:]
+        file.seek(0)
+        with pytest.raises(seekable.ZstdError):
+            file.read(PAGE_SIZE)
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_pages_come_back(last: bool) -> None:
     packed, digest, contents = segment(1 if last else 3, last=last)
