@@ -108,6 +108,10 @@ def test_killed_drivers(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("drivers, executors_of_each", [(40, 0), (10, 6)])
-def test_a_hundred_kills(spark: Any, tmp_path: Path, drivers: int, executors_of_each: int) -> None:
-    kill_and_check(spark, tmp_path, 2, drivers, executors_of_each)
+@pytest.mark.parametrize("drivers, executors_of_each", [(20, 0), (5, 6)])
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_hundred_kills(
+    spark: Any, tmp_path: Path, seed: int, drivers: int, executors_of_each: int
+) -> None:
+    """50 drivers and up to 60 executors in all."""
+    kill_and_check(spark, tmp_path, seed, drivers, executors_of_each)
