@@ -373,17 +373,17 @@ class Server:
             self.broadcast.release()
             return
         start, stop = event.start, event.stop
-        change, affected = self._affected(start, stop)
+        change, affected = self._affected(start, stop, event.offset)
         # Nothing fails from here on, so that each begin is followed by its end.
         self.broadcast.hold(Head(change.offset, start) if stop is None else None)
         self._apply_change(change, affected)
 
     def _affected(
-        self, start: int, stop: int | None, *, late: bool = False
+        self, start: int, stop: int | None, offset: int = 0, *, late: bool = False
     ) -> tuple[EntryChange, list[Session]]:
         """The change of the entries from `start` up to `stop`, and the sessions that it affects."""
         reader = self.stream.reader
-        offset = reader.cursor(start).offset
+        offset = offset or reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
         found = [s for s in self.sessions if s.affected(start, offset, stop, end, late)]
         return EntryChange(start, offset, stop, end, late), found

@@ -26,8 +26,8 @@ QUIT: Final = b"q"
 """Shut down in order, within this many ms (u32)."""
 
 CHANGE: Final = b"c"
-"""Entries from a number (u64) to another (u64, excluded; the highest: all) are about to change:
-answered when none of them is sent any more."""
+"""Entries from a number (u64) to another (u64, excluded; the highest: all) are about to change, the
+first at a file offset (u64; 0: to be found): answered when none of them is sent any more."""
 
 CHANGED: Final = b"e"
 """They have changed."""
@@ -41,7 +41,7 @@ METRICS: Final = b"m"
 NUMBER: Final = struct.Struct(">I")
 ANSWER: Final = struct.Struct(">cII")
 """``y`` or ``n``, the request's number, the length of the result."""
-RANGE: Final = struct.Struct(">QQ")
+RANGE: Final = struct.Struct(">QQQ")
 SIZES: Final = {
     DRAIN: NUMBER.size,
     QUIT: NUMBER.size,

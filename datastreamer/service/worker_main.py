@@ -73,9 +73,12 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
                 (limit,) = control.NUMBER.unpack(words)
                 answer, done = json.dumps(await collect(server, limit=limit)).encode(), True
             else:
-                start, stop = control.RANGE.unpack(words)
-                event = ChangeBegins if what == control.CHANGE else ChangeEnds
-                server.change(event(start, None if stop == U64_MAX else stop))
+                start, last, offset = control.RANGE.unpack(words)
+                stop = None if last == U64_MAX else last
+                begins = what == control.CHANGE
+                server.change(
+                    ChangeBegins(start, stop, offset) if begins else ChangeEnds(start, stop)
+                )
                 done = True
             verdict = control.YES if done else control.NO
             (asked,) = control.NUMBER.unpack(number)

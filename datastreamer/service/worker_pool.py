@@ -187,7 +187,9 @@ class Workers:
         Raises `ServerFailed` if a process does not confirm the begin in time: it may still send
         what would change.
         """
-        words = control.RANGE.pack(event.start, U64_MAX if event.stop is None else event.stop)
+        offset = event.offset if isinstance(event, ChangeBegins) else 0
+        stop = U64_MAX if event.stop is None else event.stop
+        words = control.RANGE.pack(event.start, stop, offset)
         until = time.monotonic() + _CHANGE_SECONDS
         if isinstance(event, ChangeEnds):
             with self._held:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from datastreamer._codec import scan
@@ -40,10 +40,12 @@ from datastreamer.storage.write.writer import StreamWriter
 @dataclass(frozen=True, slots=True)
 class ChangeBegins:
     """The entries from `start` up to, not including, `stop` (None: a truncation) are about to be
-    changed. The change waits for the listeners."""
+    changed. The change waits for the listeners. Entry `start` is at `offset` (0: to be found),
+    which a listener could not find without the archive if its page is evicted."""
 
     start: int
     stop: int | None
+    offset: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,12 @@ class StreamFeed:
         return lambda: self._listeners.remove(listener)
 
     @contextlib.contextmanager
-    def change(self, start: int, stop: int | None) -> Iterator[None]:
+    def change(self, start: int, stop: int | None, offset: int = 0) -> Iterator[None]:
         """The block changes the entries from `start` up to `stop`: notify the listeners."""
         notified = []
         try:
             for listener in list(self._listeners):
-                listener(ChangeBegins(start, stop))
+                listener(ChangeBegins(start, stop, offset))
                 notified.append(listener)
             yield
         finally:

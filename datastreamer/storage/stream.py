@@ -245,7 +245,7 @@ class DataStream(StreamView, Appending):
         if lost_from is None:
             return
         with (
-            self.parts.feed.change(lost_from.entries, None),
+            self.parts.feed.change(lost_from.entries, None, lost_from.length),
             writer.owned.exclusive(),
             self.bookmarks.truncation(lost_from),
         ):
@@ -288,15 +288,13 @@ class DataStream(StreamView, Appending):
         head, keeper = changes.end_at(number), self.bookmarks
         writer = self._ensure_writable()
         # What is in the archive alone is fetched before anyone has to wait.
-        with (
-            writer.floor.truncating(last_page(head.length)) as settle,
-            self.parts.feed.change(number, None),
-            writer.owned.exclusive(),
-        ):
-            writer.durability.sync()
-            with keeper.truncation(head):
-                changes.truncate(head)
-            settle()
+        with writer.floor.truncating(last_page(head.length)) as settle:
+            removed = keeper.bookmarks_in(number, self.floor)
+            with self.parts.feed.change(number, None, head.length), writer.owned.exclusive():
+                writer.durability.sync()
+                with keeper.truncation(head, removed):
+                    changes.truncate(head)
+                    settle()
 
     def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()

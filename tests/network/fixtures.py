@@ -184,7 +184,9 @@ async def half_sent(server: Server) -> None:
     await until(lambda: any(session.blocked for session in server.sessions))
 
 
-async def in_this_thread(call: Callable[[Any], Any], what: object, *, far: bool = False) -> Any:
+async def in_this_thread(
+    call: Callable[[Any], Any], what: object, *, limiter: object = None
+) -> Any:
     await trio.lowlevel.checkpoint()
     return call(what)
 

@@ -269,7 +269,7 @@ async def test_a_page_that_cannot_be_read_does_not_hold_a_change_for_ever(
     """The server does not know whom it concerns: the change is refused, clients continue."""
     async with over_loopback(copied) as rig, rig.client() as peer:
         await peer.ask(wire.start(52), OK)
-        calls = 0
+        calls, entry = 0, copied.entry(3)
         real = type(copied.reader).cursor
 
         def fail_once(self: object, number: int) -> object:
@@ -282,7 +282,7 @@ async def test_a_page_that_cannot_be_read_does_not_hold_a_change_for_ever(
         with monkeypatch.context() as patch:
             patch.setattr(type(copied.reader), "cursor", fail_once)
             with pytest.raises(OSError, match="from the callback"):
-                copied.truncate(3)
+                copied.update_entry(3, entry.type, entry.data[::-1])
         append(copied, (1, b"on"))
         await peer.expect(modelled(copied).packed(52))
 

@@ -28,6 +28,7 @@ from datastreamer.errors import (
     TimeUnknown,
     UnknownEntry,
 )
+from datastreamer.format import page_start
 from datastreamer.http.answers.monitoring import Gather, UpstreamStatus
 from datastreamer.http.port.messages import HttpProblem, number, search_hint
 from datastreamer.selection.times import moment_ms
@@ -36,6 +37,7 @@ from datastreamer.server.answers.bookmark_queries import BookmarkQueries
 from datastreamer.server.server import Server
 from datastreamer.server.streaming.turns import EntryChange
 from datastreamer.storage.header.records import Change
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.pages.page_states import pages_between
 from datastreamer.storage.read.skip_damage import after_damage
 from datastreamer.storage.read.spans import Cursor
@@ -253,6 +255,9 @@ class Reading:
                 batch, *after = await broadcast.read_from(run, begin, begin.offset, most_bytes)
                 data = await self.convert(lambda: encode(batch), batch.nbytes)
                 return Piece(data, *after)
+            if begin.offset < page_start(broadcast.pages.floor):
+                # No conversion waits for those who wait for the archive.
+                await broadcast.cold.read(begin.offset, most_bytes)
             async with self._conversions:
                 return await broadcast.cold.run_verified(
                     make, begin, lambda it: pages_between(begin.offset, it.offset)
@@ -269,8 +274,9 @@ class Reading:
     async def convert(self, work: Callable[[], T], size: int) -> T:
         """The result of `work()` on `size` bytes; in a thread if they are many."""
         if size <= _INLINE_BYTES:
-            return work()
-        return await trio.to_thread.run_sync(work, limiter=self._conversions)
+            with contextlib.suppress(NotAtHand), at_hand_only():
+                return work()
+        return await self.broadcast.cold.run(lambda _: work(), None, limiter=self._conversions)
 
     async def compress(self, work: Callable[[], bytes], size: int) -> bytes:
         """The same for compression, which takes some 30 times as long: it delays only others."""

@@ -48,7 +48,7 @@ class BookmarkQueries(trio.abc.Instrument):
         stream, cold = self._stream, self._broadcast.cold
         try:
             if stream.bookmarks.unread() > _INLINE_SCAN:
-                return await trio.to_thread.run_sync(self._scan, key)
+                return await cold.run(self._scan, key)
             if not cold.index_at_hand:
                 return await cold.run(self._look_up, key)
             with contextlib.suppress(NotAtHandError, DamagedEntry):
@@ -100,7 +100,9 @@ class BookmarkQueries(trio.abc.Instrument):
 
     def _scan(self, key: bytes) -> int:
         """A look-up that reads entries which are not indexed yet."""
-        self._broadcast.pages.compare(self._broadcast.doubt_unindexed())
+        pages, unindexed = self._broadcast.pages, self._broadcast.doubt_unindexed()
+        # (Those that are fetched are compared then.)
+        pages.compare(unindexed[max(0, pages.floor - unindexed.start) :])
         return self._stream.bookmark(key)
 
     def _look_up(self, key: bytes) -> int:

@@ -286,7 +286,10 @@ class QueryAnswers:
                 return messages.encode_result(RESULT_BAD_FROM_ENTRY)
             data = batch.data
             if data is None:  # one large entry
-                data = bytes(self._stream.reader.chunk(batch.start, 1).data)
+                chunk = self._stream.reader.chunk
+                data = await self._broadcast.cold.run(
+                    lambda it: bytes(chunk(it, 1).data), batch.start
+                )
             return batch.head + data
         if isinstance(question, FilteredRead):
             frame = await self.filters.read(question)
@@ -294,7 +297,8 @@ class QueryAnswers:
                 return messages.encode_result(RESULT_BAD_FROM_ENTRY)
             data = frame.data
             if data is None:  # a long run
-                data = self._stream.reader.raw(frame.start, frame.size)
+                raw = self._stream.reader.raw
+                data = await self._broadcast.cold.run(lambda it: raw(it, frame.size), frame.start)
             return self.filters.begins_with(frame) + data
         if isinstance(question, EntryQuery):
             return await self._entry(question.number)

@@ -8,6 +8,7 @@ entries, and the pass over live clients, which a thread makes if it can (`live_c
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -27,6 +28,7 @@ from datastreamer.server.streaming.turns import Turns
 from datastreamer.server.ticks import TICK_SECONDS, until_tick
 from datastreamer.server.wakes import Wakes, until_readable
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.pages.page_states import pages_between
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
@@ -342,9 +344,10 @@ class Broadcast:
         if number >= self.stream.reader.head.entries:
             return call(number)
         if self.is_resident(number):
-            found = call(number)
-            if last is None or self.is_resident(last(found)):
-                return found
+            with contextlib.suppress(NotAtHand), at_hand_only():
+                found = call(number)
+                if last is None or self.is_resident(last(found)):
+                    return found
 
         def read(number: int) -> T:
             # Now: after the read it is resident.
@@ -355,11 +358,7 @@ class Broadcast:
         def pages(found: T) -> range:
             return self.pages_of(number, number if last is None else last(found))
 
-        return await self.cold.run_verified(read, number, pages, far=self.is_far(number))
-
-    def is_far(self, number: int) -> bool:
-        """Whether an entry is in the archive alone."""
-        return self.pages.floor > 0 and number < self.stream.floor
+        return await self.cold.run_verified(read, number, pages)
 
     async def read_from(self, call: Callable[[A], R], what: A, start: int, count: int) -> R:
         """`call(what)`, which reads the file from `start` to the result's `offset`, probably
@@ -367,16 +366,16 @@ class Broadcast:
         `call` raises."""
         pages, length = self.pages, self.stream.reader.head.length
         if pages.are_ready(start, count, length):
-            found = call(what)
-            if pages.are_ready(start, found.offset - start, length):
-                return found
+            with contextlib.suppress(NotAtHand), at_hand_only():
+                found = call(what)
+                if pages.are_ready(start, found.offset - start, length):
+                    return found
         self.counts.cold_reads += 1
-        far = start < page_start(pages.floor)
 
         def read(found: R) -> range:
             return pages_between(start, found.offset)
 
-        return await self.cold.run_verified(call, what, read, far=far)
+        return await self.cold.run_verified(call, what, read)
 
     def pages_of(self, first: int, last: int) -> range:
         """The pages of these entries, and those between them."""

@@ -222,9 +222,7 @@ class Sender(EntrySending):
             # This takes several reads of cold pages, one after the other.
             try:
                 with broadcast.turns.one():
-                    number = self.cursor.number
-                    far = broadcast.is_far(number)
-                    place = await broadcast.cold.run(self._place_of, number, far=far)
+                    place = await broadcast.cold.run(self._place_of, self.cursor.number)
             except Changed:
                 return False
             self.cursor = place

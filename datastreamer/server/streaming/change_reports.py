@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-import trio
-
 from datastreamer.format import MAX_HASH_BYTES, MAX_SUMS_PAGES, PAGE_SIZE
 from datastreamer.protocol.commands import HashQuery, KnownHistory, SumsQuery
 from datastreamer.protocol.following import (
@@ -118,7 +116,8 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
     client must not take damage for an update."""
     stream: DataStream = broadcast.stream
 
-    def hashed(first: int, end: int, most: int) -> tuple[int, bytes]:
+    def hashed(bounds: tuple[int, int, int]) -> tuple[int, bytes]:
+        first, end, most = bounds
         reader, pages = stream.reader, broadcast.pages
         start = reader.cursor(first).offset
         # Before they are read: no other client is sent what comes from the disk.
@@ -135,9 +134,8 @@ async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
         if first >= end:
             return None
         with suppress(Changed), broadcast.turns.one():
-            end, digest = await trio.to_thread.run_sync(
-                hashed, first, end, most, limiter=broadcast.hashing
-            )
+            bounds = first, end, most
+            end, digest = await broadcast.cold.run(hashed, bounds, limiter=broadcast.hashing)
             return RangeHash(first, end, place or 0, digest).pack()
         # The stream changed meanwhile: a shorter range is more likely to be hashed between changes.
         most = max(1, most // 4)

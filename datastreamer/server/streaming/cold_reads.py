@@ -18,6 +18,7 @@ import trio
 
 from datastreamer.format import page_of, page_start
 from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.pages.page_states import PageRegister
 from datastreamer.storage.read.evicted import PagedFile
 
@@ -70,23 +71,32 @@ class ColdReads:
 
         await self._in_thread(read, far=start < page_start(self._pages.floor))
 
-    async def run(self, call: Callable[[A], T], what: A, *, far: bool = False) -> T:
-        """`call(what)`, which reads from the file, in one of these threads; with `far` in one of
-        those for evicted pages."""
+    async def run(
+        self, call: Callable[[A], T], what: A, *, limiter: trio.CapacityLimiter | None = None
+    ) -> T:
+        """`call(what)`, which reads from the file, in one of these threads, or one that `limiter`
+        limits. Where that would wait for an archive, it is repeated in another thread."""
         self.reads += 1
-        return await self._in_thread(call, what, far=far)
+        return await self._in_thread(call, what, limiter=limiter)
 
-    async def _in_thread(self, call: Callable[..., T], *what: Any, far: bool) -> T:
-        limiter = self._far if far else self._limiter
-        return await trio.to_thread.run_sync(call, *what, limiter=limiter, abandon_on_cancel=far)
+    async def _in_thread(
+        self,
+        call: Callable[..., T],
+        *what: Any,
+        far: bool = False,
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> T:
+        def near() -> T:
+            with at_hand_only():
+                return call(*what)
+
+        if not far:
+            with contextlib.suppress(NotAtHand):
+                return await trio.to_thread.run_sync(near, limiter=limiter or self._limiter)
+        return await trio.to_thread.run_sync(call, *what, limiter=self._far, abandon_on_cancel=True)
 
     async def run_verified(
-        self,
-        call: Callable[[A], T],
-        what: A,
-        pages: Callable[[T], Iterable[int]],
-        *,
-        far: bool = False,
+        self, call: Callable[[A], T], what: A, pages: Callable[[T], Iterable[int]]
     ) -> T:
         """As `run`; then compares `pages(result)`, the pages that the result was read from, except
         those that are whole and `ready`. Raises `DamagedPage`, and what `call` raises."""
@@ -104,7 +114,7 @@ class ColdReads:
             known.compare(read)
             return found
 
-        return await self.run(verified, what, far=far)
+        return await self.run(verified, what)
 
     @property
     def index_at_hand(self) -> bool:

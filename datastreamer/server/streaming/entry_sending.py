@@ -17,6 +17,7 @@ from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSen
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.zero_copy import ZeroCopySends
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.read.spans import Cursor, Span
 from datastreamer.transport.server_stream import Transport
 
@@ -81,7 +82,11 @@ class EntrySending:
         span = self.span
         if span is not None:
             if self.at < span.end:
-                place = self._broadcast.view.boundary(span, self.cursor.number, self.at)
+                try:
+                    with at_hand_only():
+                        place = self._broadcast.view.boundary(span, self.cursor.number, self.at)
+                except NotAtHand:
+                    return False  # after the whole span
                 if place.offset == self.at:
                     self._move(place)
                     self.span = None
@@ -119,7 +124,8 @@ class EntrySending:
             self._bounds.announce(self._stream.reader.head)
         try:
             if by_file and self.span is None and not self.half_sent:
-                span = view.span(self.cursor)
+                with at_hand_only():
+                    span = view.span(self.cursor)
                 if self._enters(span.start):
                     return
                 self.span = self._bounds.cut_span(span)
@@ -131,7 +137,11 @@ class EntrySending:
                     await self._send_span(self.span)
                 return
             # After the end of this entry sendfile continues.
-            chunk = view.chunk(self.cursor, 1 if by_file else copy)
+            with at_hand_only():
+                chunk = view.chunk(self.cursor, 1 if by_file else copy)
+        except NotAtHand:
+            await self._fetch_again(self.cursor.offset)
+            return
         except UNREADABLE:
             if not turns.is_at(turn):
                 return
@@ -266,10 +276,7 @@ class EntrySending:
         count = min(span.end - self.at, _SENDFILE_BYTES)
         held = self._stream.parts.pages.holder(self.at)
         if held is None:
-            # It was fetched, and dropped for others since.
-            self._broadcast.pages.ready.discard(page_start(page_of(self.at)))
-            self._warm = -1
-            await trio.lowlevel.checkpoint()
+            await self._fetch_again(self.at)
             return
         file, stop = held
         count = min(count, stop - self.at)
@@ -287,6 +294,12 @@ class EntrySending:
             await self._output.wait_writable()
         else:
             await trio.lowlevel.checkpoint()
+
+    async def _fetch_again(self, at: int) -> None:
+        """What is due at an offset was fetched, and dropped for others since."""
+        self._broadcast.pages.ready.discard(page_start(page_of(at)))
+        self._warm = -1
+        await trio.lowlevel.checkpoint()
 
     # Updates and truncations of entries that were sent.
 

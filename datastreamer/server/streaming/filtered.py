@@ -21,6 +21,7 @@ from datastreamer.selection.clauses import Selection
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.turns import Changed
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
@@ -223,7 +224,11 @@ class FilteredSending:
             if wait > 0:
                 return wait
         if frame.data is None and frame.stop.offset > zero_copy_before:
-            frame = frame._replace(data=view.raw(frame.start, frame.size))
+            try:
+                with at_hand_only():
+                    frame = frame._replace(data=view.raw(frame.start, frame.size))
+            except NotAtHand:
+                return 0.0  # it was dropped since
         self._looked = None
         self._reported_at = now
         self.frame = frame
@@ -275,7 +280,11 @@ class FilteredSending:
                 return memoryview(b"")
             data = again.data
             if data is None:
-                data = self._broadcast.view.raw(again.start, again.size)
+                try:
+                    with at_hand_only():
+                        data = self._broadcast.view.raw(again.start, again.size)
+                except NotAtHand:
+                    return memoryview(b"")
             assert (again.stop.number, len(data)) == (frame.stop.number, frame.size)
             self._data = data
         if self._sent < len(self._head):

@@ -27,6 +27,7 @@ from datastreamer.storage.bookmarks.interface import (
 from datastreamer.storage.bookmarks.recent import MovedError, in_parts
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.objects.waits import interrupted_by
 from datastreamer.storage.read.evicted import PagedFile
 from datastreamer.storage.read.skip_damage import run_or_skip
 from datastreamer.storage.read.spans import Cursor
@@ -160,8 +161,9 @@ class IndexBuilder:
             trusted.recreate()
         while not self.closing:
             try:
-                if not (self._fill() or self._catch_up_some()):
-                    return
+                with interrupted_by(self._pause_or_end):
+                    if not (self._fill() or self._catch_up_some()):
+                        return
             except MovedError:
                 return
             except _InterruptedError:

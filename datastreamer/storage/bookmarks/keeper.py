@@ -25,6 +25,8 @@ from datastreamer.storage.bookmarks.interface import IndexWentBack
 from datastreamer.storage.bookmarks.recent import FLUSH_KEYS, MovedError
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
+from datastreamer.storage.read.evicted import PagedFile
 from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
@@ -146,11 +148,14 @@ class BookmarkKeeper:
         if found is not None:
             return found
         if indexed.entries < start.number:
-            long = start.offset - indexed.length > _LONG_SCAN
+            long, local = start.offset - indexed.length > _LONG_SCAN, self._first_local()
             with self._scanning if long else contextlib.nullcontext():
                 # While this waited, the index may have grown.
                 index, indexed = trusted.index, max(indexed, trusted.indexed)
-                found = self._scan_gap(key, indexed, start)
+                found = self._scan_gap(key, max(indexed, local), start)
+            if found is None and indexed < local:
+                # Without the lock: this may wait for the archive.
+                found = self._scan_gap(key, indexed, min(Cursor(*local), start))
             if found is not None:
                 return found
         if index is None or not indexed.entries:
@@ -159,6 +164,14 @@ class BookmarkKeeper:
         if trusted.index is not index or trusted.indexed.entries < indexed.entries:
             raise MovedError  # the index was emptied or truncated during the look-up
         return found
+
+    def _first_local(self) -> Head:
+        """The first entry that is in the file, as the end of those before it."""
+        file = self.trusted.file
+        if page := file.floor() if isinstance(file, PagedFile) else 0:
+            with contextlib.suppress(DamagedEntry):
+                return Head(page_start(page), self._reader.first_number(page))
+        return Head()
 
     def _scan_gap(self, key: bytes, indexed: Head, until: Cursor) -> int | None:
         """The newest `key` in the pages between the index and memory, newest page first."""
@@ -254,9 +267,10 @@ class BookmarkKeeper:
         trusted = self.trusted
         with trusted.urgently():
             try:
-                if not wrong():
-                    return False
-            except (MovedError, DamagedEntry):
+                with at_hand_only():
+                    if not wrong():
+                        return False
+            except (MovedError, DamagedEntry, NotAtHand):
                 return False
             except IndexFailed as error:
                 why = str(error)
@@ -377,9 +391,20 @@ class BookmarkKeeper:
         with self.trusted.guard:
             self.recent.synced = head
 
+    def bookmarks_in(self, first: int, stop: int) -> tuple[Pairs, int]:
+        """The bookmarks among the entries from `first` up to `stop`, if they may be in the index;
+        and the entry up to which they were read."""
+        found = Pairs()
+        if first >= stop or first >= self.trusted.indexed.entries:
+            return found, first
+        for batch in self._reader.batches(first, stop):
+            found.take(batch)
+        return found, stop
+
     @contextlib.contextmanager
-    def truncation(self, head: Head) -> Iterator[None]:
-        """Around a truncation of the stream to `head`: truncates the index first, durably."""
+    def truncation(self, head: Head, known: tuple[Pairs, int] | None = None) -> Iterator[None]:
+        """Around a truncation of the stream to `head`: truncates the index first, durably. `known`
+        are the bookmarks of the first entries after that."""
         trusted = self.trusted
         with trusted.urgently():
             trusted.settle()
@@ -387,10 +412,13 @@ class BookmarkKeeper:
             trusted.truncations += 1
             index = trusted.index
             if index is not None and head.entries < trusted.indexed.entries:
-                removed = Pairs()
+                removed, upto = known or (Pairs(), head.entries)
                 try:
-                    for batch in self._reader.batches(head.entries, trusted.indexed.entries):
-                        removed.take(batch)
+                    if upto > trusted.indexed.entries:
+                        removed = removed.before(trusted.indexed.entries)
+                    else:
+                        for batch in self._reader.batches(upto, trusted.indexed.entries):
+                            removed.take(batch)
                     index.remove(removed, trusted.mark(head))
                     trusted.indexed = head
                 except (IndexFailed, DamagedEntry) as error:

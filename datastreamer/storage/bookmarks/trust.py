@@ -28,6 +28,7 @@ from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header.records import Change, Head
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.read.reader import Reader
 
 # One logger for all messages about bookmarks.
@@ -183,9 +184,11 @@ class TrustedIndex:
         if self.index is None or recorded is None or (recorded == self._epoch() and not always):
             return
         try:
-            self.index.add((), self.mark(self.indexed))
+            with at_hand_only():
+                mark = self.mark(self.indexed)
+            self.index.add((), mark)
             self._recorded_epoch = self._epoch()
-        except IndexFailed as error:
+        except (IndexFailed, NotAtHand) as error:
             if always:
                 self._recorded_epoch = -1
             _log.warning("%s: the bookmark index will be rebuilt: %s", self.path, error)

@@ -99,8 +99,6 @@ _CLAIM: Final = _Record(b"DSclaims", "4xQQQ")
 
 # The floor in its record; it is 8 bytes at a multiple of 8, so that a write replaces all of it.
 _FLOOR: Final = struct.Struct(">8sIIQ")
-_EPOCH: Final = struct.Struct(">Q")
-_EPOCH_OFFSET: Final = struct.calcsize(">8sII16s")
 MOST_URL: Final = 256
 MARKED_BYTES: Final = EVICTED_OFFSET + _FLOOR.size
 """How many bytes of the file `floor_in` needs."""
@@ -327,11 +325,9 @@ def get_evicted(page: bytes | bytearray) -> Evicted | None:
 
 
 class FloorSeen(NamedTuple):
-    """The floor of a file, and of which time it is: while `epoch` and `fall` are the same, so are
-    the pages below it."""
+    """The floor of a file. While `fall` is the same, so are the pages below it."""
 
     floor: int
-    epoch: int
     fall: int = 0
 
 
@@ -339,14 +335,13 @@ def floor_in(page: bytes | bytearray) -> FloorSeen | None:
     """The floor of a file that begins with `page`, of which `MARKED_BYTES` are enough; None if the
     file is marked and its record is damaged. Neither sum is compared."""
     page = page.ljust(MARKED_BYTES, b"\0")
-    (epoch,) = _EPOCH.unpack_from(page, RECORD_OFFSET + _EPOCH_OFFSET)
     magic = page[:HEADER_OFFSET]
     if magic == MAGIC:
-        return FloorSeen(0, epoch)
+        return FloorSeen(0)
     letters, _, fall, floor = _FLOOR.unpack_from(page, EVICTED_OFFSET)
     if letters != _EVICTED_LETTERS:
-        return None if magic == EVICTED_MAGIC else FloorSeen(0, epoch)
-    return FloorSeen(floor, epoch, fall)
+        return None if magic == EVICTED_MAGIC else FloorSeen(0)
+    return FloorSeen(floor, fall)
 
 
 def put_header(page: bytearray, header: Header) -> None:

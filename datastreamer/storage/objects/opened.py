@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from datastreamer._codec import scan
 from datastreamer.errors import ArchiveMissing, DamagedArchive, NotAnArchive, UnknownEntry
 from datastreamer.storage.header.records import Evicted
-from datastreamer.storage.objects import TIMEOUT
+from datastreamer.storage.objects import TIMEOUT, waits
 from datastreamer.storage.objects.manifest import (
     ArchiveManifest,
     BadManifest,
@@ -187,7 +187,7 @@ class OpenArchive:
         """The footer of a row's object, which the row names by its digest."""
         key = row.object, row.footer
         # Held while one is read: runs of pages that are fetched together need the same one.
-        with self._guard:
+        with waits.held(self._guard):
             if key not in self._footers:
                 self._footers[key] = self._read_footer(row)
             self._footers.move_to_end(key)

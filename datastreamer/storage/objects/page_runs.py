@@ -11,14 +11,17 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from datastreamer.errors import DamagedArchive, StreamClosed
+from datastreamer.storage.objects import waits
 from datastreamer.storage.objects.manifest import ArchiveManifest
 
 if TYPE_CHECKING:
     from datastreamer.storage.objects.opened import OpenArchive
 
-# Pages that are fetched at once; runs of them that a sequential reader is ahead; runs in memory.
+# Pages that are fetched at once; runs of them that a sequential reader is ahead; threads that
+# fetch; runs in memory.
 _RUN: Final = 4
 _AHEAD: Final = 4
+_THREADS: Final = 4
 _MOST_RUNS: Final = 8
 
 _Fetched = Future[list[bytes]]
@@ -26,7 +29,7 @@ _Fetched = Future[list[bytes]]
 
 def fetching_threads() -> ThreadPoolExecutor:
     """The threads that fetch, for `PageRuns`."""
-    return ThreadPoolExecutor(_AHEAD, "archive")
+    return ThreadPoolExecutor(_THREADS, "archive")
 
 
 class PageRuns:
@@ -59,6 +62,7 @@ class PageRuns:
                 if ahead < self.stop:
                     _, ahead, _ = self._run(ahead)
             self._next = stop
+        waits.until_done(run)
         try:
             return first, run.result()
         except CancelledError:

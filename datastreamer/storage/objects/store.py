@@ -29,7 +29,7 @@ from datastreamer.errors import (
     ExtraMissing,
     StreamClosed,
 )
-from datastreamer.storage.objects import TIMEOUT
+from datastreamer.storage.objects import TIMEOUT, waits
 
 try:
     import obstore
@@ -221,6 +221,7 @@ class Store:
 
     def _tried(self, operation: str, name: str, call: Callable[[], T]) -> T:
         """What one of several attempts returns."""
+        waits.look()
         until, pause = time.monotonic() + self._timeout, _PAUSE
         while True:
             outcome = "failed"
@@ -238,7 +239,7 @@ class Store:
                     raise self._explained(name, error) from None
             finally:
                 self.requests[operation, outcome] += 1
-            time.sleep(pause)
+            waits.pause(pause)
             pause = min(2 * pause, _MOST_PAUSE)
 
     def _answer(self, call: Callable[[], T]) -> T:
@@ -259,6 +260,7 @@ class Store:
         while self._abandoned.is_set() or not answered.wait(_LOOK_SECONDS):
             if self._abandoned.is_set():
                 raise StreamClosed(f"{self.url}: it was closed while it was used")
+            waits.look()
         if failed and type(failed[0]).__module__ == "pyo3_runtime":
             # A fault of obstore's, as for an impossible port.
             raise exceptions.GenericError(str(failed[0])) from None

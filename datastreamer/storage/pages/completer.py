@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from datastreamer.errors import WriteFailed
+from datastreamer.errors import EvictedEntry, WriteFailed
 from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.objects.waits import NotAtHand, interrupted_by
 from datastreamer.storage.pages.hashes import HASH_SIZE, PageHash, hash_page
 from datastreamer.storage.pages.proof import Digests, KnownChain
 from datastreamer.storage.summaries.keeper import count_page
@@ -124,7 +125,10 @@ class SumsCompleter:
             if page is None or not self._sums.usable:
                 return more and self._sums.usable
         try:
-            content = owned.file.read(PAGE_SIZE, page_start(page))
+            with interrupted_by(self._ensure_open):
+                content = owned.file.read(PAGE_SIZE, page_start(page))
+        except (EvictedEntry, NotAtHand):
+            return False
         except OSError as error:
             _log.warning("%s: page %d cannot be read: %s", owned.path, page, error.strerror)
             content = b""
@@ -144,6 +148,8 @@ class SumsCompleter:
         if found is None:
             return False
         page, known = found
+        if page < owned.pages.floor:
+            return True  # not worth a fetch
         with contextlib.suppress(OSError):
             if not owned.pages.resident(page_start(page), PAGE_SIZE):
                 # A reader has to compare what comes from the disk.
@@ -154,6 +160,11 @@ class SumsCompleter:
                 if counted is not None and not owned.closed:
                     owned.summaries.counted(page, known, counted, content)
         return True
+
+    def _ensure_open(self) -> None:
+        """The end does not wait for an archive."""
+        if self._thread.closing:
+            raise NotAtHand
 
     def finish(self) -> None:
         """Count the pages that this process finished, before it closes the stream; for a moment."""

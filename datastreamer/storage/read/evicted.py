@@ -23,17 +23,23 @@ from datastreamer.errors import (
     ExtraMissing,
     StreamClosed,
 )
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    ENTRY_HEAD_STRUCT,
+    HEADER_PAGE_SIZE,
+    PAGE_SIZE,
+    page_of,
+    page_start,
+)
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import MARKED_BYTES, Evicted, FloorSeen, floor_in
-from datastreamer.storage.objects import TIMEOUT
+from datastreamer.storage.objects import TIMEOUT, waits
 from datastreamer.storage.objects.page_cache import PageCache
 
 if TYPE_CHECKING:
     from datastreamer.storage.objects.opened import ListedBookmarks
     from datastreamer.storage.objects.page_runs import PageRuns
-    from datastreamer.storage.objects.store import Store
 
 # After a failure to open the archive, others fail at once for this long.
 _AGAIN_SECONDS: Final = 2.0
@@ -55,6 +61,8 @@ class PagedFile(OsFile):
         self._evicted: EvictedPages | None = None
         self._cache: tuple[str, int] | None = None
         self._timeout = TIMEOUT
+        # Once it is set, nothing waits for an archive.
+        self._ended = threading.Event()
 
     @classmethod
     def of(cls, file: OsFile, path: str) -> PagedFile:
@@ -84,13 +92,13 @@ class PagedFile(OsFile):
 
     def _evicted_at(self, seen: FloorSeen) -> EvictedPages:
         with self._guard:
-            if self._evicted is None or self._evicted.of != seen[1:]:
-                # Pages that were fetched before may be others now.
-                if self._evicted is not None:
-                    self._evicted.close()
+            if self._evicted is None or self._evicted.fall != seen.fall:
+                # Pages that were fetched before may be others now. A thread that waits for
+                # these gets them.
                 cache = None if self._cache is None else PageCache(*self._cache)
                 self._evicted = EvictedPages(
-                    self._path, lambda: HeaderPage.of(self).evicted, cache, seen[1:], self._timeout
+                    *(self._path, lambda: HeaderPage.of(self).evicted, cache, seen.fall),
+                    *(self._timeout, self._ended),
                 )
             self._evicted.floor = seen.floor
             return self._evicted
@@ -129,8 +137,6 @@ class PagedFile(OsFile):
         folder = folder or os.path.dirname(os.path.abspath(self._path))
         with self._guard:
             self._cache, self._timeout = (folder, most), timeout
-            if self._evicted is not None:
-                self._evicted.close()
             self._evicted = None  # the next one has the cache
 
     def is_fetched(self, start: int, count: int) -> bool | None:
@@ -160,6 +166,7 @@ class PagedFile(OsFile):
 
     def close(self) -> None:
         super().close()
+        self._ended.set()
         with self._guard:
             if self._evicted is not None:
                 self._evicted.close()
@@ -173,12 +180,14 @@ class EvictedPages:
         path: str,
         mark: Callable[[], Evicted | None],
         cache: PageCache | None,
-        of: tuple[int, int],
+        fall: int,
         timeout: float,
+        ended: threading.Event,
     ) -> None:
-        """`mark()` is that in the file, now; `of` are the epoch and the fall of `FloorSeen`."""
+        """`mark()` is that in the file, now; `fall` is that of `FloorSeen`; once `ended` is set,
+        nothing waits for the archive."""
         self.floor = 0
-        self.of = of
+        self.fall = fall
         self._path = path
         self._mark = mark
         self._cache = cache
@@ -186,7 +195,7 @@ class EvictedPages:
         self._guard = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._runs: PageRuns | None = None
-        self._store: Store | None = None
+        self._ended = ended
         self._proven = 0
         # Whether the manifest's pages before that one are the file's, by their chain.
         self._agrees = False
@@ -232,6 +241,9 @@ class EvictedPages:
 
     def first_number(self, page: int) -> int:
         """The number of the first entry of a page."""
+        if (held := self.holder(page)) is not None:
+            head = os.pread(held.fileno(), ENTRY_HEAD_SIZE, page_start(page))
+            return int(ENTRY_HEAD_STRUCT.unpack(head)[3])
         return self._ask(
             f"page {page}", page, lambda runs: runs.archive.first_number(runs.manifest, page)
         )
@@ -253,7 +265,7 @@ class EvictedPages:
                 return question(runs)
             except DamagedArchive:
                 # Its objects may have been replaced by others that a later manifest names.
-                with self._guard:
+                with waits.held(self._guard):
                     if self._runs is runs:
                         self._runs = None
                 return question(self._runs_with(page))
@@ -264,7 +276,7 @@ class EvictedPages:
             ) from error
 
     def _runs_with(self, page: int) -> PageRuns:
-        with self._guard:
+        with waits.held(self._guard):
             # What is known of the manifest is that it has the pages below the floor of that time.
             if self._runs is None or page >= self._proven:
                 failure, until = self._failure
@@ -286,8 +298,7 @@ class EvictedPages:
         from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
         from datastreamer.storage.objects.store import Store
 
-        self._store = Store(mark.url, timeout=self._timeout)
-        archive = OpenArchive(self._store)
+        archive = OpenArchive(Store(mark.url, timeout=self._timeout, abandoned=self._ended))
         manifest = archive.with_pages(mark)
         self._proven = mark.floor
         self._agrees = archive.chain_before(manifest, mark.floor) == mark.chain
@@ -295,9 +306,6 @@ class EvictedPages:
         return PageRuns(archive, manifest, self._threads)
 
     def close(self) -> None:
-        # Without the guard, which a thread may hold that waits for the store.
-        if self._store is not None:
-            self._store.abandon()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._cache is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_left, bisect_right
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from datastreamer._pages import PageTable, walk
 from datastreamer.errors import CorruptEntries, DamagedEntry, DamagedPage, UnknownEntry
@@ -24,6 +25,7 @@ from datastreamer.format import (
 )
 from datastreamer.storage.disk.file_ops import Numbered, Readable
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.read.evicted import PagedFile
 
 # Bounds of the directory's memory: 16 bytes and two small ints for each page; tables (4 KB for a
@@ -34,6 +36,10 @@ _TABLES = 1024
 _KNOWN_DAMAGED = 64
 # A table covers its page up to the entry that was looked up; it grows in steps that double.
 _FIRST_LOOK = 64 * 1024
+# What was fetched for a look-up may be dropped before it reads that: this often it is fetched.
+_TRIES = 3
+
+T = TypeVar("T")
 
 
 class Pages:
@@ -78,24 +84,26 @@ class Pages:
         """
         if not 0 <= number < head.entries:
             raise UnknownEntry(number, head.entries)
-        self._fetch(number, whole=True)
-        with self._guard:
-            first_numbers, tables = self.directory
-            at = bisect_right(first_numbers, number) - 1
-            if at >= 0 and number < tables[at].next_number:
-                table = tables[at]
-            else:
-                table = self._find(head, number)
-            if not table.first_number <= number < table.next_number:
-                for damage in self._damaged:
-                    if damage.first <= number < damage.end:
-                        raise damage
-                raise DamagedEntry(
-                    self._path,
-                    table.end_offset,
-                    f"the page ends before entry {table.next_number}, and entry {number} is due",
-                )
-            return table.find(number)
+        return self._looked_up(self._near, head, number, whole=True)
+
+    def _near(self, head: Head, number: int) -> tuple[int, int, int]:
+        """As `near`. Requires the guard."""
+        first_numbers, tables = self.directory
+        at = bisect_right(first_numbers, number) - 1
+        if at >= 0 and number < tables[at].next_number:
+            table = tables[at]
+        else:
+            table = self._find(head, number)
+        if not table.first_number <= number < table.next_number:
+            for damage in self._damaged:
+                if damage.first <= number < damage.end:
+                    raise damage
+            raise DamagedEntry(
+                self._path,
+                table.end_offset,
+                f"the page ends before entry {table.next_number}, and entry {number} is due",
+            )
+        return table.find(number)
 
     def _find(self, head: Head, number: int) -> PageTable:
         """The table of the page that holds an entry, if one does. Requires the guard."""
@@ -117,12 +125,21 @@ class Pages:
         """
         if not 0 <= number < head.entries:
             raise UnknownEntry(number, head.entries)
-        self._fetch(number, whole=False)
+        return self._looked_up(self._page_holding, head, number, whole=False)
+
+    def _looked_up(
+        self, look: Callable[[Head, int], T], head: Head, number: int, *, whole: bool
+    ) -> T:
+        """`look(head, number)` with the guard, with which no thread waits for an archive."""
+        for _ in range(_TRIES):
+            self._fetch(number, whole=whole)
+            with contextlib.suppress(NotAtHand), self._guard, at_hand_only():
+                return look(head, number)
         with self._guard:
-            return self._page_holding(head, number)
+            return look(head, number)
 
     def _fetch(self, number: int, *, whole: bool) -> None:
-        """Have at hand what a look-up of an evicted entry reads: no other look-up waits for it."""
+        """Have at hand what a look-up of an evicted entry reads."""
         evicted = None if self._evictable is None else self._evictable.evicted()
         if evicted is not None and number < self.first_number(evicted.floor):
             page = evicted.page_holding(number)
@@ -181,8 +198,9 @@ class Pages:
             return self._numbered.page_holding(number)
         low, high = 0, pages_for(head.length)
         evicted = None if self._evictable is None else self._evictable.evicted()
+        lowest = 0 if evicted is None else evicted.floor
         if evicted is not None:
-            low = evicted.floor
+            low = lowest
             if number < self.first_number(low):
                 return evicted.page_holding(number)
         # Most look-ups are for the newest entries.
@@ -198,7 +216,7 @@ class Pages:
                 low = middle
             else:
                 high = middle
-        if low:
+        if low > lowest:
             before, first = self._start_of(head, low - 1), self.first_number(low)
             if before is not None and before >= first:
                 raise DamagedEntry(

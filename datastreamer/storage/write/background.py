@@ -33,6 +33,7 @@ class Syncer:
         # because of a pause; None: end the thread.
         self._asked: queue.SimpleQueue[tuple[float, bool] | None] = queue.SimpleQueue()
         self._started = False
+        self.closing = False
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
@@ -68,6 +69,7 @@ class Syncer:
 
     def close(self) -> None:
         """Return when no `work` is in progress; none begins after that."""
+        self.closing = True
         self._asked.put(None)
         if self._started:
             self._ended.get()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import trio
@@ -77,16 +77,14 @@ def count_runs(disk: ColdReads) -> list[object]:
     runs: list[object] = []
     run = disk.run
 
-    async def counted(
-        call: Callable[[object], object], what: object, *, far: bool = False
-    ) -> object:
+    async def counted(call: Callable[[object], object], what: object, **more: Any) -> object:
         runs.append(what)
 
         def when_it_turns(what: object) -> object:
             assert not isinstance(disk, SlowDisk) or disk.turning.wait(20)
             return call(what)
 
-        return await run(when_it_turns, what, far=far)
+        return await run(when_it_turns, what, **more)
 
     disk.run = counted  # type: ignore[method-assign, assignment]
     return runs
@@ -172,15 +170,13 @@ async def test_a_change_while_the_place_is_found(
         calls = 0
         run = cold.run
 
-        async def run_after_a_change(
-            call: Callable[[int], object], number: int, *, far: bool
-        ) -> object:
+        async def run_after_a_change(call: Callable[[int], object], number: int) -> object:
             nonlocal calls
             calls += 1
             if calls == 1:
                 old.truncate(400)
                 append(old, *[(3, b"another")] * 5)
-            return await run(call, number, far=far)
+            return await run(call, number)
 
         cold.run = run_after_a_change  # type: ignore[method-assign, assignment]
         await peer.ask(wire.start(390), OK)
