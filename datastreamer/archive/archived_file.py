@@ -14,6 +14,7 @@ from xxhash import xxh3_128_digest
 from datastreamer._codec import scan
 from datastreamer.errors import CorruptEntries, DamagedPage, StreamBusy
 from datastreamer.format import PAGE_SIZE, Header, page_start
+from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.header import records
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Agreement, Change, Head
@@ -52,7 +53,7 @@ class ArchivedPage(NamedTuple):
     first_entry: int
     entries: bytes
     record: SegmentPage
-    bookmarks: list[tuple[bytes, int]]
+    bookmarks: Pairs
 
 
 class ArchivedFile:
@@ -176,7 +177,9 @@ class ArchivedFile:
         padding = zero_padding(len(entries))
         record = PageSum(NO_CHAIN, digest, batch.next_number, len(entries), padding)
         known = SegmentPage(record, self._time(page, digest, now))
-        return ArchivedPage(batch.first_number, entries, known, batch.bookmarks())
+        bookmarks = Pairs()
+        bookmarks.take(batch)
+        return ArchivedPage(batch.first_number, entries, known, bookmarks)
 
     def _time(self, page: int, digest: bytes, now: int) -> int:
         """Unix ms of the newest commit in a page, or less than a resolution later."""

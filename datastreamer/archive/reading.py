@@ -93,7 +93,7 @@ class ArchiveFile:
             if offset >= HEADER_PAGE_SIZE:
                 start = page_start(page_of(offset))
                 # The last one ends with its entries.
-                content = pages.get(page_of(offset)).ljust(PAGE_SIZE, b"\0")
+                content = pages.get(page_of(offset)).data.ljust(PAGE_SIZE, b"\0")
             parts.append(content[offset - start : stop - start])
             offset += len(parts[-1])
         return b"".join(parts)

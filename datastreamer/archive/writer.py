@@ -32,6 +32,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import PAGE_SIZE, U64_MAX, page_start
+from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.objects import LEVEL
 from datastreamer.storage.objects.manifest import (
     MOST_ROWS,
@@ -379,7 +380,9 @@ class ArchiveWriter:
         for page in pages:
             chain = chain_over(page.record.sum.digest, 0, 1, chain)
             records.append(page.record._replace(sum=page.record.sum._replace(chain=chain)))
-        bookmarks = (pair for page in pages for pair in page.bookmarks)
+        bookmarks = Pairs()
+        for page in pages:
+            bookmarks.extend(page.bookmarks)
         packed, footer = pack(first, frames, records, bookmarks, state.stream_id, last=last)
         name = segment_name(first, len(pages), secrets.token_hex(8))
         if not self._store.create(name, packed):

@@ -238,17 +238,21 @@ def test_a_damaged_object(path: Path, memory: MemoryStore, fault: str) -> None:
             batches = archive.batches()
             while (batch := next(batches)).next_number < bad.first_entry:
                 assert batch
+            numbers = [batch.next_number]
             with pytest.raises(error, match=bad.object):
-                next(batches)
+                # (A changed byte is in one page of those that are fetched together.)
+                numbers.extend(each.next_number for each in batches)
+            number = numbers[-1]
+            assert number <= rows[2].first_entry
             with pytest.raises(error, match=bad.object):
-                archive.entry(bad.first_entry)
+                archive.entry(number)
             after = rows[2].first_entry
             assert archive.entry(after) == stream.entry(after)
             # What could not be read is asked for again.
             memory.fault = lambda operation, name: ""
-            assert archive.entry(bad.first_entry) == stream.entry(bad.first_entry)
+            assert archive.entry(number) == stream.entry(number)
             memory.fault = lambda operation, name: fault * (operation == "get_range")
-            assert archive.entry(bad.first_entry) == stream.entry(bad.first_entry)
+            assert archive.entry(number) == stream.entry(number)
 
 
 def test_a_missing_archive(memory: MemoryStore, path: Path) -> None:

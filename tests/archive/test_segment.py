@@ -128,6 +128,16 @@ def test_pages_come_back(last: bool) -> None:
     assert footer.bookmarks.get(b"zz") is None
 
 
+def test_the_last_bookmark_of_a_key() -> None:
+    keys = [b"b", b"a", b"b\0", b"b", b"a" * 16, b"a" * 15, b"\xff" * 16, b"a", b"b"]
+    frame, record = b"frame", SegmentPage(PageSum(bytes(16), bytes(16), 1, 9, 0), 0)
+    packed, _ = pack(0, [frame], [record], [(key, at) for at, key in enumerate(keys)], STREAM_ID)
+    found = read_footer(packed).bookmarks
+    assert list(found) == sorted({key: at for at, key in enumerate(keys)}.items())
+    assert found.get(b"b") == 8
+    assert found.get(b"b\0\0") is None
+
+
 def test_many_bookmarks_have_many_blocks() -> None:
     entries = entries_of(0, 3)
     known = PageSum(NO_CHAIN, xxh3_128_digest(entries), 3, len(entries), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -175,7 +176,7 @@ def test_another_file(tmp_path: Path) -> None:
     before = dict(memory.objects)
     for number in (1,):
         manifest = opened(memory).manifest(number)[0]
-        aged = ArchiveManifest(**{**manifest.__dict__, "time": manifest.time - 10**8})
+        aged = dataclasses.replace(manifest, time=manifest.time - 10**8)
         memory.objects["m/0000000000000001.json.zst"] = aged.pack(), before["stream.json"][1]
     with pytest.raises(ArchiveDiverged, match="other entries than the file"):
         push(other, memory)

@@ -143,6 +143,25 @@ cdef class Pairs:
             free(room)
         return run
 
+    def newest(self):
+        """The last pair of each key, by key: the key's length (u8), 16 bytes key, the number
+        (u64)."""
+        cdef bytes run = self.sorted()
+        cdef bytes packed = PyBytes_FromStringAndSize(NULL, self._count * SORTED_SIZE)
+        cdef Pair* pairs = <Pair*>PyBytes_AS_STRING(run)
+        cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(packed)
+        cdef Py_ssize_t i, count = PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(Pair), kept = 0
+        with nogil:
+            for i in range(count):
+                if i + 1 < count and not memcmp(pairs[i].key, pairs[i + 1].key, ORDER_SIZE):
+                    continue
+                to[0] = pairs[i].size
+                memcpy(to + 1, pairs[i].key, MAX_BOOKMARK_SIZE)
+                memcpy(to + ORDER_SIZE, pairs[i].number, 8)
+                to += SORTED_SIZE
+                kept += 1
+        return packed[:kept * SORTED_SIZE]
+
     cdef int _reserve(self, Py_ssize_t more) except -1:
         cdef Py_ssize_t capacity
         cdef void* moved

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import pairwise, starmap
 from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_128_digest, xxh3_128_hexdigest
@@ -23,6 +24,10 @@ FORMAT: Final = 1
 MOST_ROWS: Final = 65_536
 # In bytes, before compression: rows have up to 200.
 _MOST_TEXT: Final = 64 << 20
+# Of that, what one call parses, in some ms.
+_PARSED_AT_ONCE: Final = 256 << 10
+# The rows as `pack` writes them are between these.
+_SEGMENTS, _AFTER_SEGMENTS = '"segments":[[', ']],"tail":'
 
 
 class BadManifest(ValueError):
@@ -129,7 +134,7 @@ class ArchiveManifest:
         """That over the pages of the rows."""
         return self.segments[-1].chain if self.segments else NO_CHAIN.hex()
 
-    @property
+    @cached_property
     def rows(self) -> tuple[Row, ...]:
         """With the tail's."""
         return self.segments if self.tail is None else (*self.segments, self.tail)
@@ -156,7 +161,7 @@ class ArchiveManifest:
     def unpack(cls, packed: bytes) -> ArchiveManifest:
         """Raises `BadManifest`."""
         try:
-            fields = json.loads(decompress(packed, _MOST_TEXT))
+            fields, segments = _parsed(decompress(packed, _MOST_TEXT).decode())
             if fields.pop("format") != FORMAT:
                 raise BadManifest("it is of a later format")
             found = cls(
@@ -165,7 +170,7 @@ class ArchiveManifest:
                     "writer": ManifestWriter(**fields["writer"]),
                     "stream": ArchivedStream(**fields["stream"]),
                     "head": ArchivedHead(**fields["head"]),
-                    "segments": tuple(Row(*each) for each in fields["segments"]),
+                    "segments": segments,
                     "tail": None if fields["tail"] is None else Row(*fields["tail"]),
                 }
             )
@@ -192,6 +197,22 @@ class ArchiveManifest:
             raise BadManifest("the entries of its rows are not in order")
         if self.chain != self.head.chain:
             raise BadManifest("its rows do not lead to the chain of its head")
+
+
+def _parsed(text: str) -> tuple[dict[str, Any], tuple[Row, ...]]:
+    """The fields, and the rows. Rows are parsed some at a time: other threads run in between."""
+    start, stop, rows = text.find(_SEGMENTS), text.find(_AFTER_SEGMENTS), list[Row]()
+    if not 0 <= start < stop:
+        fields = json.loads(text)
+        return fields, tuple(starmap(Row, fields["segments"]))
+    at = begin = start + len(_SEGMENTS) - 1
+    while at < stop:
+        # No text of a row has a bracket.
+        end = text.find("],[", at + _PARSED_AT_ONCE, stop)
+        end = (stop if end < 0 else end) + 1
+        rows += starmap(Row, json.loads(f"[{text[at:end]}]"))
+        at = end + 1
+    return json.loads(text[:begin] + text[stop + 1 :]), tuple(rows)
 
 
 def digest_of(packed: bytes) -> str:

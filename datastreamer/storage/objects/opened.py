@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from datastreamer._codec import scan
@@ -62,6 +63,13 @@ class ListedBookmarks(NamedTuple):
     pairs: Iterable[tuple[bytes, int]]
     stop: int
     number: int
+
+
+class Content(NamedTuple):
+    """The content of a page, and the hash of its entries, with which it was compared."""
+
+    data: bytes
+    digest: bytes
 
 
 class OpenArchive:
@@ -198,12 +206,12 @@ class OpenArchive:
     def _read_footer(self, row: Row) -> Footer:
         try:
             size = min(row.size, END_SIZE)
-            end = self.store.get_range(row.object, row.size - size, size)
+            end = bytes(self.store.get_range(row.object, row.size - size, size))
             wanted = footer_size(end)
             if wanted > row.size:
                 raise BadSegment("its footer is longer than the object")
             if wanted > size:
-                end = self.store.get_range(row.object, row.size - wanted, wanted)
+                end = bytes(self.store.get_range(row.object, row.size - wanted, wanted))
             found = read_footer(end)
         except Gone:
             raise self.damaged(row, "is missing, or shorter than it was") from None
@@ -239,21 +247,29 @@ class OpenArchive:
 
     def pages(self, row: Row, first: int, stop: int, *, last: bool = False) -> list[bytes]:
         """The content of pages of a row. `last`: of the tail."""
+        return [decode().data for decode in self.fetched(row, first, stop, last=last)]
+
+    def fetched(
+        self, row: Row, first: int, stop: int, *, last: bool = False
+    ) -> list[Callable[[], Content]]:
+        """Fetch pages of a row, as `pages`; each call decodes one."""
         footer, at = self.footer(row), first - row.first_page + row.frame
         places = footer.places[at : at + stop - first]
         start, end = places[0][0], sum(places[-1])
         try:
-            packed = self.store.get_range(row.object, start, end - start)
+            packed = memoryview(self.store.get_range(row.object, start, end - start))
         except Gone:
             raise self.damaged(row, "is missing, or shorter than it was", first, stop) from None
-        found = []
-        for page, (offset, size) in enumerate(places):
-            frame = packed[offset - start : offset - start + size]
+
+        def decode(page: int) -> Content:
+            offset, size = places[page]
+            frame, known = packed[offset - start :][:size], footer.pages[at + page].sum
             try:
-                found.append(read_page(frame, footer.pages[at + page].sum, last=last))
+                return Content(read_page(frame, known, last=last), known.digest)
             except BadSegment as error:
                 raise self.damaged(row, str(error), first + page, first + page + 1) from None
-        return found
+
+        return [partial(decode, page) for page in range(stop - first)]
 
     def damaged(
         self, row: Row, what: str, first: int | None = None, stop: int | None = None

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 _IN_MEMORY: Final = 32
 
 
-class _Half:
-    """One of the files."""
+class CachedPages:
+    """One of the files: `pages` are those that it has, with the hashes of their entries."""
 
     def __init__(self, folder: str | None) -> None:
         self._fd = -1
@@ -33,7 +33,7 @@ class _Half:
         else:
             with tempfile.TemporaryFile(dir=folder) as file:
                 self._fd = os.dup(file.fileno())
-        self.pages: set[int] = set()
+        self.pages: dict[int, bytes] = {}
 
     def fileno(self) -> int:
         return self._fd
@@ -51,13 +51,13 @@ class PageCache:
         self._half = max(1, most // 2 // PAGE_SIZE)
         self._guard = threading.Lock()
         # The newer one first.
-        self._halves: list[_Half] = []
+        self._halves: list[CachedPages] = []
 
-    def put(self, page: int, content: bytes) -> None:
-        """Keep a whole page. Raises `OSError`."""
+    def put(self, page: int, content: bytes, digest: bytes) -> None:
+        """Keep a whole page, whose entries have this hash. Raises `OSError`."""
         with self._guard:
             try:
-                self._put(page, content)
+                self._put(page, content, digest)
             except OSError as error:
                 if self._folder is None:
                     raise
@@ -68,17 +68,17 @@ class PageCache:
                 )
                 self._folder, self._half = None, min(self._half, _IN_MEMORY)
                 self._halves.clear()
-                self._put(page, content)
+                self._put(page, content, digest)
 
-    def _put(self, page: int, content: bytes) -> None:
+    def _put(self, page: int, content: bytes, digest: bytes) -> None:
         if not self._halves or len(self._halves[0].pages) >= self._half:
-            self._halves[:] = [_Half(self._folder), *self._halves[:1]]
+            self._halves[:] = [CachedPages(self._folder), *self._halves[:1]]
         half = self._halves[0]
         if page not in half.pages:
             os.pwrite(half.fileno(), content, page_start(page))
-            half.pages.add(page)
+            half.pages[page] = digest
 
-    def holder(self, page: int) -> _Half | None:
+    def holder(self, page: int) -> CachedPages | None:
         """The file that has a page, whose bytes remain as long as it is referred to."""
         return next((half for half in list(self._halves) if page in half.pages), None)
 

@@ -10,12 +10,12 @@ from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from datastreamer.errors import DamagedArchive, StreamClosed
+from datastreamer.errors import StreamClosed
 from datastreamer.storage.objects import waits
-from datastreamer.storage.objects.manifest import ArchiveManifest
+from datastreamer.storage.objects.manifest import ArchiveManifest, Row
 
 if TYPE_CHECKING:
-    from datastreamer.storage.objects.opened import OpenArchive
+    from datastreamer.storage.objects.opened import Content, OpenArchive
 
 # Pages that are fetched at once; runs of them that a sequential reader is ahead; threads that
 # fetch; runs in memory.
@@ -23,8 +23,6 @@ _RUN: Final = 4
 _AHEAD: Final = 4
 _THREADS: Final = 4
 _MOST_RUNS: Final = 8
-
-_Fetched = Future[list[bytes]]
 
 
 def fetching_threads() -> ThreadPoolExecutor:
@@ -44,48 +42,65 @@ class PageRuns:
         self._threads = threads
         self._guard = threading.Lock()
         # By their first pages.
-        self._runs: OrderedDict[int, _Fetched] = OrderedDict()
-        # The page that a sequential reader continues with.
-        self._next = -1
+        self._runs: OrderedDict[int, list[Future[Content]]] = OrderedDict()
+        # The pages that sequential readers continue with.
+        self._next: OrderedDict[int, None] = OrderedDict()
 
-    def get(self, page: int) -> bytes:
+    def get(self, page: int) -> Content:
         """The content of a page."""
-        first, found = self.run(page)
-        return found[page - first]
-
-    def run(self, page: int) -> tuple[int, list[bytes]]:
-        """The pages that are fetched together with a page, and the number of their first one."""
         with self._guard:
-            first, stop, run = self._run(page)
+            first, stop, pages = self._run(page)
             ahead = stop
-            for _ in range(_AHEAD if first == self._next else 0):
-                if ahead < self.stop:
-                    _, ahead, _ = self._run(ahead)
-            self._next = stop
-        waits.until_done(run)
+            if first in self._next:
+                del self._next[first]
+                for _ in range(_AHEAD):
+                    if ahead < self.stop:
+                        _, ahead, _ = self._run(ahead)
+            self._next[stop] = None
+            if len(self._next) > _MOST_RUNS:
+                self._next.popitem(last=False)
+        wanted = pages[page - first]
+        waits.until_done(wanted)
         try:
-            return first, run.result()
+            return wanted.result()
         except CancelledError:
             raise StreamClosed(f"{self.archive.url}: it was closed while it was read") from None
-        except BaseException as error:
+        except BaseException:
             with self._guard:
                 self._runs.pop(first, None)
-            if isinstance(error, DamagedArchive) and stop > first + 1:
-                # Perhaps in another page of the run.
-                return page, self.archive.pages(self.manifest.row_of(page), page, page + 1)
             raise
 
-    def _run(self, page: int) -> tuple[int, int, _Fetched]:
+    def _run(self, page: int) -> tuple[int, int, list[Future[Content]]]:
         """The run that a page is in, from one page up to, not including, another; it is being
         fetched. Requires the guard."""
         row = self.manifest.row_of(page)
         first = page - (page - row.first_page) % _RUN
-        stop, last = min(first + _RUN, row.stop), row is self.manifest.tail
+        stop = min(first + _RUN, row.stop)
         if first not in self._runs:
-            self._runs[first] = self._threads.submit(
-                self.archive.pages, row, first, stop, last=last
+            pages: list[Future[Content]] = [Future() for _ in range(first, stop)]
+            fetching = self._threads.submit(self._fetch, row, first, pages, page - first)
+            # (The end of the threads.)
+            fetching.add_done_callback(
+                lambda it: it.cancelled() and [each.cancel() for each in pages]
             )
+            self._runs[first] = pages
         self._runs.move_to_end(first)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
         return first, stop, self._runs[first]
+
+    def _fetch(self, row: Row, first: int, pages: list[Future[Content]], begin: int) -> None:
+        """Fetch pages; a reader has the one at `begin` before the others are decoded."""
+        order = [*range(begin, len(pages)), *range(begin)]
+        try:
+            stop, last = first + len(pages), row is self.manifest.tail
+            decode = self.archive.fetched(row, first, stop, last=last)
+        except BaseException as error:  # noqa: BLE001 - raised where the pages are read
+            for each in pages:
+                each.set_exception(error)
+            return
+        for at in order:
+            try:
+                pages[at].set_result(decode[at]())
+            except BaseException as error:  # noqa: BLE001 - the same
+                pages[at].set_exception(error)

@@ -8,6 +8,7 @@ bookmarks. Knows no store, and not which pages belong to a stream: a manifest sa
 from __future__ import annotations
 
 import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from datastreamer._lazy import zstd
 from datastreamer.errors import ExtraMissing
 from datastreamer.format import PAGE_SIZE
+from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.objects import LEVEL
 from datastreamer.storage.pages.hashes import HASH_SIZE
 from datastreamer.storage.pages.sidecar import RECORD_SIZE, PageSum
@@ -95,16 +97,29 @@ def _zstd() -> Any:
     return found
 
 
+class _Compressors(threading.local):
+    """Those of a thread: the memory of each is used again."""
+
+    def __init__(self) -> None:
+        self.by_level: dict[int, Any] = {}
+
+
+_compressors: Final = _Compressors()
+
+
 def compress(content: bytes, level: int = LEVEL) -> bytes:
     """One frame, with a checksum of its content."""
-    module = _zstd()
-    parameters = module.CompressionParameter
-    options = {parameters.compression_level: level, parameters.checksum_flag: 1}
-    packed: bytes = module.compress(content, options=options)
+    made = _compressors.by_level.get(level)
+    if made is None:
+        module = _zstd()
+        parameters = module.CompressionParameter
+        options = {parameters.compression_level: level, parameters.checksum_flag: 1}
+        made = _compressors.by_level[level] = module.ZstdCompressor(options=options)
+    packed: bytes = made.compress(content, made.FLUSH_FRAME)
     return packed
 
 
-def decompress(frame: bytes, most: int) -> bytes:
+def decompress(frame: bytes | memoryview, most: int) -> bytes:
     """The content of one frame, at most `most` bytes. Raises `BadSegment`."""
     module = _zstd()
     opened = module.ZstdDecompressor()
@@ -146,7 +161,7 @@ def pack(
     footer = bytearray(_HEAD.pack(_LETTERS, 1, first, len(pages)))
     for page, (known, time) in enumerate(pages, first):
         footer += known.pack(page, stream_id) + _TIME.pack(time)
-    footer += _packed_bookmarks(sorted(dict(bookmarks).items()))
+    footer += _packed_bookmarks(Pairs(bookmarks).newest())
     digest = xxh3_128_digest(bytes(footer))
     skippable = _SKIPPABLE.pack(_FOOTER_MAGIC, len(footer) + HASH_SIZE) + footer + digest
     size = pages[0].sum.end if last else PAGE_SIZE
@@ -156,12 +171,12 @@ def pack(
     return b"".join([*frames, skippable, seek]), digest
 
 
-def _packed_bookmarks(sorted_pairs: Sequence[tuple[bytes, int]]) -> bytes:
+def _packed_bookmarks(packed: bytes) -> bytes:
     table, blocks = bytearray(), []
-    for at in range(0, len(sorted_pairs), _PER_BLOCK):
-        part = sorted_pairs[at : at + _PER_BLOCK]
-        block = compress(b"".join(_BOOKMARK.pack(len(key), key, entry) for key, entry in part))
-        table += _BLOCK.pack(part[0][0], len(part[0][0]), len(block))
+    for at in range(0, len(packed), _PER_BLOCK * _BOOKMARK.size):
+        part = packed[at : at + _PER_BLOCK * _BOOKMARK.size]
+        block = compress(part)
+        table += _BLOCK.pack(part[1:17], part[0], len(block))
         blocks.append(block)
     return _COUNT.pack(len(blocks)) + table + b"".join(blocks)
 
@@ -221,7 +236,7 @@ def read_footer(end: bytes) -> Footer:
     return Footer(first, pages, bookmarks, digest, places)
 
 
-def read_page(frame: bytes, known: PageSum, *, last: bool = False) -> bytes:
+def read_page(frame: bytes | memoryview, known: PageSum, *, last: bool = False) -> bytes:
     """The content of a page from its frame, compared with its checksum. Raises `BadSegment`."""
     content = decompress(frame, known.end if last else PAGE_SIZE)
     if xxh3_128_digest(memoryview(content)[: known.end]) != known.digest:

@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Create it. Raises `exceptions.AlreadyExistsError`."""
 
     def get(self, name: str) -> bytes: ...
-    def get_range(self, name: str, start: int, size: int) -> bytes: ...
+    def get_range(self, name: str, start: int, size: int) -> bytes | memoryview: ...
     def list(self, prefix: str, after: str | None) -> Iterator[Stored]: ...
     def delete(self, name: str) -> None: ...
 
@@ -99,8 +99,8 @@ class ObstoreBackend:
     def get(self, name: str) -> bytes:
         return bytes(obstore.get(self._opened(), name).bytes())
 
-    def get_range(self, name: str, start: int, size: int) -> bytes:
-        return bytes(obstore.get_range(self._opened(), name, start=start, length=size))
+    def get_range(self, name: str, start: int, size: int) -> memoryview:
+        return memoryview(obstore.get_range(self._opened(), name, start=start, length=size))
 
     def list(self, prefix: str, after: str | None) -> Iterator[Stored]:
         for part in obstore.list(self._opened(), prefix, offset=after):
@@ -168,10 +168,10 @@ class Store:
         """An object. Raises `Gone`."""
         return self._tried("get", name, lambda: self._backend.get(name))
 
-    def get_range(self, name: str, start: int, size: int) -> bytes:
+    def get_range(self, name: str, start: int, size: int) -> bytes | memoryview:
         """Bytes of an object, which has them. Raises `Gone`."""
 
-        def get() -> bytes:
+        def get() -> bytes | memoryview:
             try:
                 found = self._backend.get_range(name, start, size)
                 if len(found) != size:

@@ -391,6 +391,10 @@ class PageRegister:
                 # It was damaged, and entries were changed since.
                 return False if self.verify_last_page() else None
             return False
+        if self._paged is not None and (digest := self._paged.fetched_as(page)) is not None:
+            proven = records.get(page)
+            if proven is None or proven.digest == digest:
+                return proven is not None
         try:
             record, why = compare(file, records, page, still=still)
         except OSError as error:

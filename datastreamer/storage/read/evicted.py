@@ -8,6 +8,7 @@ that says so.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from datastreamer._lazy import zstd
 from datastreamer.errors import (
     ArchiveError,
     DamagedArchive,
@@ -35,7 +37,7 @@ from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import MARKED_BYTES, Evicted, FloorSeen, floor_in
 from datastreamer.storage.objects import TIMEOUT, waits
-from datastreamer.storage.objects.page_cache import PageCache
+from datastreamer.storage.objects.page_cache import CachedPages, PageCache
 
 if TYPE_CHECKING:
     from datastreamer.storage.objects.opened import ListedBookmarks
@@ -155,6 +157,12 @@ class PagedFile(OsFile):
             evicted.page(page)
         return bool(found)
 
+    def fetched_as(self, page: int) -> bytes | None:
+        """The hash of the entries of an evicted page that is at hand, which was compared."""
+        evicted = self.evicted()
+        held = None if evicted is None or page >= evicted.floor else evicted.holder(page)
+        return None if held is None else held.pages.get(page)
+
     def holder(self, offset: int) -> tuple[HasFileno, int] | None:
         """The file that has the byte at this offset of the stream, and up to which offset; None if
         it is not at hand."""
@@ -200,13 +208,16 @@ class EvictedPages:
         # Whether the manifest's pages before that one are the file's, by their chain.
         self._agrees = False
         self._failure: tuple[Exception | None, float] = None, 0.0
+        if cache is not None:
+            # So that the first client does not wait for that.
+            threading.Thread(target=_load, name="archive", daemon=True).start()
 
     def within(self, start: int, count: int) -> range:
         """The evicted pages that bytes of the stream are in."""
         stop = min(start + count, page_start(self.floor))
         return range(page_of(start), page_of(stop - 1) + 1) if start < stop else range(0)
 
-    def holder(self, page: int) -> HasFileno | None:
+    def holder(self, page: int) -> CachedPages | None:
         """The file that has a fetched page at its offset."""
         return None if self._cache is None else self._cache.holder(page)
 
@@ -225,11 +236,11 @@ class EvictedPages:
         """A page, with zeros as its padding."""
         if (held := self.holder(page)) is not None:
             return os.pread(held.fileno(), PAGE_SIZE, page_start(page))
-        first, found = self._ask(f"page {page}", page, lambda runs: runs.run(page))
+        found = self._ask(f"page {page}", page, lambda runs: runs.get(page))
+        content = found.data.ljust(PAGE_SIZE, b"\0")
         if self._cache is not None:
-            for each, content in enumerate(found, first):
-                self._cache.put(each, content.ljust(PAGE_SIZE, b"\0"))
-        return found[page - first].ljust(PAGE_SIZE, b"\0")
+            self._cache.put(page, content, found.digest)
+        return content
 
     def page_holding(self, number: int) -> int:
         """The page that holds an entry."""
@@ -310,3 +321,11 @@ class EvictedPages:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._cache is not None:
             self._cache.close()
+
+
+def _load() -> None:
+    """Load what reads an archive."""
+    with contextlib.suppress(ExtraMissing):
+        import datastreamer.storage.objects.opened  # noqa: F401 - loads the store, too
+
+        zstd()
