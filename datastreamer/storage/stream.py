@@ -295,8 +295,7 @@ class DataStream(StreamView, Appending):
         ):
             writer.durability.sync()
             with keeper.truncation(head):
-                changes.truncate(head)
-            settle()
+                changes.truncate(head, settle)
 
     def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()

@@ -179,10 +179,10 @@ class Pages:
         entry."""
         if self._numbered is not None:
             return self._numbered.page_holding(number)
-        low, high = 0, pages_for(head.length)
+        low, high, least = 0, pages_for(head.length), 0
         evicted = None if self._evictable is None else self._evictable.evicted()
         if evicted is not None:
-            low = evicted.floor
+            low = least = evicted.floor
             if number < self.first_number(low):
                 return evicted.page_holding(number)
         # Most look-ups are for the newest entries.
@@ -198,7 +198,7 @@ class Pages:
                 low = middle
             else:
                 high = middle
-        if low:
+        if low > least:
             before, first = self._start_of(head, low - 1), self.first_number(low)
             if before is not None and before >= first:
                 raise DamagedEntry(

@@ -271,8 +271,11 @@ class OwnedFile(StreamFile):
     # Damaged pages. What the disk cannot read is read as zeros.
 
     def damage_of(self, page: int, advice: str = "") -> DamagedPage | None:
-        """How a page differs from its checksum, with `advice`; None if it does not, or has none."""
+        """How a page differs from its checksum, with `advice`; None if it does not, has none, or is
+        evicted: what brings it back compares it."""
         with self.lock:
+            if page < self.pages.floor:
+                return None
             if page == self.end.sums.page:
                 self.pages.judge_end(self.written, self.end.sums.sum())
             found = self.pages.damage(page, still=True)
