@@ -293,8 +293,7 @@ class DataStream(StreamView, Appending):
             with self.parts.feed.change(number, None, head.length), writer.owned.exclusive():
                 writer.durability.sync()
                 with keeper.truncation(head, removed):
-                    changes.truncate(head)
-                    settle()
+                    changes.truncate(head, settle)
 
     def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()

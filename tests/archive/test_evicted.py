@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,15 @@ from datastreamer.archive.beside import archiving
 from datastreamer.cli.main import main
 from datastreamer.errors import EvictedEntry
 from datastreamer.format import MAGIC, PAGE_SIZE, page_start
+from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.keeper import bookmarks_of
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.objects.manifest import Row
 from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.read.evicted import EvictedPages
+from datastreamer.storage.stream import _open_streams
+from datastreamer.storage.write.background import Syncer
+from datastreamer.storage.write.floor import Floor
 from tests.archive.evicting import (
     entries,
     everything,
@@ -144,6 +150,106 @@ def test_a_truncation_to_below_the_floor(page: int, marked: Path, twin: Path) ->
             stream.truncate(stream.total_entries - 3)
             stream.append(2, b"more")
     assert entries(marked) == entries(twin)
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, archive: Path, locks: list[bool]) -> None:
+    """A change fetches what it needs first: then the archive goes, and until then nobody has to
+    wait."""
+    read, opened = Floor._read, EvictedPages._opened
+
+    def read_last(self: Floor, page: int) -> bytes:
+        found = read(self, page)
+        archive.rename(archive.with_name("away"))
+        return found
+
+    def opened_without_lock(self: EvictedPages) -> Any:
+        locks.extend(each._writer.owned.lock._is_owned() for each in _open_streams if each._writer)
+        return opened(self)
+
+    monkeypatch.setattr(Floor, "_read", read_last)
+    monkeypatch.setattr(EvictedPages, "_opened", opened_without_lock)
+
+
+@pytest.mark.parametrize("page", [0, 1, 2, 3, 4])
+def test_a_truncation_whose_archive_goes(
+    page: int, marked: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    locks: list[bool] = []
+    # The index does not have the entries that go.
+    monkeypatch.setattr(IndexBuilder, "start", lambda self, **_: None)
+    with (
+        DataStream.open(marked, sync="os", index="memory") as stream,
+        DataStream.open(twin, sync="os") as other,
+    ):
+        number = other.reader.first_number(page) + 1
+        with monkeypatch.context() as patches:
+            _without(patches, tmp_path / "archive", locks)
+            stream.truncate(number)
+        other.truncate(number)
+        for each in (stream, other):
+            each.append(2, b"more")
+            assert each.parts.pages.floor_page <= page
+        assert locks
+        assert not any(locks)
+        (tmp_path / "away").rename(tmp_path / "archive")
+        assert everything(stream) == everything(other)
+
+
+def test_a_truncation_that_is_refused(
+    marked: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The index needs the entries that go, and the archive does not give them: nothing changes."""
+    with DataStream.open(marked, sync="os") as stream, DataStream.open(twin, sync="os") as other:
+        stream.bookmarks.wait()
+        with monkeypatch.context() as patches:
+            _without(patches, tmp_path / "archive", [])
+            with pytest.raises(EvictedEntry):
+                stream.truncate(5)
+        for each in (stream, other):
+            each.append(2, b"more")
+        (tmp_path / "away").rename(tmp_path / "archive")
+        time.sleep(2.1)  # it is not asked again before
+        assert everything(stream) == everything(other)
+        for each in (stream, other):
+            each.truncate(5)
+            with each.atomic_op() as op:
+                op.add_bookmark(b"late")
+            assert each.bookmark(b"late") == 5
+        assert everything(stream) == everything(other)
+
+
+def test_checksums_are_made_once_the_archive_answers(
+    marked: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    marked.with_name("s.bin.sums").unlink()
+    marked.with_name("s.bin.pages").unlink()
+    (tmp_path / "archive").rename(tmp_path / "away")
+    asked: list[float] = []
+    monkeypatch.setattr(Syncer, "request", lambda self, seconds=0.0, **_: asked.append(seconds))
+    with DataStream.open(marked) as stream:
+        completer = stream._ensure_writable().sums_completer
+        completer._take_turn()  # its thread must not end
+        assert asked[-1] > asked[0]
+        (tmp_path / "away").rename(tmp_path / "archive")
+        time.sleep(2.1)  # it is not asked again before
+        while completer.incomplete(stream._ensure_writable().end.sums.page):
+            completer._take_turn()
+        assert everything(stream) == entries(twin)
+        assert stream.parts.pages.chain_before(6) == stream.parts.pages.mark.chain
+    assert main(["verify", str(marked)]) == 0
+
+
+def test_an_update_waits_without_the_lock(
+    marked: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    locks: list[bool] = []
+    with DataStream.open(marked, sync="os") as stream:
+        old = next(each for each in entries(marked) if each[0] > stream.floor - 20 and each[1] == 2)
+        _without(monkeypatch, tmp_path / "archive", locks)
+        stream.update_entry(old[0], 2, b"x" * len(old[2]))
+        assert stream.entry(old[0]).data == b"x" * len(old[2])
+    assert locks
+    assert not any(locks)
 
 
 def test_a_truncation_to_nothing(marked: Path, twin: Path) -> None:

@@ -76,6 +76,30 @@ def test_a_read_while_pages_are_brought_back(
         assert not due
 
 
+def test_a_read_while_pages_are_evicted_and_brought_back(
+    twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped before its read, and after it, sees the same floor twice."""
+    path = marked_copy(twin, tmp_path / "s.bin", url, 1)
+    content = twin.read_bytes()
+    with DataStream.open(path, sync="os") as stream, DataStream.open(path, follow=True) as reader:
+        read, due = OsFile.read, [True]
+
+        def read_between(self: OsFile, size: int, offset: int) -> bytes:
+            if offset <= 4096 or not due or self is not reader.parts.pages.file:
+                return read(self, size, offset)
+            due.clear()
+            evict(stream, url, 3)
+            found = read(self, size, offset)
+            stream.parts.pages.bring_back(1)
+            return found
+
+        monkeypatch.setattr(OsFile, "read", read_between)
+        at = page_start(2)
+        assert reader.parts.pages.file.read(1000, at) == content[at : at + 1000]
+        assert not due
+
+
 def test_the_floor_stays_during_a_change(twin: Path, tmp_path: Path, url: str) -> None:
     path = marked_copy(twin, tmp_path / "s.bin", url, 1)
     with DataStream.open(path, sync="os") as stream:

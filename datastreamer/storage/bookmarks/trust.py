@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_128_digest
 
-from datastreamer.errors import IndexFailed
+from datastreamer.errors import EvictedEntry, IndexFailed
 from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
@@ -188,7 +188,7 @@ class TrustedIndex:
                 mark = self.mark(self.indexed)
             self.index.add((), mark)
             self._recorded_epoch = self._epoch()
-        except (IndexFailed, NotAtHand) as error:
+        except (IndexFailed, EvictedEntry, NotAtHand) as error:
             if always:
                 self._recorded_epoch = -1
             _log.warning("%s: the bookmark index will be rebuilt: %s", self.path, error)

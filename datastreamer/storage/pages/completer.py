@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 _TURN_SECONDS = 0.02
 _PAUSE_SECONDS = 0.08
 _CLOSE_SECONDS = 1.0
+# After an evicted page that the archive does not give.
+_LATER_SECONDS = 10.0
 # Records that are looked at while commits wait for the lock.
 _FEW: Final = 256
 # In the place of the hash of a page that cannot be read as entries.
@@ -87,14 +89,19 @@ class SumsCompleter:
 
     def _take_turn(self) -> None:
         self._sums.sync()
-        until = time.monotonic() + _TURN_SECONDS
-        while time.monotonic() < until:
-            if not (self.complete_page() or self.count_page()):
-                return
-        self._thread.request(_PAUSE_SECONDS)
+        until, pause = time.monotonic() + _TURN_SECONDS, _PAUSE_SECONDS
+        try:
+            while time.monotonic() < until:
+                if not (self.complete_page() or self.count_page()):
+                    return
+        except EvictedEntry as error:
+            _log.warning("checksums are completed later: %s", error)
+            pause = _LATER_SECONDS
+        self._thread.request(pause)
 
     def complete(self, progress: Callable[[int, int], None]) -> MadeSums:
-        """Make all missing records now. Raises `WriteFailed` if they cannot be written."""
+        """Make all missing records now. Raises `WriteFailed` if they cannot be written, and
+        `EvictedEntry`."""
         self.stop()
         pages = self._owned.end.sums.page
         while self.complete_page():
@@ -109,7 +116,7 @@ class SumsCompleter:
         return MadeSums(pages, self._made, self._damaged, refuted)
 
     def complete_page(self) -> bool:
-        """Make the next missing record; False if there is none."""
+        """Make the next missing record; False if there is none. Raises `EvictedEntry`."""
         owned = self._owned
         with owned.lock:
             if owned.closed:
@@ -150,7 +157,7 @@ class SumsCompleter:
         page, known = found
         if page < owned.pages.floor:
             return True  # not worth a fetch
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, EvictedEntry):
             if not owned.pages.resident(page_start(page), PAGE_SIZE):
                 # A reader has to compare what comes from the disk.
                 owned.pages.suspect([page])

@@ -19,6 +19,7 @@ from datastreamer.errors import UntrustedFile
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Disk, File, Readable
 from datastreamer.storage.header.records import NO_ID
+from datastreamer.storage.pages.hashes import NO_CHAIN
 
 SUFFIX: Final = ".sums"
 RECORDS_OFFSET: Final = 512
@@ -217,10 +218,11 @@ class SumsFile(StoredSums):
         self.file.write(records, self.offset_of(page))
 
     def forget(self, page: int, stream_id: bytes) -> None:
-        """The record of a page, if there is one, says nothing of the page from now on."""
+        """The record of a page, if there is one, says nothing of the page from now on; nor does its
+        hash lead to a chain, that of a change which is undone."""
         known = self.get(page, stream_id) if page < self.count() else None
         if known is not None:
-            self.put(page, [known._replace(known=False)], stream_id)
+            self.put(page, [known._replace(digest=NO_CHAIN, known=False)], stream_id)
 
     def truncate(self, pages: int) -> None:
         """Keep the records of that many pages at most."""

@@ -111,8 +111,9 @@ class PagedFile(OsFile):
             return super().read(size, offset)
         while True:
             before, data, seen = self._look(), super().read(size, offset), self._look()
-            # The page may have been evicted, or brought back, before or after it was read.
-            if before.floor <= seen.floor:
+            # The page may have been evicted, or brought back, before or after it was read; or both,
+            # and then the floor is the same again.
+            if before.floor <= seen.floor and before.fall == seen.fall:
                 break
         local = page_start(seen.floor)
         if not seen.floor or offset >= local:

@@ -54,20 +54,28 @@ class ChangeWriter:
         self._owned = owned
         self._durability = durability
 
-    def truncate(self, head: Head) -> None:
-        """Truncate to an end that `end_at` gave; durable on return."""
+    def truncate(self, head: Head, settle: Callable[[], None]) -> None:
+        """Truncate to an end that `end_at` gave; durable on return. `settle` is that of
+        `Floor.truncating`."""
         owned = self._owned
         with owned.exclusive():
             owned.ensure_writable()
             self._durability.sync()
-            self._cut(head, self._sums_up_to(head))
+            self._cut(head, self._sums_up_to(head), settle)
 
-    def _cut(self, head: Head, sums: PageSums, begin: Callable[[], None] = lambda: None) -> None:
+    def _cut(
+        self,
+        head: Head,
+        sums: PageSums,
+        settle: Callable[[], None],
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
         owned, before = self._owned, self._owned.written.length
         marks = owned.summaries.marks_of(sums.page)
         self._invalidate_sums(lambda: owned.sums.before_truncation(sums.page, owned.epoch + 1))
         begin()
-        self._change(lambda: None, head, head.entries, None, sums, lambda: sums)
+        # From then on nothing that is asked of the last page waits for the archive, or fails by it.
+        self._change(lambda: None, head, head.entries, None, sums, lambda: sums, settle)
         owned.sums.changed(owned.epoch)
         owned.summaries.truncated(marks)
         owned.note_truncated(before)
@@ -302,7 +310,7 @@ class ChangeWriter:
             sums = sums_up_to(owned.file, head, owned.end.base_sum)
             if sums is None:
                 raise owned.in_doubt("the last page is damaged; open the stream again to go on")
-            self._cut(head, sums, lambda: self._durability.give_up(loss))
+            self._cut(head, sums, lambda: None, lambda: self._durability.give_up(loss))
             with contextlib.suppress(OSError):
                 owned.clear_doubt()
             _log.error("%s", loss)

@@ -99,9 +99,9 @@ class Floor:
 
     @contextmanager
     def truncating(self, page: int) -> Iterator[Callable[[], None]]:
-        """For a truncation whose last page becomes `page`: call the function after it, with the
-        lock; then the file has that page. Raises `EvictedEntry`, with nothing changed; the function
-        raises `WriteFailed`."""
+        """For a truncation whose last page becomes `page`: call the function once it is on disk,
+        with the lock; then the file has that page. Raises `EvictedEntry`, with nothing changed; the
+        function raises `WriteFailed`."""
         with self.still:
             content = None
             if page < self.page:

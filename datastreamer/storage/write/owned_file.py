@@ -271,18 +271,16 @@ class OwnedFile(StreamFile):
     # Damaged pages. What the disk cannot read is read as zeros.
 
     def damage_of(self, page: int, advice: str = "") -> DamagedPage | None:
-        """How a page differs from its checksum, with `advice`; None if it does not, or has none."""
+        """How a page differs from its checksum, with `advice`; None if it does not, has none, or is
+        evicted: what brings it back compares it."""
         with self.lock:
-            # What is fetched was compared, and no thread that needs the lock waits for it.
-            local = page >= self.pages.floor
+            if page < self.pages.floor:
+                return None
             if page == self.end.sums.page:
                 self.pages.judge_end(self.written, self.end.sums.sum())
-            found = self.pages.damage(page, still=True) if local else None
-        if not local:
-            found = self.pages.damage(page)
-        if found is None:
-            return None
-        with self.lock:
+            found = self.pages.damage(page, still=True)
+            if found is None:
+                return None
             first = self.end_before(page).entries
         return DamagedPage(self.path, found.offset, found.why + advice, page, first, found.end)
 
