@@ -341,7 +341,7 @@ def test_a_transaction(server: StreamServer, opened: Opened) -> None:
     ndjson = page.get_by_role("link", name="NDJSON").get_attribute("href")
     assert len(page.request.get(f"{console.url}{ndjson}").text().splitlines()) == 4
     console.show("tx/0")
-    expect(page.get_by_role("alert")).to_contain_text("entry 0 is no transaction")
+    expect(page.get_by_role("alert")).to_contain_text("entry 0 is not a transaction")
 
 
 def test_well_known_calls_have_their_selectors() -> None:
