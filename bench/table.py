@@ -90,10 +90,10 @@ make bench BENCH="{files}"
 
 Each row compares two things measured in turn in one run: ours, and a rival or a limit. The
 reference is the Go implementation; its rows need `go`. A ratio above 1 means that ours is better,
-whatever the unit; figures are medians{runs}.
+for every unit; figures are medians{runs}.
 A machine drifts by a quarter within minutes, and an idle one may take twice as long to wake a
-thread as some minutes before, so only ratios are meaningful. *Promised* is what we want to reach; a
-ratio in bold falls short of it.
+thread as some minutes before, so only ratios are meaningful. *Promised* is the ratio that we want
+to reach; a ratio below it is printed in bold.
 [bench/README.md](../bench/README.md) says how to measure your machine.
 
 | work | ours | rival or limit | | unit | ratio | promised |

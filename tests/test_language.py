@@ -41,6 +41,7 @@ PHRASES = {
     r"once more": "again, one more time",
     r"(?<!holds )(?<!to )no stream file": "not a stream file",
     r"(?<!there )is no (hex|JSON|TOML|event|entry|stream|number|server)": "is not a ...",
+    r"(?<!there )is no (time|transaction|URL|chain)": "is not a ...",
 }
 BANNED = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): use for phrase, use in PHRASES.items()}
 

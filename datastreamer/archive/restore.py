@@ -108,7 +108,7 @@ def restore(
     """
     disk, target = OsDisk(), os.fspath(path)
     if disk.exists(target):
-        raise FileExists(target, "exists already; a restore never writes over something")
+        raise FileExists(target, "exists already; choose another path")
     wanted = _wanted(archive, manifest, to_entry)
     mark = _mark(archive, manifest, wanted, from_page)
     staging = target + STAGING
@@ -130,7 +130,7 @@ def restore(
     except DatastreamerError:
         raise
     except FileExistsError:
-        raise FileExists(target, "exists already; a restore never writes over something") from None
+        raise FileExists(target, "exists already; choose another path") from None
     except FileNotFoundError:
         raise FileMissing(target, "no such folder") from None
     except OSError as error:

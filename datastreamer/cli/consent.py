@@ -16,7 +16,7 @@ from datastreamer.cli.shared.exit_codes import Failure
 class Consent:
     """The options of a command that destroys, a group."""
 
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
     ] = False

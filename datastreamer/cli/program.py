@@ -33,9 +33,9 @@ SECTIONS = {
         "clients": "List the clients of a server.",
     },
     "Read": {
-        "info": "Show the header of a stream, and what a file holds.",
+        "info": "Show the header of a stream, and the contents of a file.",
         "cat": "Print entries.",
-        "tail": "Print the last entries, and later ones as they are committed.",
+        "tail": "Print the last entries, then later ones as they are committed.",
         "entry": "Print one entry by its number.",
         "bookmark": "Print the first event at or after a bookmark.",
         "export": "Export entries to Parquet, JSON lines or CSV.",
@@ -54,7 +54,7 @@ SECTIONS = {
         "repair": "Repair a damaged stream file.",
         "reindex": "Delete the bookmark index and rebuild it.",
         "sums": "Make the checksums that are missing beside a file.",
-        "import-leveldb": "Index a stream and compare it with the Go program's index.",
+        "import-leveldb": "Index a stream and compare the index with the Go program's.",
         "bench": "Measure this machine, or a server.",
     },
     "zkEVM": {"zkevm": "Check, show and compare batches and blocks."},
@@ -75,8 +75,8 @@ def commands() -> Commands:
 
 program = new_program(
     "Serve and read streams: append-only files of numbered entries with bookmarks.\n\n"
-    "SOURCE is a stream file, or the HOST:PORT of a server. Exit codes: 0 success, 1 failure, "
-    "2 wrong usage, 3 damage found, 130 interrupted.",
+    "SOURCE is a stream file, HOST:PORT of a server, or archive:URL. Exit codes: 0 success, "
+    "1 failure, 2 wrong usage, 3 damage found, 130 or 143 interrupted.",
     {"version": _VERSION_OPTION, **LOG_OPTIONS},
     group_class(_FOLDER, SECTIONS),
 )

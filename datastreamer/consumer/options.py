@@ -19,7 +19,7 @@ from datastreamer.reassembly.portions import NESTED, wanted
 from datastreamer.reassembly.progress import ReassemblyStore
 from datastreamer.selection.clauses import Selection, selected
 from datastreamer.selection.times import moment_ms
-from datastreamer.transport.address import SERVERS
+from datastreamer.transport.address import SERVERS, has_syntax
 
 SourceAddress: TypeAlias = Upstream | tuple[str, int] | str | os.PathLike[str]
 Addresses: TypeAlias = Iterable[SourceAddress] | Mapping[str, SourceAddress]
@@ -107,6 +107,8 @@ def named(addresses: Addresses) -> dict[str, Upstream | str]:
         if isinstance(address, os.PathLike):
             place = os.fspath(address)
         elif isinstance(address, str) and not address.startswith(SERVERS):
+            if has_syntax(address) and ":" in address and not os.path.exists(address):
+                raise UsageError(f"{address}: no such file; write a server as tcp://{address}")
             place = address
         else:
             place = upstream_of(address)

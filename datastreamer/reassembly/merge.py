@@ -91,7 +91,7 @@ class Merge:
         resume: ReassemblyProgress | None = None,
     ) -> None:
         if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
-            raise UsageError(f"messages need a u32 entry type that is no bookmark's, not {type}")
+            raise UsageError(f"messages need a u32 entry type that is not 0xb0, not {type}")
         before = ReassemblyProgress() if resume is None else resume
         wanted = None if subscribe is None else tuple(subscribe)
         known = reorg_threshold

@@ -132,7 +132,7 @@ class Orderer(Generic[T]):
                 self._add_fork(_KnownBlock(block, payload))
             elif block.parent != self._head.hash or block.number != self._head.number + 1:
                 raise UsageError(
-                    f"`applied` is no chain: {block.number} does not follow {self._head.number}"
+                    f"`applied` is not a chain: {block.number} does not follow {self._head.number}"
                 )
             self._add(_KnownBlock(block, payload))
             self._chain[block.hash] = None

@@ -41,7 +41,7 @@ class _Cutting:
 
     def __init__(self, type: int, limit: int) -> None:
         if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
-            raise BadEntryType(f"messages need a u32 entry type that is no bookmark's, not {type}")
+            raise BadEntryType(f"messages need a u32 entry type that is not 0xb0, not {type}")
         if limit > MAX_DATA_SIZE - 2:
             raise BadArgument(
                 f"the limit must be at most {MAX_DATA_SIZE - 2:,} bytes, not {limit:,}"

@@ -422,8 +422,8 @@ class Download:
         )
         if left < total:
             _log.warning(
-                "following %s back to %d entries: truncated entries %d to %d (%s)",
-                *(state.upstream.name, left, left, total - 1, error),
+                "truncated entries %d to %d, to follow the history of %s (%s)",
+                *(left, total - 1, state.upstream.name, error),
             )
         state.shorter_since = None
         self._notify()

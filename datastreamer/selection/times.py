@@ -58,8 +58,8 @@ def moment_ms(moment: Moment) -> int:
     except (ValueError, OverflowError):
         pass  # no such day, say
     raise BadArgument(
-        f"{moment!r:.80} is no time: write 2026-11-29T07:00:00Z, or an offset as +02:00 for Z, "
-        "2026-11-29 (UTC), or Unix milliseconds since 1970"
+        f"{moment!r:.80} is not a time: write 2026-11-29T07:00:00Z (or an offset such as +02:00 in "
+        "place of Z), 2026-11-29 (UTC), or Unix milliseconds"
     )
 
 

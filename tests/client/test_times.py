@@ -70,7 +70,7 @@ async def test_the_entry_at_a_time(kind: str, stream: DataStream) -> None:
         assert await client.time_marks(0) == TimeMarks(marks, 1000, TOTAL)
         assert await client.time_marks(4) == TimeMarks(marks[1:], 1000, TOTAL)
         for wrong in ("7 o'clock", 1.5, datetime(2026, 11, 29)):
-            with pytest.raises(BadArgument, match="is no time"):
+            with pytest.raises(BadArgument, match="is not a time"):
                 await client.entry_at(wrong)
         clock.commit(1, 5000.0)
         assert await client.entry_at(ms(4999.0)) == TOTAL

@@ -17,7 +17,7 @@ def test_servers_and_files_by_name() -> None:
     assert named({"c": Upstream("a", 1)}) == {"c": Upstream("a", 1)}
 
 
-@pytest.mark.parametrize("addresses", ["host:6900", b"x", [5], [], [("a", 1), ("a", 1)]])
+@pytest.mark.parametrize("addresses", ["a:6900", ["a:6900"], b"x", [5], [], [("a", 1), ("a", 1)]])
 def test_what_names_no_sources(addresses: Any) -> None:
     with pytest.raises(UsageError):
         named(addresses)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from datastreamer.cli.demo import DemoSequencer
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.format import page_start
 from datastreamer.http import console as console_files
 from datastreamer.http.options import HttpOptions
@@ -213,6 +214,7 @@ def test_jumping_permalinks_back_and_forward(server: StreamServer, opened: Opene
     jump.fill("no such bookmark")
     jump.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("there is no bookmark")
+    expect(page.get_by_role("alert")).to_contain_text("block:N")  # what the field finds
     for _ in range(3):
         page.go_back()
     expect(panel).to_have_text("Entry 12")
@@ -223,6 +225,19 @@ def test_jumping_permalinks_back_and_forward(server: StreamServer, opened: Opene
     expect(again.page.locator(".panel h1")).to_have_text("Entry 12")
     again.page.get_by_role("link", name="Next").click()
     expect(again.page.locator(".panel h1")).to_have_text("Entry 13")
+
+
+def test_an_entry_beyond_the_head(server: StreamServer, opened: Opened) -> None:
+    console = opened(url_of(server))
+    total = server.stream.total_entries
+    console.show("entry/9999")
+    expect(console.page.locator(".panel")).to_contain_text(f"the stream has {total}")
+    expect(console.rows()).to_have_count(50)  # the newest
+    expect(console.page.get_by_role("alert")).to_have_count(1)
+    console.page.goto("about:blank")
+    console.show("entry/x")
+    expect(console.page.get_by_role("alert")).to_have_text("the address names no entry")
+    expect(console.page.get_by_text("The stream has no entries here.")).to_be_hidden()
 
 
 def test_raw_and_decoded_side_by_side(server: StreamServer, opened: Opened) -> None:
@@ -244,6 +259,8 @@ def test_filters_by_type(server: StreamServer, opened: Opened) -> None:
     console.show("entries/0")
     expect(console.rows()).to_have_count(50)
     types = console.page.get_by_label("Filter by type")
+    types.fill(types.get_attribute("placeholder"))
+    assert types.evaluate("field => field.scrollWidth <= field.clientWidth")  # nothing is cut
     types.fill("99")
     types.press("Enter")
     expect(console.rows()).to_have_count(3)
@@ -324,7 +341,7 @@ def test_a_transaction(server: StreamServer, opened: Opened) -> None:
     ndjson = page.get_by_role("link", name="NDJSON").get_attribute("href")
     assert len(page.request.get(f"{console.url}{ndjson}").text().splitlines()) == 4
     console.show("tx/0")
-    expect(page.get_by_role("alert")).to_contain_text("entry 0 is no transaction")
+    expect(page.get_by_role("alert")).to_contain_text("entry 0 is not a transaction")
 
 
 def test_well_known_calls_have_their_selectors() -> None:
@@ -509,6 +526,21 @@ def test_nothing_overlaps_or_sticks_out(
                     or other["y"] + other["height"] <= one["y"] + 0.5
                 )
                 assert apart, (view, one, other)
+
+
+@pytest.mark.parametrize("width", [360, 900, 1600])
+def test_the_name_of_a_client_is_shown_whole(
+    server: StreamServer, opened: Opened, width: int
+) -> None:
+    name = "<b>" + "a" * 58 + "end"
+    with BlockingClient("127.0.0.1", server.port, client_name=name) as client:
+        client.header()
+        console = opened(url_of(server), viewport={"width": width, "height": 800})
+        console.show("clients")
+        cell = console.rows().locator("td").first
+        expect(cell).to_contain_text(name)
+        assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+        expect(console.page.get_by_placeholder("name")).to_be_visible()
 
 
 def test_the_policy_forbids_other_scripts(server: StreamServer, opened: Opened) -> None:

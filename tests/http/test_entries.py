@@ -62,7 +62,7 @@ async def test_stream_and_entry(stream: DataStream) -> None:
         assert await read(web, "/v1/entries/1?decode=zkevm") == entry | unknown
         assert await refused(web, "/v1/entries/3") == (
             404,
-            "there is no entry 3; the stream has 3",
+            "there is no entry 3; the stream has 3 entries",
         )
         code, detail = await refused(web, "/v1/entries/x")
         assert (code, "'x'" in detail) == (400, True)

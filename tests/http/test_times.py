@@ -91,7 +91,7 @@ async def test_from_a_time_on(stream: DataStream, query: str) -> None:
             code, detail = await refused(web, f"{query}{wrong}")
             assert code == 400
             assert detail.startswith("from: ")
-            assert "is no time: write 2026-11-29T07:00:00Z" in detail
+            assert "is not a time: write 2026-11-29T07:00:00Z" in detail
 
 
 async def test_a_time_that_is_not_known(stream: DataStream) -> None:

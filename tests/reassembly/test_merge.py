@@ -123,7 +123,7 @@ def test_of_several_sources_a_batch_is_far_behind_another(threshold: int) -> Non
 
 @pytest.mark.parametrize("type", [-1, 0xB0, 1 << 32])
 def test_types_that_no_message_has(type: int) -> None:
-    with pytest.raises(UsageError, match=f"a u32 entry type that is no bookmark's, not {type}$"):
+    with pytest.raises(UsageError, match=f"a u32 entry type that is not 0xb0, not {type}$"):
         Merge(["a"], type=type)
 
 

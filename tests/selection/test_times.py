@@ -71,7 +71,7 @@ def test_what_is_no_time(moment: Any) -> None:
     with pytest.raises(BadArgument) as caught:
         moment_ms(moment)
     assert isinstance(caught.value, UsageError)
-    assert "is no time: write 2026-11-29T07:00:00Z" in str(caught.value)
+    assert "is not a time: write 2026-11-29T07:00:00Z" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
 

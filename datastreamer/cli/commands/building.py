@@ -66,7 +66,7 @@ _CONTEXT_OPTION = {
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Take SOURCE and its TLS options from this context, see `datastreamer context`.",
+            help="Read SOURCE and its TLS options from this context, see `datastreamer context`.",
         ),
     ]
 }

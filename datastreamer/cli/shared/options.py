@@ -157,7 +157,7 @@ StreamArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH; or several "
-        "servers of one stream, separated by commas: what one does not answer, the next is asked; "
+        "servers of one stream, separated by commas: if one fails, the next is asked; "
         "or an archive: archive:URL. Without one: the server of DATASTREAMER_SERVER.",
     ),
 ]

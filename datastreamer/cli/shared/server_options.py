@@ -106,13 +106,13 @@ class HttpPortOptions:
     http_token_file: Annotated[
         str | None,
         text_option(
-            "FILE", "Answer only requests with Authorization: Bearer TOKEN, a line of this file."
+            "FILE", "Answer only requests with Authorization: Bearer and a token of this file."
         ),
     ] = None
     http_cors: Annotated[
         list[str] | None,
         text_option(
-            "ORIGIN", "Let the pages of this origin read over HTTP; *: every page; repeatable."
+            "ORIGIN", "Let web pages of this origin read over HTTP; *: of every origin; repeatable."
         ),
     ] = None
     http_max_clients: Annotated[
@@ -191,8 +191,8 @@ class ServerOptions:
         str | None,
         text_option(
             "FILE",
-            "Give a client that presents a token, a line of this file, a reserved slot when the "
-            "server is full.",
+            "Give a client that presents a token of this file (one per line) a reserved slot when "
+            "the server is full.",
         ),
     ] = None
     max_clients: Annotated[

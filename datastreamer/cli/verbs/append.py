@@ -53,9 +53,9 @@ def append(
 
     {"bookmark": KEY} and {"type": 3, "data": "0x.."} or {"type": 3, "text": ".."} add an entry,
     {"commit": true} commits the entries since the last commit and prints a line when they are
-    durable, {"rollback": true} discards them. KEY is 0x..., block:N, batch:N or text. Lines are
-    read from standard input. Entries as `cat --json` prints them, with a number, are appended
-    with new numbers, and committed at the end of the input.
+    durable, {"rollback": true} discards them. KEY is 0x..., block:N, batch:N or text. Reads
+    lines from standard input. Entries with a number, as `cat --json` prints them, get new numbers,
+    and the end of the input commits them.
 
     Examples:
       datastreamer append stream.bin --create < operations.jsonl

@@ -51,7 +51,7 @@ TokenOption = Annotated[
     str | None,
     text_option(
         "FILE",
-        "Of a server: also measure live latency. Appends entries of 200 bytes and of type "
+        "For a server: also measure live latency. Appends entries of 200 bytes and of type "
         f"0x{_TYPE:x}, with the first token in this file; they stay in the stream.",
     ),
 ]
@@ -80,9 +80,9 @@ def bench(
 ) -> None:
     """Measure this machine, or a server.
 
-    This machine: writing, reading and serving, with entries of 200 bytes, over the loopback
-    interface. A server: catching up, queries one by one, and what is committed meanwhile; it only
-    reads, unless --publish-token-file is given. Takes some seconds.
+    Of this machine, measures writing, reading and serving, with entries of 200 bytes, over the
+    loopback interface. Of a server, measures catching up, queries one by one, and the rate of its
+    commits; only reads, unless --publish-token-file is given. Takes a few seconds.
 
     Examples:
       datastreamer bench

@@ -59,8 +59,7 @@ PrefixOption = Annotated[
     list[str] | None,
     text_option(
         "[OFFSET:]0xHEX",
-        "Of each --type, only entries with these bytes at this offset of their data [0]; "
-        "repeatable.",
+        "Of each --type, only entries whose data has these bytes at OFFSET [0]; repeatable.",
         name="--prefix",
     ),
 ]
@@ -68,7 +67,7 @@ TimeoutOption = Annotated[
     float | None,
     fraction_option(
         "SECONDS",
-        "Probe a server that is silent for this time, and give up if it does not answer "
+        "If a server sends nothing for this time, probe it, and give up if it does not answer "
         "[10; with --follow: no probes].",
         least=0.001,
         most=1e6,
@@ -78,8 +77,8 @@ NoBatchReadsOption = Annotated[
     bool,
     typer.Option(
         "--no-batch-reads",
-        help="Have a server stream all entries: no batch reads and no filtered reads, even if it "
-        "supports them.",
+        help="Request a stream of all entries from a server, even if it supports batch reads and "
+        "filtered reads.",
     ),
 ]
 DecodeOption = Annotated[
@@ -117,8 +116,8 @@ def cat(
 ) -> None:
     """Print entries.
 
-    All committed ones, a range, or with --follow later commits as well. A lost server is
-    reconnected to.
+    Prints all committed entries or a range; with --follow also later commits. If the server is
+    lost, reconnects and continues.
 
     Examples:
       datastreamer cat stream.bin --last 20 --decode zkevm

@@ -14,8 +14,7 @@ def clients(
     """List the clients of a server.
 
     The client with the largest lag is first. Reads the metrics port of the server (serve
-    --metrics-port). Prints one line of JSON per
-    client if standard output is not a terminal.
+    --metrics-port). Prints one line of JSON per client if standard output is not a terminal.
 
     Examples:
       datastreamer clients 127.0.0.1:9600

@@ -65,9 +65,8 @@ def demo(
 ) -> None:
     """Write the blocks of a demo sequencer to a stream.
 
-    A missing file is created. Each operation is a batch with one block of one transaction, and
-    their bookmarks, in the layouts of the stream version; in an existing file numbering
-    continues.
+    Creates a missing file; in an existing file, continues its numbers. Each operation is a batch
+    with one block of one transaction, and their bookmarks, in the layouts of the stream version.
 
     Examples:
       datastreamer demo stream.bin --ops 1000

@@ -79,9 +79,9 @@ def export(
 ) -> None:
     """Export entries to Parquet, JSON lines or CSV.
 
-    A folder receives Parquet files that are named by their entries. The next export to it adds
-    the entries since, after a check that its files belong to this stream. --type and --prefix
-    are for the table entries.
+    In a folder, writes Parquet files that are named by their entries. The next export to the
+    folder checks that its files belong to this stream, and adds the later entries. --type and
+    --prefix apply to the table entries.
 
     Examples:
       datastreamer export stream.bin out.parquet

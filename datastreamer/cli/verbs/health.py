@@ -17,9 +17,9 @@ from datastreamer.format import STREAM_TYPE_SEQUENCER
 def health(source: SourceArgument, *, output: ReportOutput, options: SourceOptions) -> None:
     """Check that a server serves.
 
-    Of the port of a stream: it answers, and says how many entries it has. Of a metrics port
-    (HOST:METRICSPORT): its /readyz, so that a relay that lacks too many entries fails. One line,
-    and exit code 0 or 1.
+    SOURCE is the stream's port of a server, or its metrics port (then /readyz decides, so that a
+    relay that lacks too many entries fails). Prints one line; exit code 0, or 1 if the server does
+    not serve.
 
     Examples:
       datastreamer health 127.0.0.1:6900

@@ -37,10 +37,10 @@ class Difference(NamedTuple):
 
 
 def import_leveldb(file: FileArgument, *, db: FolderOption = None, output: ReportOutput) -> None:
-    """Index a stream and compare it with the Go program's index.
+    """Index a stream and compare the index with the Go program's.
 
-    The Go program keeps it in LevelDB. The index is built from the stream; each bookmark that
-    is stale or missing in the database is printed. The database is not changed.
+    The Go program keeps its index in LevelDB. Builds the index from the stream, and prints each
+    bookmark that is stale or missing in the database. Does not change the database.
 
     Examples:
       datastreamer import-leveldb stream.bin

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def info(source: StreamArgument, *, output: EntryOutput, options: SourceOptions) -> None:
-    """Show the header of a stream, and what a file holds.
+    """Show the header of a stream, and the contents of a file.
 
-    Of a file also its pages, bookmarks and entries by type; the table also shows its records,
-    writer and index. Of a damaged file, the readable part is shown, and then the damage, with exit
-    code 1. --format raw and hex write the 38 bytes of the header.
+    For a file, also shows its pages, bookmarks and entries by type; the table also has its
+    records, writer and index. For a damaged file, shows the readable part, then the damage, and
+    exits with 1. --format raw and hex write the 38 bytes of the header.
 
     Examples:
       datastreamer info stream.bin

@@ -91,7 +91,7 @@ SubscribeOption = Annotated[
     text_option(
         "PREFIX",
         "Receive only messages whose keys have this prefix, 0x... in hex; repeatable [all]. "
-        "Nested headers are followed in any case.",
+        "Nested headers are always received.",
     ),
 ]
 ReorgThresholdOption = Annotated[
@@ -174,10 +174,10 @@ def reassemble(
 
     Each payload is printed once, when it is complete. A line is {"id": "0x..", "parts":
     [{"key": "0x..", "value": "0x.."}, ...]}. Other events are written to stderr, as JSON lines
-    with "event". The command ends at the ends of the sources; with --follow it continues, and
-    reconnects to a lost source. With --order a line has also "block": {"number": N, "hash":
-    "0x..", "parent": "0x.."}, and a reorg is a line {"rolled_back": [...]}, followed by the
-    payloads of the other branch.
+    with "event". The command ends when it has read all sources; with --follow it waits for
+    later commits, and reconnects to a lost source. With --order a line has also "block":
+    {"number": N, "hash": "0x..", "parent": "0x.."}, and a reorg is a line {"rolled_back": [...]},
+    followed by the payloads of the other branch.
 
     Examples:
       datastreamer reassemble a.example.org b.example.org --follow

@@ -26,9 +26,9 @@ def reindex(file: FileArgument, *, result: JsonResult) -> None:
     """Delete the bookmark index and rebuild it.
 
     A writer that opens a stream repairs a missing or lagging index by itself; use this command
-    if you suspect that the index is wrong. The index of a stream with damaged pages is kept: a
-    new one would lack the bookmarks in these pages. If there is none, the bookmarks in other pages
-    are indexed. The exit code is 1 in both cases.
+    if you suspect that the index is wrong. If the stream has damaged pages, keeps the index,
+    because a new one would lack the bookmarks in these pages; without an index, builds one of the
+    other pages. Exits with 1 in both cases.
 
     Examples:
       datastreamer reindex stream.bin

@@ -118,9 +118,9 @@ def relay(
 ) -> None:
     """Download a stream, keep it in a file, and serve it.
 
-    It runs until SIGINT or SIGTERM. The file is also served while no server is available. The
-    last entries of the file are compared with those of each server before anything is appended.
-    Without --server it follows --archive.
+    Runs until SIGINT or SIGTERM. Serves the file also while no server can be reached. Compares the
+    last entries of the file with those of a server before it appends anything. Without --server,
+    follows --archive.
 
     Examples:
       datastreamer relay --server sequencer --file relay.bin

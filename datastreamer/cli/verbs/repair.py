@@ -58,11 +58,11 @@ def repair(
 ) -> None:
     """Repair a damaged stream file.
 
-    Restores damaged pages from servers, and corrects header, totals, size and index. A damaged
-    page that no server restores remains in its place: its entries cannot be read, all others
-    can, and no number changes. If the file is cut short, the stream is truncated before the
-    missing entries; with --from it is not. The exit code is 3 in these cases, with --dry-run
-    too. What is changed is copied to FILE.<time>.repair first. A healthy file is not changed.
+    Restores damaged pages from servers, and corrects header, totals, size and index. If no server
+    restores a damaged page, the page remains: its entries cannot be read, all others can, and no
+    number changes. If the end of the file is missing, truncates the stream before the missing
+    entries, but not with --from. Exits with 3 in these cases, also with --dry-run. First copies
+    the bytes that it changes to FILE.<time>.repair. Does not change a healthy file.
 
     Examples:
       datastreamer repair stream.bin --dry-run

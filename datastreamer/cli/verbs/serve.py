@@ -37,7 +37,7 @@ PublishTokenFileOption = Annotated[
     str | None,
     text_option(
         "FILE",
-        "Accept a remote publisher that presents a token, a line of this file. Without TLS, "
+        "Accept a remote publisher that presents a token of this file (one per line). Without TLS, "
         "tokens are sent unencrypted.",
     ),
 ]
@@ -45,8 +45,8 @@ PublishClientCertOption = Annotated[
     list[str] | None,
     text_option(
         "NAME",
-        "Also accept a publisher whose client certificate is for NAME; repeatable; requires "
-        "--tls-client-ca.",
+        "Accept a remote publisher whose client certificate is for NAME, with --publish-token-file "
+        "only if it has a token, too; repeatable; requires --tls-client-ca.",
     ),
 ]
 FollowOption = Annotated[
@@ -63,8 +63,8 @@ HealOption = Annotated[
     list[str] | None,
     text_option(
         "HOST:PORT",
-        "Restore pages that are found damaged from this server of the same stream (tcps://: with "
-        "TLS) or archive:URL; repeatable. --scrub finds damage in pages that no client reads.",
+        "Restore damaged pages from this server of the same stream (tcps://: with TLS) or from "
+        "archive:URL; repeatable. --scrub finds damage in pages that no client reads.",
     ),
 ]
 

@@ -46,9 +46,9 @@ def snapshot(
 ) -> None:
     """Copy a stream consistently, also while it is written.
 
-    FILE may be served meanwhile. The copy holds the entries committed at the start; its first
-    writer builds its bookmark index. FILE may be read-only. A page that does not match its
-    checksum is an error, and no copy is left; the checksums are copied to OUT.sums.
+    Other programs may write and serve FILE meanwhile; FILE may be read-only. The copy has the
+    entries that are committed at the start, and OUT.sums their checksums; the first writer of the
+    copy builds its bookmark index. If a page does not match its checksum, fails and leaves no copy.
 
     Examples:
       datastreamer snapshot stream.bin copy.bin
@@ -56,8 +56,8 @@ def snapshot(
     """
     if ":" in file and server_address(file) is not None:
         raise Failure(
-            f"{file}: is no file; of a server, `datastreamer relay --server {file} --file {out}` "
-            "makes a copy"
+            f"{file}: not a file; to copy a server's stream, run "
+            f"`datastreamer relay --server {file} --file {out}`"
         )
     with ProgressBar(f"copying {file}", 1, left="no copy is left") as progress:
         taken = take(file, out, verify=not no_verify, whole=whole, advance=progress.reach)

@@ -19,9 +19,9 @@ AcceptOption = Annotated[
     bool,
     typer.Option(
         "--accept",
-        help="Discard the checksums and make them again: what the file holds now is right, also "
-        "what was damaged or changed by another program. If that hides damage, it asks first on a "
-        "terminal, and elsewhere needs --yes.",
+        help="Discard the checksums and make them again from the present bytes of the file, even "
+        "if these are damaged or another program changed them. If pages differ from their "
+        "checksums, asks first on a terminal; elsewhere, needs --yes.",
     ),
 ]
 
@@ -31,9 +31,9 @@ def sums(
 ) -> None:
     """Make the checksums that are missing beside a file.
 
-    They are in FILE.sums. A writer makes them by itself, in the background those that are
-    missing; use this command for a file that another program wrote. No other process may write
-    the stream meanwhile. `verify` compares the file with them.
+    Checksums are in FILE.sums. A writer makes them by itself, missing ones in the background; use
+    this command for a file that another program wrote. No other process may write the stream
+    meanwhile. `verify` compares the file with its checksums.
 
     Examples:
       datastreamer sums stream.bin

@@ -36,7 +36,7 @@ def tail(
     output: EntryOutput,
     options: SourceOptions,
 ) -> None:
-    """Print the last entries, and later ones as they are committed, until Ctrl-C.
+    """Print the last entries, then later ones as they are committed, until Ctrl-C.
 
     Examples:
       datastreamer tail stream.bin --since 10m

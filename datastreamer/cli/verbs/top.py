@@ -43,7 +43,7 @@ def top(
 
     Shows position, lag and throughput, until SIGINT. Reads the metrics port of the server
     (serve --metrics-port). Prints one line of JSON per update if standard output is not a
-    terminal. A lost server is asked again.
+    terminal. If the server is lost, it is retried.
 
     Examples:
       datastreamer top 127.0.0.1:9600

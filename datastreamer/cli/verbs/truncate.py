@@ -34,8 +34,8 @@ def truncate(
 ) -> None:
     """Truncate a stream to its first N entries, permanently.
 
-    On a terminal it says what it removes, and asks; elsewhere it needs --yes. The bookmarks among
-    the removed entries are removed; an older one of the same key is found again.
+    On a terminal, prints what it removes, and asks; elsewhere, needs --yes. Bookmarks among the
+    removed entries are removed; an older bookmark with the same key is found again.
 
     Examples:
       datastreamer truncate stream.bin 1000 --dry-run

@@ -18,10 +18,10 @@ from datastreamer.storage.maintain.report import NO_REPAIR, Report
 def verify(source: SourceArgument, *, output: ReportOutput, options: SourceOptions) -> None:
     """Check a stream file, the stream of a server, or an archive.
 
-    Of a file: header, every entry, padding, totals, records and bookmark index. Only reads, also
-    while the file is written, and reports all damage, each with its repair; exit code 3 if there is
-    any. Of a server: checks that it sends every entry in order, and that
-    up to 1,000 bookmarks lead to their entries. Of an archive: as `archive verify`.
+    For a file, checks header, every entry, padding, totals, records and bookmark index; other
+    programs may write it meanwhile. Changes nothing. Reports all damage, and what repairs it; exit
+    code 3 if there is any. For a server, checks that it sends every entry in order, and that up to
+    1,000 bookmarks lead to their entries. For an archive, does what `archive verify` does.
 
     Examples:
       datastreamer verify stream.bin

@@ -179,7 +179,7 @@ class BlockQueries:
         entry = await reading.entry(wanted)
         event = decode(entry, version=reading.stream.header.version)
         if not is_transaction(event):
-            raise HttpProblem(404, f"entry {wanted} is no transaction")
+            raise HttpProblem(404, f"entry {wanted} is not a transaction")
         _, value = described((entry, event), await _can_open())
         return json_answer({**value, "block": await block_before(reading, wanted)}, NOT_CACHED)
 

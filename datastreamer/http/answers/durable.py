@@ -152,7 +152,7 @@ def _received(reading: Reading, offset: str) -> Received:
         return reading.received(reading.total)
     found = _OFFSET.fullmatch(offset)
     if found is None:
-        raise HttpProblem(400, f"offset is -1, now, or what an answer gave, not {offset!r:.80}")
+        raise HttpProblem(400, f"offset is -1, now, or an earlier answer's, not {offset!r:.80}")
     return Received(int(found[2], 16), int(found[3]), bytes.fromhex(found[1]))
 
 

@@ -155,7 +155,9 @@ class Explorer:
         limit = parameters.number("limit", most=_MOST_ROWS, least=1) or _ROWS
         text = request.found["key"]
         if not _NAME.fullmatch(text):
-            raise HttpProblem(400, f"a hash is 0x and 64 digits, an address 40, not {text!r:.80}")
+            raise HttpProblem(
+                400, f"a hash is 0x and 64 hex digits, an address 40, not {text!r:.80}"
+            )
         wanted = bytes.fromhex(text[2:])
         reading = self._source.reading()
         self._wanted.set()

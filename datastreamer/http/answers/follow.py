@@ -85,7 +85,8 @@ class FollowQueries:
             at = reading.received(reading.total if begin is None else await reading.first(begin))
             if at.number > reading.total:
                 raise HttpProblem(
-                    416, f"there is no entry {at.number}; the stream has {reading.total}"
+                    416,
+                    f"there is no entry {at.number}; the stream has {reading.total} entries",
                 )
         follower = Follower(reading, at, EventForm(where))
         return HttpAnswer(200, EVENT_STREAM, follower.send, EVENT_HEADERS, follows=True)

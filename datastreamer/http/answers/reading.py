@@ -223,7 +223,7 @@ class Reading:
             return await self.steadily(read)
         except UnknownEntry:
             raise HttpProblem(
-                404, f"there is no entry {number}; the stream has {self.total}"
+                404, f"there is no entry {number}; the stream has {self.total} entries"
             ) from None
 
     async def piece(

@@ -9,7 +9,7 @@ const COLUMNS = [
 ]
 
 export async function clients(main, signal) {
-  const filter = el("input.grow", { type: "search", placeholder: "Filter by address or state", "aria-label": "Filter" })
+  const filter = el("input.grow", { type: "search", placeholder: "Filter by address, name or state", "aria-label": "Filter" })
   const body = el("tbody")
   const count = el("p.sub", { role: "status" })
   const empty = el("p.empty", { hidden: true })

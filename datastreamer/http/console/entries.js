@@ -64,7 +64,7 @@ function typesOf(text, stream) {
 
 export async function entries(main, signal, name, argument, query) {
   const stream = await json("/v1/stream", { signal })
-  const filter = el("input", { placeholder: `Types, e.g. ${typeNames(stream).slice(0, 2).join(", ")}`, "aria-label": "Filter by type", size: 20, list: "types" })
+  const filter = el("input", { placeholder: `Types, e.g. ${typeNames(stream).slice(1, 2)}`, "aria-label": "Filter by type", size: 20, list: "types" })
   const live = el("button", { type: "button", "aria-pressed": "false" }, "Follow head")
   const first = el("button", { type: "button" }, "First")
   const back = el("button", { type: "button" }, "Earlier")
@@ -111,6 +111,7 @@ export async function entries(main, signal, name, argument, query) {
       await json(`/v1/entries/${next}`, { signal }).catch((why) => why.status === 500 && (error = why))
     }
     wrong.hidden = false
+    empty.hidden = true
     put(wrong, error instanceof Refused ? error.message : "The server cannot be reached.")
   }
 
@@ -253,6 +254,7 @@ export async function entries(main, signal, name, argument, query) {
     } catch (error) {
       if (signal.aborted || selected !== number) return
       panel.replaceChildren(note(error instanceof Refused ? error.message : "The server cannot be reached.", "bad"))
+      if (error.status === 404) return rows.length ? draw() : followHead()
     }
     const at = rows.findIndex((row) => row.number === number)
     if (at < 0) await load(Math.max(0, number - Math.floor(PAGE / 4)))

@@ -2,6 +2,8 @@
 
 import { json, put, Refused } from "./core.js"
 
+const FINDS = "This field finds an entry's number, block:N, batch:N, a bookmark, a hash and an address."
+
 // The address of what a text names; asks the server where that is needed. Throws `Refused`.
 async function address(text) {
   const block = /^(block|batch):(\d+)$/.exec(text)
@@ -28,7 +30,8 @@ export function search(form) {
       field.blur()
     } catch (error) {
       wrong.hidden = false
-      put(wrong, error instanceof Refused ? error.message : "The server cannot be reached.")
+      const hint = error.status === 404 ? `. ${FINDS}` : ""
+      put(wrong, error instanceof Refused ? error.message + hint : "The server cannot be reached.")
     }
   })
   addEventListener("hashchange", () => (wrong.hidden = true))

@@ -175,7 +175,7 @@ class Broadcast:
                     # The file may be repaired.
                     if str(error) != self.trouble:
                         self.trouble = str(error)
-                        _log.error("nothing new can be seen: %s", self.trouble)
+                        _log.error("clients receive no new entries: %s", self.trouble)
                     await trio.sleep(_DAMAGE_PAUSE)
                     self._due = True
                     continue

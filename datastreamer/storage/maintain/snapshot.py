@@ -178,7 +178,7 @@ def _snapshot(
     the file alone says whether an update is under way."""
     target = os.fspath(out)
     if disk.exists(target):
-        raise FileExists(target, "exists already; a snapshot is never written over something")
+        raise FileExists(target, "exists already; choose another path")
     before, changes = b"", 0
     for attempt in range(_TRIES):
         if attempt:
@@ -273,9 +273,7 @@ def _publish(
             with new_file(disk, target, access) as file:
                 taken = _copy(source, page, start, file, target, sidecar, way)
         except FileExistsError:
-            raise FileExists(
-                target, "exists already; a snapshot is never written over it"
-            ) from None
+            raise FileExists(target, "exists already; choose another path") from None
         except FileNotFoundError as error:
             raise FileMissing(target, "no such folder") from error
         except OSError as error:

@@ -312,7 +312,7 @@ def checked_url(url: str) -> str:
     whole = parts.path.startswith("/") if parts.scheme == "file" else parts.netloc
     if parts.scheme not in SCHEMES or not whole or not url.startswith(f"{parts.scheme}://"):
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise BadArgument(f"{url!r} is no URL of an archive; these begin with {known}")
+        raise BadArgument(f"{url!r} is not the URL of an archive, which begins with {known}")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise BadArgument(
             f"{parts.scheme}://...: the URL of an archive has no user, password or query; "

@@ -325,7 +325,7 @@ class PageRegister:
         self._damaged[error.page] = error
         if known is not None:
             return False
-        _log.error("%s; clients that are due its entries are refused or disconnected", error)
+        _log.error("%s; the server rejects requests for its entries", error)
         if self.on_damage is not None:
             self.on_damage()
         return True

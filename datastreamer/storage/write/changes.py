@@ -181,9 +181,10 @@ class ChangeWriter:
         if type == TYPE_BOOKMARK:
             raise BadEntryType("0xb0 is the type of bookmarks")
         if entry.type != type:
-            raise UpdateRefused(f"entry {number} is of type {entry.type}, not {type}")
+            raise UpdateRefused(f"entry {number} is of type {entry.type}, not {type}; keep it")
         if len(entry.data) != len(new):
-            raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
+            found = f"entry {number} has {len(entry.data)} bytes, not {len(new)}"
+            raise UpdateRefused(f"{found}; keep its length")
         return entry
 
     def end_at(self, number: int) -> Head:

@@ -74,7 +74,7 @@ def create_stream(
     disk = disk or OsDisk()
     name = os.fspath(path)
     if disk.exists(name):
-        raise FileExists(name, "exists already; a stream is never created over something")
+        raise FileExists(name, "exists already; open it, or choose another path")
     page = records.new_page(header)
     records.put_settled(page, header, EMPTY, secrets.token_bytes(16), 0, boot_id())
     try:
@@ -82,7 +82,7 @@ def create_stream(
             file.resize(HEADER_PAGE_SIZE + PAGE_SIZE)
             file.write(page, 0)
     except FileExistsError:
-        raise FileExists(name, "exists already; a stream is never created over it") from None
+        raise FileExists(name, "exists already; open it, or choose another path") from None
     except OSError as error:
         raise os_error(name, error, "cannot be created", "no such folder") from error
     return open_to_write(name, sync=sync, disk=disk)

@@ -173,7 +173,7 @@ def test_damage(invoke: Invoke, tmp_path: Path) -> None:
     missing = f"{url}: no archive there: the bucket or folder is missing, or has no stream.json"
     for words in (("cat", source), ("verify", source), ("tail", source), ("info", source)):
         assert invoke(*words).failed() == missing
-    assert "is no URL of an archive" in invoke("cat", "archive:stream.bin").failed(1)
+    assert "is not the URL of an archive" in invoke("cat", "archive:stream.bin").failed(1)
 
 
 # Healing.
@@ -260,7 +260,7 @@ def test_a_server_heals_from_an_archive(invoke: Invoke, damaged: Path) -> None:
         assert serving.wait() == 0
     assert verify(damaged).ok
     refused = invoke("serve", damaged, "--heal", "archive:stream")
-    assert "is no URL of an archive" in refused.err
+    assert "is not the URL of an archive" in refused.err
     assert refused.code
 
 

@@ -183,7 +183,7 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
     with running("relay", "--config", "relay.toml", "--port", "0", cwd=tmp_path) as relaying:
         assert numbers(relaying.port(), ENTRIES) == list(range(ENTRIES))
         upstream.stream.truncate(7)
-        relaying.err.until("following .* back to 7 entries")
+        relaying.err.until("truncated entries 7 to .* to follow")
         relaying.signal(signal.SIGTERM)
         assert relaying.wait() == 0
     assert same(tmp_path / "kept.bin", Path(upstream.stream.path))

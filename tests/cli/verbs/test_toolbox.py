@@ -126,8 +126,8 @@ def test_truncate_asks_and_refuses(invoke: Invoke, copy: Path, tmp_path: Path) -
 
 def test_a_snapshot_of_a_server(invoke: Invoke) -> None:
     assert invoke("snapshot", "127.0.0.1:6900", "o.bin").failed() == (
-        "127.0.0.1:6900: is no file; of a server, `datastreamer relay --server 127.0.0.1:6900 "
-        "--file o.bin` makes a copy"
+        "127.0.0.1:6900: not a file; to copy a server's stream, run "
+        "`datastreamer relay --server 127.0.0.1:6900 --file o.bin`"
     )
 
 
@@ -265,7 +265,7 @@ def test_snapshot_to_an_existing_path(invoke: Invoke, made: Path, here: Path) ->
     Path("dangling").symlink_to("nowhere")
     for name in ("out.bin", "folder", "dangling", made):
         failed = invoke("snapshot", made, name).failed()
-        assert failed == f"{name}: exists already; a snapshot is never written over something"
+        assert failed == f"{name}: exists already; choose another path"
     assert Path("out.bin").read_text() == "valuable"
     assert invoke("snapshot", made, "no/out.bin").failed() == "no/out.bin: no such folder"
 

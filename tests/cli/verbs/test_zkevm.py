@@ -99,7 +99,7 @@ def test_check_in_order(invoke: Invoke, stream: str, version: int) -> None:
 
 def test_check_reports_every_breach(invoke: Invoke, broken: Path) -> None:
     check = invoke("zkevm", "check", broken, "--json")
-    assert check.failed(3) == f"{broken}: 3 breaches of the order, the first at entry 15"
+    assert check.failed(3) == f"{broken}: 3 violations of the order, the first at entry 15"
     (report,) = check.objects
     assert [(breach["entry"], breach["rule"]) for breach in report["breaches"]] == [
         *((15, "batch"), (17, "decode"), (18, "decode"))
@@ -122,7 +122,7 @@ def test_check_holds_few_breaches(
         for _ in range(50):
             op.add_entry(2, b"\xff")
     check = invoke("zkevm", "check", path, "--json")
-    assert check.failed(3) == f"{path}: 50 breaches of the order, the first at entry 0"
+    assert check.failed(3) == f"{path}: 50 violations of the order, the first at entry 0"
     (report,) = check.objects
     assert [breach["entry"] for breach in report["breaches"]] == list(range(50))
     assert (report["ok"], report["broken"], report["first"]) == (False, {"decode": 50}, 0)

@@ -103,7 +103,7 @@ def _start(**options: Any) -> None:
 
 def test_what_is_no_time() -> None:
     for text in ("yesterday", "7", "2026-13-01"):
-        with pytest.raises(UsageError, match=r"option startingTimestamp: .* is no time"):
+        with pytest.raises(UsageError, match=r"option startingTimestamp: .* is not a time"):
             read_options({"path": "a", "startingTimestamp": text})
     for offset in ("5", "latest", "earliest"):
         with pytest.raises(UsageError, match="startingOffset or startingTimestamp, not both"):

@@ -510,7 +510,7 @@ def test_progress(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_never_replaces_a_file(path: Path, out: Path) -> None:
     out.write_text("another file")
-    with pytest.raises(FileExists, match="never written over"):
+    with pytest.raises(FileExists, match="choose another path"):
         snapshot(path, out)
     with pytest.raises(FileExists):
         snapshot(path, path)

@@ -11,7 +11,7 @@ SECTIONS = {
         "list": "List what an archive holds.",
         "verify": "Read an archive, and check every page.",
         "restore": "Make a stream file from an archive.",
-        "prune": "Delete what an archive no longer needs.",
+        "prune": "Delete old manifests of an archive, and unused objects.",
     }
 }
 

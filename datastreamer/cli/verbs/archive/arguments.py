@@ -55,7 +55,7 @@ GenerationOption = Annotated[
     int | None,
     number_option("G", "Restore the end of this generation; `archive list` shows them."),
 ]
-KeepOption = Annotated[str, text_option("AGE", "Keep the manifests of this time.")]
+KeepOption = Annotated[str, text_option("AGE", "Keep manifests that are younger than this.")]
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,23 @@ class ArchiveGroup:
         float,
         fraction_option(
             "SECONDS",
-            "Bring the archive up to date in this interval.",
+            "Interval between updates of the archive.",
             least=1,
             most=86400,
         ),
     ] = INTERVAL
     archive_segment: Annotated[
         int | None,
-        size_option("Size of its objects before compression, 16MiB to 256MiB [64MiB]."),
+        size_option("Size of the archive's objects before compression, 16MiB to 256MiB [64MiB]."),
     ] = None
     archive_level: Annotated[
-        int, number_option("N", "Level of its compression, 1 to 9.", least=1, most=9)
+        int, number_option("N", "Compression level of zstd, 1 to 9.", least=1, most=9)
     ] = LEVEL
     archive_timeout: Annotated[
         float,
         fraction_option(
             "SECONDS",
-            "Give up a request to the store, retries included, after this time.",
+            "Timeout of a request to the store, retries included.",
             least=1,
             most=3600,
         ),
@@ -97,8 +97,8 @@ class ArchiveGroup:
         Any,
         text_option(
             "SIZE|AGE",
-            "Keep that much of the stream in the file, such as 20GB or 7d; older entries are in "
-            "the archive alone.",
+            "Keep this part of the stream in the file, such as 20GB or 7d; the archive alone has "
+            "older entries.",
             parser=read_retention,
         ),
     ] = None
@@ -106,7 +106,7 @@ class ArchiveGroup:
         bool,
         typer.Option(
             "--archive-takeover",
-            help="Archive over another file's archive, or one of other entries.",
+            help="Archive even if the archive is of another file or has other entries.",
         ),
     ] = False
 
@@ -114,7 +114,7 @@ class ArchiveGroup:
         float | None,
         fraction_option(
             "SECONDS",
-            "Report not ready once the archive has lacked entries, or not answered, for this time.",
+            "Report not ready when the archive has lagged, or not answered, for this time.",
             least=1,
             most=86400 * 7,
         ),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def list(url: UrlArgument, *, output: ReportOutput) -> None:  # noqa: A001 - the command's name
     """List what an archive holds: the last manifest of each generation, the newest first.
 
-    A generation begins with each truncation or update of archived entries. Bytes are those of
+    A new generation begins with each truncation or update of archived entries. Shows the bytes of
     the entries, and of the objects that the manifest names.
 
     Examples:

@@ -1,4 +1,4 @@
-"""`datastreamer archive prune`: delete what an archive no longer needs."""
+"""`datastreamer archive prune`: delete old manifests and objects of an archive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from datastreamer.cli.verbs.archive.arguments import KeepOption, UrlArgument, da
 def prune(
     url: UrlArgument, *, keep: KeepOption = "7d", consent: Consent, result: JsonResult
 ) -> None:
-    """Delete what an archive no longer needs: old manifests, and objects that none names.
+    """Delete old manifests of an archive, and unused objects.
 
-    The newest 64 manifests always stay, and objects of less than 24 hours. Entries of the newest
-    manifest are never deleted. On a terminal it asks; elsewhere it needs --yes.
+    An object is unused if no remaining manifest names it. Keeps the newest 64 manifests, objects
+    that are younger than 24 hours, and all entries of the newest manifest. On a terminal, asks;
+    elsewhere, needs --yes.
 
     Examples:
       datastreamer archive prune s3://bucket/mainnet --dry-run

@@ -31,8 +31,8 @@ def push(
 ) -> None:
     """Archive a stream file, up to its last durable commit.
 
-    FILE may be written and served meanwhile. Only pages that the archive does not have are
-    uploaded, each compared with its checksum. Credentials come from the environment.
+    Other programs may write and serve FILE meanwhile. Uploads only pages that the archive does
+    not have, and compares each with its checksum. Credentials come from the environment.
 
     Examples:
       datastreamer archive push stream.bin s3://bucket/mainnet

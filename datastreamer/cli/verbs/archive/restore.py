@@ -30,7 +30,7 @@ ToEntryOption = Annotated[
 
 FromPageOption = Annotated[
     int,
-    number_option("P", "Leave the pages before this one in the archive alone (1 MiB each)."),
+    number_option("P", "Leave the pages (1 MiB each) before page P in the archive."),
 ]
 InPlaceOption = Annotated[
     bool,
@@ -55,12 +55,12 @@ def restore(
 ) -> None:
     """Make a stream file from an archive, with its checksums and bookmark index.
 
-    Every page is compared with its checksum. FILE appears when it is complete; after an
-    interruption, the same command continues. The file may lack the last entries that the stream
-    had, so its epoch is a later one: clients and relays compare their last entries.
+    Compares every page with its checksum. FILE appears when it is complete. It may lack the last
+    entries that the stream had, so its epoch is raised: clients and relays compare their last
+    entries.
 
-    With --in-place, FILE is a stream whose first pages are in the archive alone: it gets them back,
-    and is a file that every program reads. After an interruption, the same command continues.
+    With --in-place, brings the evicted pages of FILE back from the archive, so that every program
+    can read FILE. After an interruption, the same command continues in both cases.
 
     Examples:
       datastreamer archive restore s3://bucket/mainnet old.bin --generation 3

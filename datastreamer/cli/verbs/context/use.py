@@ -9,7 +9,7 @@ from datastreamer.cli.verbs.context.add import NameArgument
 def use(name: NameArgument) -> None:
     """Use a context where no SOURCE is given.
 
-    Commands that read then need no SOURCE; --context and DATASTREAMER_SERVER win.
+    Commands that read then need no SOURCE; --context and DATASTREAMER_SERVER override the context.
 
     Examples:
       datastreamer context use prod

@@ -53,7 +53,7 @@ FormatOption = Annotated[
     ),
 ]
 CompactOption = Annotated[
-    bool, typer.Option("--compact", help="Then join the files of earlier writes into fewer.")
+    bool, typer.Option("--compact", help="Afterwards join the files of earlier writes into fewer.")
 ]
 ChunkOption = Annotated[int, number_option("N", "Number of entries per write.", least=1)]
 ModeOption = Annotated[
@@ -83,8 +83,8 @@ def ingest(
 
     Transactions are decoded, with their senders; GER updates have a table as well. Rows with a
     time are partitioned by day. The next run continues where the last one ended, even if it was
-    killed; each entry is in the tables once. What the stream no longer has, after a truncation or
-    an update, is removed from the tables first.
+    killed; each entry is in the tables once. After a truncation or an update of the stream, first
+    removes the rows of entries that the stream no longer has.
 
     Examples:
       datastreamer spark ingest stream.bin tables

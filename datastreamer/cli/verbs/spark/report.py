@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Report transactions per block, gas, block times, open batches.
 
-    Gas is by sender. Reads complete writes only, so that an ingest may run at the same time.
+    Sums gas by sender. Reads only complete writes, so that an ingest may run at the same time.
 
     Examples:
       datastreamer spark report tables

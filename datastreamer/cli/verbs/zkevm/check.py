@@ -32,8 +32,8 @@ def check(
 ) -> None:
     """Check the sequence of entries, blocks, batches and parents.
 
-    Also bookmarks and timestamps. Prints every breach with its entry number; exit code 3 if
-    there is any.
+    Also checks bookmarks and timestamps. Prints every violation with its entry number; exit code 3
+    if there is any.
 
     Examples:
       datastreamer zkevm check stream.bin
@@ -51,7 +51,7 @@ def check(
     report = checked.report()
     breaches.end(source, report)
     if not report.ok:
-        number = count(sum(report.broken.values()), "breach").replace("breachs", "breaches")
+        number = count(sum(report.broken.values()), "violation")
         raise DamageFound(f"{source}: {number} of the order, the first at entry {report.first}")
 
 

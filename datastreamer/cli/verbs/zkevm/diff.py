@@ -49,8 +49,8 @@ def diff(
 ) -> None:
     """Compare two streams and show the first difference.
 
-    The entry is shown with its batch and block. Also compares version, system id and stream
-    type of the headers. Exit code 1 if anything differs.
+    Shows the first entry that differs, with its batch and block. Also compares version, system id
+    and stream type of the headers. Exit code 1 if anything differs.
 
     Examples:
       datastreamer zkevm diff a.bin b.bin
