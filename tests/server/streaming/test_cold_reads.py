@@ -190,6 +190,7 @@ async def test_a_change_while_the_place_is_found(
 @pytest.mark.skipif(not CAN_SAY, reason="the system cannot say")
 async def test_a_real_cold_file(old: DataStream) -> None:
     whole = modelled(old).packed()
+    old.bookmarks.wait()  # the builder reads the file
     fd = old.fileno()
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
