@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage.objects.opened import OpenArchive
 from datastreamer.storage.objects.store import Store
+from tests.programs import missing
 
 Versus = Callable[..., None]
 Record = Callable[..., None]
@@ -137,6 +139,31 @@ def test_read(versus: Versus, stream: Path, archive: OpenArchive) -> None:
         unit="MB/s",
         amount=size_of(stream),
         at_least=1.0,
+    )
+
+
+def test_java_decodes(record: Record, archive: OpenArchive) -> None:
+    """The frames of one segment, in one thread."""
+    spark = find_spec("pyspark")
+    if spark is None or spark.origin is None or missing("java"):
+        pytest.skip("needs java and pyspark, which has zstd for it")
+    jars = Path(spark.origin).with_name("jars").glob("zstd-jni-*.jar")
+    row = max(archive.newest()[0].rows, key=lambda row: row.pages)
+    source = Path(__file__).with_name("Decode.java")
+    command = ["java", "--class-path", ":".join(map(str, jars)), source]
+    ran = subprocess.run(
+        [*command, Path(archive.url.removeprefix("file://")) / row.object],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    record(
+        "pages of an archive, decoded in Java",
+        float(ran.stdout),
+        {"the goal": 2000.0},
+        unit="MB/s",
+        at_least=1.0,
+        less_is_better=False,
     )
 
 

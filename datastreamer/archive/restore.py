@@ -41,6 +41,7 @@ from datastreamer.storage.header.records import (
 )
 from datastreamer.storage.objects.manifest import ArchiveManifest, Row
 from datastreamer.storage.objects.opened import RESTORED_EPOCHS, OpenArchive
+from datastreamer.storage.objects.segment import SegmentPage
 from datastreamer.storage.pages.hashes import EMPTY, NO_CHAIN, EndSum, chained
 from datastreamer.storage.pages.keeper import ALL_TRUSTED
 from datastreamer.storage.pages.sidecar import SUFFIX, PageSum, SumsFile, SumsHeader, identity_of
@@ -178,9 +179,14 @@ def _mark(
 
 def _sums(archive: OpenArchive, manifest: ArchiveManifest) -> list[PageSum]:
     """The records of the whole pages, with their chains, which lead to the manifest's."""
+
+    def pages_of(row: Row) -> list[SegmentPage]:
+        return archive.footer(row).pages[row.frame : row.frame + row.pages]
+
     sums, chain = [], NO_CHAIN
-    for row in manifest.segments:
-        for page in archive.footer(row).pages[row.frame : row.frame + row.pages]:
+    found = archive.store.in_threads(_THREADS, pages_of, manifest.segments)
+    for row, pages in zip(manifest.segments, found, strict=True):
+        for page in pages:
             chain = chained(chain, page.sum.digest)
             sums.append(page.sum._replace(chain=chain))
         if chain.hex() != row.chain:

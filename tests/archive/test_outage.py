@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,10 +34,20 @@ from datastreamer.protocol.commands import (
     SumsQuery,
     encode_command,
 )
+from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.objects import page_runs
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
-from tests.archive.evicting import Fields, entries, everything, fields, made, marked_copy
+from tests.archive.evicting import (
+    Fields,
+    entries,
+    everything,
+    evict,
+    fields,
+    made,
+    marked_copy,
+    pushed,
+)
 from tests.archive.withholding import PATIENCE, Running, Withholding, served
 from tests.network.fixtures import in_memory
 
@@ -297,6 +308,57 @@ def test_the_end_of_a_server(marked: Path, store: Withholding) -> None:
         for each in (reading, changing):
             with pytest.raises(Exception, match=r"closed|alone"):
                 each.ended()
+
+
+@pytest.mark.parametrize("change", CHANGES[:2], ids=["update", "truncate"])
+def test_a_relay_that_applies_a_change(
+    change: Callable[[DataStream, list[Fields]], None],
+    tmp_path: Path,
+    url: str,
+    store: Withholding,
+) -> None:
+    """Of entries that it has in the archive alone: its clients are sent what it has."""
+    # More than what is compared when it joins.
+    twin = made(tmp_path / "twin" / "s.bin", 16)
+    wanted = entries(twin)
+    path, here = tmp_path / "relay" / "s.bin", {"host": "127.0.0.1", "port": 0}
+    path.parent.mkdir()
+    with StreamServer(twin, **here, create=False, in_process=True, sync="os") as upstream:
+
+        def relay() -> BlockingRelay:
+            servers = [("127.0.0.1", upstream.port)]
+            return BlockingRelay(servers, path, **here, sync="os", on_rewrite="follow")
+
+        with relay() as running:
+            until(lambda: running.total_entries == len(wanted))
+        pushed(path, url)
+        with DataStream.open(path, sync="os") as stream:
+            evict(stream, url, 12)
+            floor = stream.floor
+        with relay() as running, BlockingClient("127.0.0.1", running.port) as client:
+            until(lambda: running.caught_up)
+            with store.closed():
+                change(upstream.stream, wanted)
+                store.asked()
+                for number in (floor, len(wanted) - 1):
+                    assert (
+                        fields(served(lambda number=number: client.entry(number)))
+                        == (  # type: ignore[misc]
+                            wanted[number]
+                        )
+                    )
+            expected = everything(upstream.stream)
+            until(lambda: running.total_entries == len(expected))
+            with BlockingClient("127.0.0.1", running.port) as reader:
+                until(lambda: fields(reader.entry(100)) == expected[100])
+    assert entries(path) == expected
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 async def test_a_truncation_by_another_process(marked: Path, store: Withholding) -> None:

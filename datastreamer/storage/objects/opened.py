@@ -90,6 +90,7 @@ class OpenArchive:
         except BadManifest as error:
             raise NotAnArchive(self.url, str(error)) from None
         self._footers: OrderedDict[tuple[str, str], Footer] = OrderedDict()
+        self._reading: dict[tuple[str, str], threading.Lock] = {}
         self._guard = threading.Lock()
 
     @classmethod
@@ -194,14 +195,22 @@ class OpenArchive:
     def footer(self, row: Row) -> Footer:
         """The footer of a row's object, which the row names by its digest."""
         key = row.object, row.footer
-        # Held while one is read: runs of pages that are fetched together need the same one.
-        with waits.held(self._guard):
-            if key not in self._footers:
-                self._footers[key] = self._read_footer(row)
-            self._footers.move_to_end(key)
-            while len(self._footers) > _MOST_FOOTERS:
-                self._footers.popitem(last=False)
-            return self._footers[key]
+        with self._guard:
+            # Runs of pages that are fetched together need the same one: it is read once.
+            reading = self._reading.setdefault(key, threading.Lock())
+        try:
+            with waits.held(reading):
+                with self._guard:
+                    found = self._footers.get(key)
+                found = found or self._read_footer(row)
+                with self._guard:
+                    self._footers[key] = found
+                    self._footers.move_to_end(key)
+                    while len(self._footers) > _MOST_FOOTERS:
+                        self._footers.popitem(last=False)
+                return found
+        finally:
+            self._reading.pop(key, None)
 
     def _read_footer(self, row: Row) -> Footer:
         try:

@@ -98,9 +98,9 @@ class PagedFile(OsFile):
                 # Pages that were fetched before may be others now. A thread that waits for
                 # these gets them.
                 cache = None if self._cache is None else PageCache(*self._cache)
+                mark, fall = lambda: HeaderPage.of(self).evicted, seen.fall
                 self._evicted = EvictedPages(
-                    *(self._path, lambda: HeaderPage.of(self).evicted, cache, seen.fall),
-                    *(self._timeout, self._ended),
+                    self._path, mark, cache, fall, self._timeout, self._ended
                 )
             self._evicted.floor = seen.floor
             return self._evicted
@@ -141,6 +141,9 @@ class PagedFile(OsFile):
         with self._guard:
             self._cache, self._timeout = (folder, most), timeout
             self._evicted = None  # the next one has the cache
+        with contextlib.suppress(EvictedEntry, ExtraMissing):
+            if self.floor():
+                _load()  # so that the first client does not wait for that
 
     def is_fetched(self, start: int, count: int) -> bool | None:
         """Whether the evicted pages of these bytes are at hand; None if all are in the file."""
@@ -209,9 +212,6 @@ class EvictedPages:
         # Whether the manifest's pages before that one are the file's, by their chain.
         self._agrees = False
         self._failure: tuple[Exception | None, float] = None, 0.0
-        if cache is not None:
-            # So that the first client does not wait for that.
-            threading.Thread(target=_load, name="archive", daemon=True).start()
 
     def within(self, start: int, count: int) -> range:
         """The evicted pages that bytes of the stream are in."""
@@ -325,8 +325,7 @@ class EvictedPages:
 
 
 def _load() -> None:
-    """Load what reads an archive."""
-    with contextlib.suppress(ExtraMissing):
-        import datastreamer.storage.objects.opened  # noqa: F401 - loads the store, too
+    """Load what reads an archive. Raises `ExtraMissing`."""
+    import datastreamer.storage.objects.opened  # noqa: F401 - loads the store, too
 
-        zstd()
+    zstd()
