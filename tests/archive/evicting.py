@@ -23,11 +23,11 @@ def made(path: Path, pages: float = 9) -> Path:
     return path
 
 
-def pushed(path: Path, url: str) -> None:
+def pushed(path: Path, url: str, *, takeover: bool = False) -> None:
     """Archive a file once."""
     source = ArchivedFile(path)
     try:
-        ArchiveWriter(source, Store(url)).publish()
+        ArchiveWriter(source, Store(url), takeover=takeover).publish()
     finally:
         source.close()
 
