@@ -104,8 +104,8 @@ class _AsOs(CachedFile, OsFile):
 
     def read(self, size: int, offset: int) -> bytes:
         chance, waits = self.bucket.chance, Stepped.here() and not self.bucket.honest
-        # (A machine's program may have locks that the event loop waits for.)
-        elsewhere = type(self._process) is Process
+        # (A program that writes may have locks that the event loop waits for.)
+        elsewhere = type(self._process) is Process and not self._writes
         stops = offset >= HEADER_PAGE_SIZE and waits and elsewhere and not _has_lock()
         if stops and chance.random() < (_STOPPED_SOON if self.goes_soon(offset) else _STOPPED):
             from_thread_run(trio.sleep, chance.random() * _STOPPED_SECONDS)
