@@ -24,11 +24,13 @@ def made(path: Path, pages: float = 9) -> Path:
     return path
 
 
-def pushed(path: Path, url: str, segment_pages: int = SEGMENT_PAGES) -> None:
+def pushed(
+    path: Path, url: str, *, segment_pages: int = SEGMENT_PAGES, takeover: bool = False
+) -> None:
     """Archive a file once."""
     source = ArchivedFile(path)
     try:
-        ArchiveWriter(source, Store(url), segment_pages=segment_pages).publish()
+        ArchiveWriter(source, Store(url), segment_pages=segment_pages, takeover=takeover).publish()
     finally:
         source.close()
 

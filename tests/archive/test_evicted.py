@@ -108,6 +108,32 @@ def test_without_its_archive(marked: Path, twin: Path, tmp_path: Path) -> None:
     assert entries(marked)[:-1] == wanted
 
 
+@pytest.mark.parametrize("verify", ["never", "cold"])
+@pytest.mark.parametrize("sums", [True, False])
+def test_an_archive_with_another_history(
+    verify: Any, sums: bool, marked: Path, twin: Path, tmp_path: Path, url: str
+) -> None:
+    """It was taken over, and what it had before is pruned: its pages are not the file's."""
+    other, kept = tmp_path / "other.bin", entries(twin)
+    with DataStream.open(twin, read_only=True) as stream:
+        stream.snapshot(other)
+    with DataStream.open(other, sync="os") as stream:
+        stream.truncate(5)
+        fill(stream, 8, seed=99)
+    pushed(other, url, takeover=True)
+    for manifest in sorted((tmp_path / "archive" / "m").iterdir())[:-1]:
+        manifest.unlink()
+    if not sums:
+        marked.with_name("s.bin.sums").unlink()
+    for _ in range(2):
+        with DataStream.open(marked, read_only=True, verify=verify) as stream:
+            for number in (0, 5, 60):
+                with pytest.raises(EvictedEntry, match="has no history"):
+                    stream.entry(number)
+            assert [fields(each) for each in stream.entries(stream.floor)] == kept[stream.floor :]
+        assert main(["archive", "restore", url, str(marked), "--in-place"]) == 1
+
+
 COMMANDS = [
     *("cat {} --json", "cat {} --from 3 --to 9", "tail {} -n 3", "entry {} 4", "verify {}"),
     *("export {} {out}", "bookmark {} 0x39393030", "sums {}", "reindex {}"),

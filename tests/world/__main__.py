@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="its length, default 300")
     parser.add_argument("--portions", action="store_true", help="a world of portions, with --seed")
     parser.add_argument("--archives", action="store_true", help="a world of archives, with --seed")
+    parser.add_argument("--evicts", action="store_true", help="one that evicts, with --seed")
     parser.add_argument("--plan", help="a plan as a failure prints it")
     parser.add_argument("--trace", metavar="FILE", help="write all that happened to FILE")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter plan that fails")
@@ -27,7 +28,7 @@ def main() -> int:
     if options.plan:
         plan = _parsed(options.plan)
     else:
-        which = {"portions": options.portions, "archives": options.archives}
+        which = {name: getattr(options, name) for name in ("portions", "archives", "evicts")}
         plan = plan_of(options.seed, options.seconds, **which)
     if options.shrink:
         return _shrink(plan)
@@ -57,6 +58,8 @@ def _report(found: Outcome) -> None:
         f"{found.cpu_per_hour:.0f} s for an hour; {found.entries} entries, "
         f"{found.acknowledged} operations acknowledged, {found.rollbacks} rollbacks"
     )
+    for name, number in sorted([*found.injected.items(), *found.counts.items()]):
+        print(f"  {name}: {number}")
 
 
 def _fails(plan: Plan) -> str:

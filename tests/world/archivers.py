@@ -6,7 +6,7 @@ fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +17,17 @@ from xxhash import xxh3_128_digest
 
 from datastreamer._codec import scan
 from datastreamer.archive.archiver import Archiver
+from datastreamer.archive.eviction import LocalRetention
 from datastreamer.archive.follower import ArchiveFollower
 from datastreamer.archive.options import ArchiveOptions
 from datastreamer.archive.restore import restore
-from datastreamer.errors import ArchiveDiverged, ArchiveError, ArchiveFenced, DatastreamerError
+from datastreamer.errors import (
+    ArchiveDiverged,
+    ArchiveError,
+    ArchiveFenced,
+    DatastreamerError,
+    EvictedEntry,
+)
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.relay.relay import Relay
 from datastreamer.server.server import Server
@@ -28,11 +35,11 @@ from datastreamer.storage.objects.opened import OpenArchive
 from datastreamer.storage.objects.store import Store
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.sync_policy import SyncPolicy
-from tests.storage.lab.image import Image
 from tests.storage.lab.model import abandon
 from tests.world.bucket import URL, Bucket, BucketClient, disk_here
 from tests.world.machines import Program
 from tests.world.model import Wrong
+from tests.world.retention import retention_of
 from tests.world.servers import BACKOFF, LIMITS, PATH, closed, image_of, opened, serve_by
 from tests.world.threads import run_stepped
 
@@ -52,6 +59,8 @@ _SIZES = (40, 40, 3_000, 200_000, 400_000)
 _MOST_ENTRIES = 4
 # Of the operations.
 _CHANGED = 0.06
+# Where files are evicted, a stream is truncated that is longer.
+_MOST_BYTES = 16 * PAGE_SIZE
 
 
 class Content(NamedTuple):
@@ -62,51 +71,42 @@ class Content(NamedTuple):
     pages: bytes
 
 
-def _pages(read: Callable[[int], bytes], stop: int) -> Iterator[tuple[list[bytes], bytes]]:
-    """Of each page: the hashes of its entries, and its bytes without what the padding holds."""
-    for page in range(stop):
-        content = read(page)
-        batch = scan(content, None, file_offset=page_start(page))
-        items = [xxh3_128_digest(b"%d %s" % (each.type, bytes(each.data))) for each in batch]
-        yield items, xxh3_128_digest(content[: batch.end].ljust(PAGE_SIZE, b"\0"))
+Part = tuple[list[bytes], bytes]
+"""Of a page: the hashes of its entries, and its bytes without what the padding holds."""
+
+
+def part_of(content: bytes, page: int) -> Part:
+    batch = scan(content, None, file_offset=page_start(page))
+    items = [xxh3_128_digest(b"%d %s" % (each.type, bytes(each.data))) for each in batch]
+    return items, xxh3_128_digest(content[: batch.end].ljust(PAGE_SIZE, b"\0"))
 
 
 def extended(before: bytes, item: bytes) -> bytes:
     return xxh3_128_digest(before + item)
 
 
-def content_by(read: Callable[[int], bytes], stop: int) -> Content:
+def content_by(parts: Iterable[Part]) -> Content:
     count, items, pages = 0, b"", b""
-    for found, page in _pages(read, stop):
+    for found, page in parts:
         for item in found:
             items = extended(items, item)
         count, pages = count + len(found), extended(pages, page)
     return Content(count, items, pages)
 
 
-def content_of(image: Image, length: int) -> Content:
-    """That of a stream file up to a length."""
-    return content_by(*_reading(image, length))
-
-
-def prefixes_of(image: Image, length: int) -> set[tuple[int, bytes]]:
-    """The number of entries, and the hash over them, of all that a stream file begins with."""
+def prefixes_of(parts: Iterable[Part]) -> set[tuple[int, bytes]]:
+    """The number of entries, and the hash over them, of all that a stream begins with."""
     count, found, prefixes = 0, b"", set()
-    for items, _ in _pages(*_reading(image, length)):
+    for items, _ in parts:
         for item in items:
             count, found = count + 1, extended(found, item)
             prefixes.add((count, found))
     return prefixes
 
 
-def _reading(image: Image, length: int) -> tuple[Callable[[int], bytes], int]:
-    """What reads a page of a file, and the number of pages."""
-
-    def read(page: int) -> bytes:
-        start = page_start(page)
-        return image.read(min(PAGE_SIZE, length - start), start)
-
-    return read, -(-(length - page_start(0)) // PAGE_SIZE)
+def parts_of(read: Callable[[int], bytes], length: int) -> Iterator[Part]:
+    """The parts of a stream file of a length, whose pages `read` reads."""
+    return (part_of(read(page), page) for page in range(-(-(length - page_start(0)) // PAGE_SIZE)))
 
 
 @dataclass
@@ -128,6 +128,8 @@ class Writer:
     """Whether a relay of it archives."""
 
     def __post_init__(self) -> None:
+        self.due: list[tuple[str, int]] = []
+        """Changes that it is about to make, and a number that says which."""
         self._items: list[bytes] = []
         # The ends that the stream may have after a crash, under sync policy "commit".
         self._possible: set[tuple[int, bytes]] = {(0, b"")}
@@ -151,10 +153,13 @@ class Writer:
             await self._restore(program)
         stream = await opened(program, self.sync)
         try:
-            self._opened(stream)
+            if not self._opened(stream):
+                self.world.anew(self)
+                await trio.sleep_forever()
             if self.serves:
                 await self._serve(program, stream)
-            self.archiver = Archiver(stream, options_of(takeover=self.takes_over))
+            options = options_of(self.world, takeover=self.takes_over)
+            self.archiver = Archiver(stream, options)
             self.takes_over = False
             self.stream = stream
             await self._write(stream)
@@ -186,17 +191,25 @@ class Writer:
     def _restored(self) -> None:
         archive = OpenArchive(store_of(self.name, self.world.bucket))
         manifest = archive.chosen(generation=self.generation)
-        restore(archive, PATH, manifest)
+        restore(archive, PATH, manifest, from_page=self.world.first_page(manifest))
         self.world.ensure_restored(image_of(self.world.machines[self.name]), manifest)
 
-    def _opened(self, stream: DataStream) -> None:
-        """What it committed is there."""
-        self._items = _items(stream)
+    def _opened(self, stream: DataStream) -> bool:
+        """What it committed is there; False if its file is an orphan."""
+        self.due.clear()
+        with self.world.bucket.honestly():
+            try:
+                self._items = _items(stream)
+            except EvictedEntry:
+                if not self.world.is_orphan(self.name):
+                    raise
+                return False
         if self.end not in self.world.ends:
             raise Wrong(f"{self.name} has {self.end[0]} entries that were never committed so")
         if self.sync == "commit" and self._possible and self.end not in self._possible:
             raise Wrong(f"{self.name} has {self.end[0]} entries, and had committed others")
         self._possible = {self.end}
+        return True
 
     async def _write(self, stream: DataStream) -> None:
         chance, stuck = self.world.chance, 0.0
@@ -204,15 +217,23 @@ class Writer:
             pause = chance.random()
             await trio.sleep(pause)
             error = None if self.archiver is None else self.archiver._error
-            stuck = stuck + pause if isinstance(error, (ArchiveFenced, ArchiveDiverged)) else 0.0
+            is_stuck = isinstance(error, (ArchiveFenced, ArchiveDiverged)) or (
+                isinstance(error, EvictedEntry) and self.world.is_orphan(self.name)
+            )
+            stuck = stuck + pause if is_stuck else 0.0
             if stuck > _DECIDES_SECONDS or (self.takes_over and not self.serves):
                 self.world.decide(self, stuck > 0)
                 return
             if not self.resting and (choice := chance.random()) < _CHANGED:
-                change = self.truncate if choice < _CHANGED / 2 else self.update
-                change(chance.randrange(1000))
+                kind = "truncate" if choice < _CHANGED / 2 else "update"
+                self.due.append((kind, chance.randrange(1000)))
             elif not self.resting:
                 self._append(stream)
+            if self.world.plan.evicts and stream.header.total_length > _MOST_BYTES:
+                self.due.append(("shorten", chance.randrange(1000)))
+            while self.due:
+                kind, pick = self.due.pop(0)
+                await run_stepped(getattr(self, kind), pick)
 
     def _append(self, stream: DataStream) -> None:
         chance = self.world.chance
@@ -246,19 +267,35 @@ class Writer:
         after = len(items), found
         self.world.ends.add(after)
         self._possible.add(after)
-        change()
+        self.world.note_items(items)
+        try:
+            change()
+        except EvictedEntry as error:
+            # The bucket does not give what the change needs: nothing has changed.
+            self.world.trace.note("refused", self.name, error)
+            self._possible = {self.end}
+            if self.stream is not None and self.stream.total_entries != len(self._items):
+                raise Wrong(f"{self.name}: a change was refused, and made") from error
+            return
         self._items, self._possible = items, {after}
 
     def truncate(self, pick: int) -> None:
-        if self.stream is not None and self._items:
-            keep = len(self._items) - 1 - pick % min(len(self._items), 1 + pick % 60)
+        if self._items:
+            self._truncate(len(self._items) - 1 - pick % min(len(self._items), 1 + pick % 60))
+
+    def shorten(self, pick: int) -> None:
+        self._truncate(len(self._items) * pick // 1000)
+
+    def _truncate(self, keep: int) -> None:
+        if self.stream is not None:
             self._change(self._items[:keep], partial(self.stream.truncate, keep))
 
     def update(self, pick: int) -> None:
         if self.stream is None or not self._items:
             return
-        first = pick % len(self._items)
-        old = next((each for each in self.stream.entries(first) if each.type == 2), None)
+        first, old = pick % len(self._items), None
+        with suppress(EvictedEntry):
+            old = next((each for each in self.stream.entries(first) if each.type == 2), None)
         if old is not None:
             data = self.world.chance.randbytes(16).ljust(len(old.data), b"u")
             item = xxh3_128_digest(b"%d %s" % (2, data))
@@ -292,14 +329,19 @@ class RelayArchiver:
             heartbeat=4.0,
             backoff=BACKOFF,
             look_seconds=5.0,
-            archive=options_of(takeover=self.takes_over),
+            archive=options_of(self.world, takeover=self.takes_over),
         )
         relay._disk, self.takes_over = program.disk, False
+
+        class Started:
+            def started(self, _: object) -> None:
+                program.listen(serve_by(program, lambda: relay.server))
+
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 try:
-                    await relay.run([])
+                    await relay.run([], task_status=Started())
                 except DatastreamerError as error:
                     self.world.trace.note("the relay has ended", error)
                 nursery.cancel_scope.cancel()
@@ -316,6 +358,7 @@ class RelayArchiver:
             found = {} if numbers is None else numbers.samples()
             names = ("datastreamer_archive_fenced", "datastreamer_archive_diverged")
             is_stuck = any(found[name][0][1] for name in names if name in found)
+            is_stuck = is_stuck or self.world.is_orphan(self.name)
             stuck = stuck + RETRY_SECONDS if is_stuck else 0.0
         self.world.decide(self, stuck > 0)
         scope.cancel()
@@ -339,10 +382,17 @@ class Follower:
         running: ArchiveFollower | None = None
         try:
             while running is None:
+                options = options_of(self.world, mode="follow")
                 with suppress(ArchiveError):
-                    running = await run_stepped(ArchiveFollower, stream, options_of(mode="follow"))
+                    running = await run_stepped(ArchiveFollower, stream, options)
                 await trio.sleep(RETRY_SECONDS)
-            self.stream = stream
+            if options.local_retention is not None:
+                LocalRetention(stream, options)
+            self.stream, stuck = stream, 0.0
+            while stuck <= _DECIDES_SECONDS:
+                await trio.sleep(RETRY_SECONDS)
+                stuck = stuck + RETRY_SECONDS if self.world.is_orphan(FOLLOWER) else 0.0
+            self.world.empty(FOLLOWER)
             await trio.sleep_forever()
         finally:
             self.stream = None
@@ -351,15 +401,17 @@ class Follower:
     def _restored(self) -> None:
         archive = OpenArchive(store_of(FOLLOWER, self.world.bucket))
         manifest = archive.newest()[0]
-        restore(archive, PATH, manifest, relay=True)
+        restore(archive, PATH, manifest, relay=True, from_page=self.world.first_page(manifest))
         self.world.ensure_restored(image_of(self.world.machines[FOLLOWER]), manifest)
 
 
-def options_of(**more: Any) -> ArchiveOptions:
+def options_of(world: ArchiveWorld, **more: Any) -> ArchiveOptions:
     takeover = more.pop("takeover", more.get("mode") == "follow")
     made = ArchiveOptions(URL, interval=INTERVAL, timeout=_TIMEOUT, takeover=takeover, **more)
     # Fewer than an operator may choose.
     object.__setattr__(made, "segment", SEGMENT_PAGES * PAGE_SIZE)
+    if world.plan.evicts:
+        object.__setattr__(made, "local_retention", retention_of(world.plan.seed))
     return made
 
 

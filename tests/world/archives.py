@@ -30,7 +30,8 @@ from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import (
     DatastreamerError,
 )
-from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_start
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.objects.manifest import ArchiveManifest
 from datastreamer.storage.objects.opened import MANIFESTS, OpenArchive
 from datastreamer.storage.objects.store import Store
@@ -40,7 +41,7 @@ from tests.storage.lab.cuts import MODES, Cut
 from tests.storage.lab.disk import SimDisk
 from tests.storage.lab.image import Image
 from tests.world import bucket as bucket_module
-from tests.world import faults
+from tests.world import faults, retention
 from tests.world.archivers import (
     FOLLOWER,
     INTERVAL,
@@ -49,12 +50,14 @@ from tests.world.archivers import (
     WRITERS,
     Content,
     Follower,
+    Part,
     RelayArchiver,
     Writer,
     content_by,
-    content_of,
     extended,
     hash_of,
+    part_of,
+    parts_of,
     prefixes_of,
 )
 from tests.world.bucket import URL, Bucket, BucketClient, disk_here
@@ -65,11 +68,14 @@ from tests.world.happenings import LOOK_SECONDS, Happenings
 from tests.world.machines import Machine
 from tests.world.model import Wrong
 from tests.world.network import Network
+from tests.world.retention import CLIENT, Evictions, Orphan, process_on
 from tests.world.servers import PATH, image_of
 from tests.world.trace import Trace, logged
 from tests.world.world import Outcome, carried_out
 
 _BOUND_SECONDS = 120.0
+# Where pages are evicted, the whole archive is read after one event of so many.
+_SELDOM = 4
 
 
 class ArchiveWorld(Happenings):
@@ -90,10 +96,15 @@ class ArchiveWorld(Happenings):
         """Whether the archive was ever restored."""
         self.relays = bool(plan.relays)
         """Whether the second machine archives as a relay of the first one."""
-        self.published = self.checked = 0
+        self.relay_name = WRITERS[1]
+        self.evictions = Evictions(self)
+        self.published = self.checked = self._looks = 0
         self.settled = False
         self.bucket: Bucket
+        self.writers_of: dict[str, str] = {}
+        """The ids of those that published the manifests, by their names."""
         self._newest: ArchiveManifest | None = None
+        self._parts: dict[tuple[str, int], Part] = {}
         self._fenced: set[str] = set()
         self._settling = False
         self._wrong: Exception | None = None
@@ -106,6 +117,8 @@ class ArchiveWorld(Happenings):
                 self.bucket = Bucket(self.chance, self.trace, self._nursery)
                 self.bucket.put_now = self._noted(self._appeared)
                 stack.enter_context(bucket_module.simulated(self.bucket, self.time))
+                if self.plan.evicts:
+                    stack.enter_context(retention.simulated(self.evictions))
                 stack.enter_context(Drivers(self.network).replaced(self.time))
                 stack.enter_context(logged(self.trace, name_here))
                 state = _watched(ArchivedFile.state, self._noted(self._looked))
@@ -124,6 +137,11 @@ class ArchiveWorld(Happenings):
                 for name, writer in self.writers.items():
                     self._machine(name, writer.run)
                 self._machine(FOLLOWER, self.follower.run)
+                if self.plan.evicts:
+                    for name in self.machines:
+                        self._nursery.start_soon(self.evictions.read_beside, name)
+                    if self.relays:
+                        self._machine(CLIENT, self.evictions.run_client)
                 self._nursery.start_soon(self._watch)
                 async with trio.open_nursery() as self._faults:
                     for event in self.plan.events:
@@ -158,10 +176,15 @@ class ArchiveWorld(Happenings):
         machine = self.machines[name_here.get()]
         if machine.name == FOLLOWER:
             return
-        content = content_of(image_of(machine), found.head.length)
+        image, length = image_of(machine), found.head.length
+        try:
+            parts = list(parts_of(self.evictions.reading(image, length), length))
+        except Orphan:
+            return
+        content = content_by(parts)
         if self.relays and machine.name == WRITERS[1]:
             # While a relay follows changes, it has a history of its own.
-            self.prefixes |= prefixes_of(image_of(machine), found.head.length)
+            self.prefixes |= prefixes_of(parts)
             self.ends.add(content[:2])
         if content[:2] not in self.ends or content.entries != found.head.entries:
             raise Wrong(f"{machine.name} archives {content[:2]}, which was never committed")
@@ -169,9 +192,12 @@ class ArchiveWorld(Happenings):
         left = machine.disk.power_cut(Cut(mode, self.chance.randrange(2048)))
         token = boot_here.set(lambda: left.boot)
         try:
-            with closing(
-                DataStream.open(PATH, read_only=True, verify="never", disk=left.process())
-            ) as stream:
+            with (
+                self.bucket.honestly(),
+                closing(
+                    DataStream.open(PATH, read_only=True, verify="never", disk=process_on(left))
+                ) as stream,
+            ):
                 if stream.epoch == found.epoch and hash_of(stream, content.entries) != content[:2]:
                     raise Wrong(f"{machine.name} archives what a power cut takes ({mode})")
         finally:
@@ -199,6 +225,7 @@ class ArchiveWorld(Happenings):
                     raise Wrong(f"{name} has term {found.writer.term}, not a later one")
         self._ensure_archived(found)
         self._newest = found
+        self.writers_of[name] = found.writer.id
         self.published += 1
 
     def _ensure_archived(self, manifest: ArchiveManifest) -> None:
@@ -209,11 +236,15 @@ class ArchiveWorld(Happenings):
             for page in range(row.first_page, row.stop)
         ]
 
-        def read(page: int) -> bytes:
+        def part(page: int) -> Part:
             row, _, last = rows[page]
-            return archive.pages(row, page, page + 1, last=last)[0]
+            key = row.object, row.frame + page - row.first_page
+            if key not in self._parts:
+                content = archive.pages(row, page, page + 1, last=last)[0]
+                self._parts[key] = part_of(content, page)
+            return self._parts[key]
 
-        content = content_by(read, len(rows))
+        content = content_by(map(part, range(len(rows))))
         if content not in self.sources:
             known = content[:2] in {each[:2] for each in self.sources}
             raise Wrong(f"manifest {manifest.number} is of no file ({known=})")
@@ -227,27 +258,43 @@ class ArchiveWorld(Happenings):
     def ensure_restored(self, image: Image, manifest: ArchiveManifest) -> None:
         """A restored file is one that was archived, and all zeros behind the entries of a page."""
         self.restored = True
-        content, length = content_of(image, manifest.head.length), manifest.head.length
+        length = manifest.head.length
+        try:
+            read = self.evictions.reading(image, length)
+        except Orphan:
+            return
+        content = content_by(parts_of(read, length))
         if content not in self.sources:
             raise Wrong(f"a file restored from manifest {manifest.number} is of no writer")
         pages = -(-(length - page_start(0)) // PAGE_SIZE)
         plain = b""
         for page in range(pages):
-            whole = image.read(PAGE_SIZE, page_start(page)).ljust(PAGE_SIZE, b"\0")
-            plain = extended(plain, xxh3_128_digest(whole))
+            whole = image.read(PAGE_SIZE, page_start(page))
+            if page < HeaderPage(image.read(HEADER_PAGE_SIZE, 0)).floor:
+                whole = read(page)
+            plain = extended(plain, xxh3_128_digest(whole.ljust(PAGE_SIZE, b"\0")))
         if plain != content.pages:
             raise Wrong("a restored file has bytes behind its entries")
 
     def _look(self) -> None:
         """All that the archive names is there, and the follower has a prefix of some history."""
-        if any(name.startswith(MANIFESTS) for name in self.bucket.objects):
+        self._looks += 1
+        seldom = self.plan.evicts and self._looks % _SELDOM
+        if not seldom and any(name.startswith(MANIFESTS) for name in self.bucket.objects):
             found = check(self._reliable())
             if found.problems:
                 raise Wrong(f"the archive is damaged: {found.problems[:3]}")
             self.checked += 1
+        if self.plan.evicts:
+            for name in (*WRITERS, FOLLOWER):
+                disk = self.machines[name].disk
+                self.evictions.check_file(name, disk.copy(), "now", exact=True)
+            self.evictions.check_cut(self.machines[self.chance.choice((*WRITERS, FOLLOWER))])
         stream = self.follower.stream
         if stream is not None:
             total = stream.total_entries
+            if self.plan.evicts:
+                return  # that was read in another process
             if hash_of(stream, total) not in self.prefixes:
                 raise Wrong(f"the follower has {total} entries of no history")
 
@@ -271,20 +318,15 @@ class ArchiveWorld(Happenings):
         return self.writers[WRITERS[event.pick % len(WRITERS)]]
 
     def truncate(self, event: Event) -> None:
-        self._changed_by(event, lambda writer: writer.truncate(event.more))
+        self._changed_by(event, ("truncate", event.more))
 
     def update(self, event: Event) -> None:
-        self._changed_by(event, lambda writer: writer.update(event.more))
+        self._changed_by(event, ("update", event.more))
 
-    def _changed_by(self, event: Event, change: Callable[[Writer], None]) -> None:
+    def _changed_by(self, event: Event, change: tuple[str, int]) -> None:
         writer = self._writer(event)
         if isinstance(writer, Writer):
-
-            async def call() -> None:
-                await trio.lowlevel.checkpoint()
-                change(writer)
-
-            self._in_program(self.machines[writer.name], call)
+            writer.due.append(change)
 
     def out(self, event: Event) -> None:
         self.bucket.out = True
@@ -307,20 +349,47 @@ class ArchiveWorld(Happenings):
     def decide_now(self, event: Event) -> None:
         self._writer(event).takes_over = True
 
+    def end_eviction(self, event: Event) -> None:
+        names = [*WRITERS, FOLLOWER]
+        self.evictions.end_next(event, names[event.pick // 2 % 3])
+
+    def in_place(self, event: Event) -> None:
+        machine = self._pick(event)
+        if machine.name != CLIENT:
+            self._in_background(self.evictions.bring_back, machine, event)
+
+    def note_items(self, items: list[bytes]) -> None:
+        """A writer is about to have these entries."""
+        self.evictions.items.update(enumerate(items))
+
+    def is_orphan(self, name: str) -> bool:
+        return self.plan.evicts and self.evictions.is_orphan(image_of(self.machines[name]))
+
+    def first_page(self, manifest: ArchiveManifest) -> int:
+        """The first page that a restored file is to have."""
+        if not self.plan.evicts or self.chance.random() < 0.5:
+            return 0
+        return self.chance.randint(0, len(manifest.rows) and manifest.whole_pages)
+
     def decide(self, writer: Writer | RelayArchiver, stuck: bool) -> None:
         """What an operator does with a writer that archives nothing any more."""
         choice = self.chance.randrange(3) if stuck and not self._settling else 0
+        if self.is_orphan(writer.name):
+            choice = max(choice, 1)  # it has not all that it would archive
         self.trace.note("decided", writer.name, choice)
         writer.takes_over = choice < 2
         if choice:
-            self._anew(writer)
+            self.anew(writer)
 
-    def _anew(self, writer: Writer | RelayArchiver) -> None:
+    def anew(self, writer: Writer | RelayArchiver) -> None:
         """Its machine begins with the archive."""
         self.restored = True
         if isinstance(writer, Writer):
             writer.writes = True
-        machine = self.machines[writer.name]
+        self.empty(writer.name)
+
+    def empty(self, name: str) -> None:
+        machine = self.machines[name]
 
         def empty() -> None:
             boot, machine.disk = machine.disk.boot, SimDisk()
@@ -337,7 +406,7 @@ class ArchiveWorld(Happenings):
             writer.generation = None
         if isinstance(writer, Writer) and event.more % 3 == 0:
             writer.generation = max(1, self._newest.generation - event.more % 4)
-        self._anew(writer)
+        self.anew(writer)
 
     def push(self, event: Event) -> None:
         """Another process archives the file, in the middle of what its writer does."""
@@ -354,7 +423,7 @@ class ArchiveWorld(Happenings):
         disk.watch = watch
 
     def _push(self, machine: Machine, *, takeover: bool) -> None:
-        tokens = disk_here.set(machine.disk.process()), name_here.set(machine.name)
+        tokens = disk_here.set(process_on(machine.disk)), name_here.set(machine.name)
         booted = boot_here.set(lambda: machine.disk.boot)
         try:
             # Its writer waits in the middle of an operation, with locks.
@@ -381,6 +450,7 @@ class ArchiveWorld(Happenings):
 
     async def _settle(self) -> None:
         self.trace.note("faults are over")
+        self.evictions.faults_are_over()
         self.bucket.out, self.bucket.odds = False, 0.0
         self.bucket.cut.clear()
         self.bucket.sleeps.clear()
@@ -435,8 +505,9 @@ class ArchiveWorld(Happenings):
         if newest is None or newest.head.entries != end[0]:
             return f"{newest and newest.head.entries} of {end[0]} entries are archived"
         stream = self.follower.stream
-        if stream is None or hash_of(stream, stream.total_entries) != end:
-            return f"the follower has {stream and stream.total_entries} of {end[0]} entries"
+        with self.bucket.honestly():
+            if stream is None or hash_of(stream, stream.total_entries) != end:
+                return f"the follower has {stream and stream.total_entries} of {end[0]} entries"
         return ""
 
 
@@ -466,6 +537,8 @@ _ACTIONS: dict[str, Callable[[ArchiveWorld, Event], None]] = {
     faults.DECIDE: ArchiveWorld.decide_now,
     faults.RESTORE: ArchiveWorld.restore,
     faults.PUSH: ArchiveWorld.push,
+    faults.END_EVICTION: ArchiveWorld.end_eviction,
+    faults.IN_PLACE: ArchiveWorld.in_place,
 }
 
 
@@ -484,4 +557,5 @@ def run(plan: Plan, *, trace_file: str | None = None) -> Outcome:
         world.published,
         0 if newest is None else newest.generation,
         injected=world.bucket.injected,
+        counts=world.evictions.counts,
     )

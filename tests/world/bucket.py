@@ -75,6 +75,12 @@ class Bucket(MemoryStore):
         """Machines that sleep so long within their next request."""
         self.hurries = False
         """Whether nothing takes time now."""
+        self.locked: Callable[[], bool] = lambda: False
+        """Whether this thread has a lock that the event loop needs."""
+        self.honest = False
+        """Whether nothing fails, and nothing takes time: a check of the world asks."""
+        self.watching: Callable[[str, str, str, int, int], None] | None = None
+        """Called after each request that was answered: machine, operation, name, and range."""
         self.put_now: Callable[[str, bytes], None] = lambda name, data: None
         """Called when an object appears."""
         self._nursery = nursery
@@ -87,6 +93,15 @@ class Bucket(MemoryStore):
             if not before and name in self.objects:
                 self.trace.note("object", name, len(data))
                 self.put_now(name, data)
+
+    @contextlib.contextmanager
+    def honestly(self) -> Iterator[None]:
+        kept = self.honest, self.fault
+        self.honest, self.fault = True, lambda *_: ""
+        try:
+            yield
+        finally:
+            self.honest, self.fault = kept
 
     def draw(self, machine: str, operation: str) -> str:
         """What goes wrong with a request."""
@@ -128,16 +143,33 @@ class BucketClient:
         return self._ask("get", name, lambda: self._bucket.get(name))
 
     def get_range(self, name: str, start: int, size: int) -> bytes:
-        return self._ask("get_range", name, lambda: self._bucket.get_range(name, start, size))
+        found: bytes = self._ask(
+            "get_range", name, lambda: self._bucket.get_range(name, start, size)
+        )
+        if found == self._bucket.objects.get(name, (b"",))[0][start : start + size]:
+            self._answered("get_range", name, start, start + size)
+        return found
 
     def list(self, prefix: str, after: str | None) -> Iterator[Stored]:
-        return iter(self._ask("list", prefix, lambda: list(self._bucket.list(prefix, after))))
+        def listed() -> list[Stored]:
+            found = list(self._bucket.list(prefix, after))
+            self._answered("list", prefix, 0, 0)
+            return found
+
+        return iter(self._ask("list", prefix, listed))
 
     def delete(self, name: str) -> None:
         self._ask("delete", name, lambda: self._bucket.delete(name))
 
+    def _answered(self, operation: str, name: str, start: int, stop: int) -> None:
+        bucket = self._bucket
+        if bucket.watching is not None and not bucket.honest:
+            bucket.watching(self._machine, operation, name, start, stop)
+
     def _ask(self, operation: str, name: str, call: Callable[[], Any], data: bytes = b"") -> Any:
         bucket = self._bucket
+        if bucket.honest:
+            return call()
         self._wait(operation, name)
         fault = bucket.draw(self._machine, operation)
         if fault:
@@ -153,7 +185,7 @@ class BucketClient:
             self._wait(operation, name)
 
     def _wait(self, operation: str, name: str) -> None:
-        if self._bucket.hurries:
+        if self._bucket.hurries or not Stepped.here() or self._bucket.locked():
             return
         chance = self._bucket.chance
         seconds = chance.random() * (_SLOW if chance.random() < 0.05 else _LATENCY)
@@ -206,7 +238,7 @@ class _Thread:
 
         in_loop(partial(nursery_here.get().start_soon, run))
 
-    def join(self, seconds: float) -> None:
+    def join(self, seconds: float = 1e9) -> None:
         self._over.wait(seconds)
 
     def is_alive(self) -> bool:

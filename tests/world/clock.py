@@ -99,7 +99,7 @@ class SimSecrets:
     """Takes the place of the module `secrets`."""
 
     def __init__(self, chance: random.Random) -> None:
-        self.token_bytes = chance.randbytes
+        self.token_bytes, self.randbits = chance.randbytes, chance.getrandbits
         self._chance = chance
 
     def token_hex(self, size: int) -> str:
@@ -156,7 +156,8 @@ def _start_builder(builder: IndexBuilder, *, once: bool = False) -> None:
                 return
             await trio.sleep(_INDEX_SECONDS)
 
-    nursery_here.get().start_soon(run)
+    nursery = nursery_here.get()
+    in_loop(lambda: nursery.start_soon(run))
 
 
 def _threads(chance: random.Random) -> Callable[..., Awaitable[Any]]:

@@ -39,6 +39,8 @@ SLEEP = "a machine sleeps within a request"
 PUSH = "push a file within an operation of its disk"
 RESTORE = "restore a machine's file from the bucket"
 DECIDE = "take the archive over"
+END_EVICTION = "end a machine's program, or its power, while pages are evicted or brought back"
+IN_PLACE = "bring the evicted pages of a stopped machine back"
 REST = "nothing"
 
 KINDS = (
@@ -67,6 +69,11 @@ ARCHIVES = (
     *(KILL, KILL, POWER, CRASH, TRUNCATE, UPDATE, UPDATE, REST),
 )
 """In a world of archives (`archives.py`)."""
+EVICTING = (
+    *(OUT, CUT_OFF, FLAKY, FLAKY, SLEEP, PUSH, RESTORE, DECIDE, KILL, KILL, POWER, POWER, CRASH),
+    *(TRUNCATE, TRUNCATE, UPDATE, END_EVICTION, END_EVICTION, END_EVICTION, IN_PLACE, REST),
+)
+"""In a world of archives whose files keep their newest pages only (`retention.py`)."""
 QUIET = frozenset({LOSE, PARTITION, ONE_WAY, SLOW, KILL, REST})
 """What neither a disk nor an operator nor another publisher has a part in."""
 ERRORS = (errno.EIO, errno.ENOSPC)
@@ -116,6 +123,8 @@ class Plan:
     """Whether it is of a world of portions."""
     archives: bool = False
     """Whether it is of a world of archives."""
+    evicts: bool = False
+    """Whether their machines have a local retention."""
 
     @property
     def rots(self) -> bool:
@@ -125,7 +134,7 @@ class Plan:
     @property
     def command(self) -> str:
         """The command that carries it out again."""
-        which = {"portions": self.portions, "archives": self.archives}
+        which = {"portions": self.portions, "archives": self.archives, "evicts": self.evicts}
         if self.seconds and self == plan_of(self.seed, self.seconds, **which):
             options = "".join(f" --{name}" for name, chosen in which.items() if chosen)
             what = f"--seed {self.seed} --seconds {self.seconds:g}{options}"
@@ -134,11 +143,19 @@ class Plan:
         return f"python -m tests.world {what}"
 
 
-def plan_of(seed: int, seconds: float, *, portions: bool = False, archives: bool = False) -> Plan:
+def plan_of(
+    seed: int,
+    seconds: float,
+    *,
+    portions: bool = False,
+    archives: bool = False,
+    evicts: bool = False,
+) -> Plan:
     """A plan of about this many seconds."""
     chance = random.Random(seed)
+    archives = archives or evicts
     rots = seed % 4 == 3 and not portions and not archives
-    kinds = PORTIONS if portions else ARCHIVES if archives else KINDS
+    kinds = PORTIONS if portions else EVICTING if evicts else ARCHIVES if archives else KINDS
     if rots:
         kinds = ROTTING if seed % 8 == 3 else RELAYS_ROT
     events: list[Event] = []
@@ -158,6 +175,7 @@ def plan_of(seed: int, seconds: float, *, portions: bool = False, archives: bool
             seconds=seconds,
             portions=portions,
             archives=archives,
+            evicts=evicts,
         )
     return Plan(
         seed,

@@ -190,6 +190,12 @@ class Machine:
             program.kill(silently=silently)
             await program.over.wait()
 
+    async def stopped(self, call: Callable[[], Awaitable[object]]) -> None:
+        """Kill the program, await `call()`, and start the program again."""
+        await self._end(silently=False)
+        await call()
+        await self._start_after(0.0)
+
     async def _start_after(self, down: float) -> None:
         await trio.sleep(down)
         self.starting = True

@@ -7,6 +7,7 @@ network, and what an operator does to the origin. Knows the model only to report
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -208,7 +209,11 @@ class SimTransport(SocketTransport):
         self._program = program
 
     def send_file(self, file: int, offset: int, count: int) -> int:
-        data = image_of(self._program.machine).read(min(count, _FILE_BYTES), offset)
+        count = min(count, _FILE_BYTES)
+        if file < 0:
+            data = image_of(self._program.machine).read(count, offset)
+        else:  # pages that were fetched from an archive
+            data = os.pread(file, count, offset)
         if count and not data:
             raise EOFError(f"the file ends at byte {offset}")
         return self.send_now(data)

@@ -89,6 +89,8 @@ class Outcome:
     """How often a relay has put updated entries in the place of those of a damaged page."""
     injected: Counter[str] = field(default_factory=Counter)
     """Requests to a bucket that failed, by operation and kind."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What was done in a world that evicts."""
 
     @property
     def cpu_per_hour(self) -> float:

@@ -164,9 +164,8 @@ class OpenArchive:
 
     def with_pages(self, mark: Evicted) -> ArchiveManifest:
         """The manifest in which to look for a file's evicted pages: the newest one, if it has them
-        all; else the newest one of the mark's generation, if that has them. If neither does, the
-        newest one: some of its pages may be the file's, and the reader compares each with its
-        checksum. Raises `DamagedArchive` for another archive."""
+        all; else the newest one of the mark's generation. Raises `DamagedArchive` if neither has
+        them, and for another archive."""
         if bytes.fromhex(self.id) != mark.archive_id:
             raise DamagedArchive(self.url, "it is another archive than the one that the file names")
         newest, _ = self.newest()
@@ -176,7 +175,7 @@ class OpenArchive:
             found = self.chosen(generation=mark.generation)
             if self.chain_before(found, mark.floor) == mark.chain:
                 return found
-        return newest
+        raise DamagedArchive(self.url, "it has no history any more with the file's evicted pages")
 
     def chain_before(self, manifest: ArchiveManifest, page: int) -> bytes | None:
         """The chain over the pages before a page; None if the manifest has fewer whole ones."""

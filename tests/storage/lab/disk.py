@@ -473,6 +473,9 @@ class SimFile(SteppedCommit):
         with contextlib.suppress(OSError):
             self._write(bytes(last - first), first, "abandon")
 
+    def punch(self, start: int, stop: int) -> None:
+        self._write(bytes(stop - start), start, "punch")
+
     def lock(self) -> bool:
         with self._process.disk.mutex:
             if self._inode.locker not in (None, self):
