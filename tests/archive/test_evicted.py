@@ -381,13 +381,13 @@ def test_an_index_is_made_from_the_archive(
         evict(stream, url, 6)
     shutil.rmtree(path.with_name("s.bin.index"))
     asked: list[tuple[int, int]] = []
-    whole = OpenArchive.pages
+    whole = OpenArchive.fetched
 
-    def pages(self: OpenArchive, row: Row, first: int, stop: int, **last: bool) -> list[bytes]:
+    def fetched(self: OpenArchive, row: Row, first: int, stop: int, **last: bool) -> Any:
         asked.append((first, stop))
         return whole(self, row, first, stop, **last)
 
-    monkeypatch.setattr(OpenArchive, "pages", pages)
+    monkeypatch.setattr(OpenArchive, "fetched", fetched)
     with DataStream.open(twin, read_only=True) as old, DataStream.open(path) as stream:
         stream.bookmarks.wait()
         # Page 3 has an object of its own, and page 2 a part of one.

@@ -134,8 +134,8 @@ class SumsCompleter:
         try:
             with interrupted_by(self._ensure_open):
                 content = owned.file.read(PAGE_SIZE, page_start(page))
-        except (EvictedEntry, NotAtHand):
-            return False
+        except NotAtHand:
+            return False  # it is closed
         except OSError as error:
             _log.warning("%s: page %d cannot be read: %s", owned.path, page, error.strerror)
             content = b""

@@ -387,11 +387,11 @@ def test_the_index_is_truncated_before_the_file(
         changes = stream._ensure_writable().changes
         truncate = changes.truncate
 
-        def looked_at(head: Head) -> None:
+        def looked_at(head: Head, settle: Callable[[], None]) -> None:
             index = registry.index_opener("lmdb")(str(path), False, Access.private())
             seen.append(index.watermark())
             index.close()
-            truncate(head)
+            truncate(head, settle)
 
         monkeypatch.setattr(changes, "truncate", looked_at)
         stream.truncate(4)
