@@ -9,6 +9,7 @@ pages are evicted every few seconds.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -39,8 +40,8 @@ from datastreamer.storage import stream as stream_module
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Evicted
+from datastreamer.storage.objects import TIMEOUT, page_runs, store
 from datastreamer.storage.objects import opened as opened_module
-from datastreamer.storage.objects import page_runs, store
 from datastreamer.storage.objects.manifest import ArchiveManifest
 from datastreamer.storage.objects.opened import MANIFESTS, SEGMENTS, OpenArchive
 from datastreamer.storage.objects.page_cache import PageCache
@@ -129,6 +130,7 @@ class SimPagedFile(PagedFile, _AsOs):
         self._path = path
         self._guard = SimLock()  # type: ignore[assignment]
         self._evicted = self._cache = None
+        self._timeout, self._ended = TIMEOUT, threading.Event()
 
     @classmethod
     def of(cls, file: CachedFile, path: str) -> SimPagedFile:  # type: ignore[override]
@@ -162,6 +164,14 @@ class SimLock:
 
     def pass_by(self) -> None:
         """The event loop passes."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Waits for as long as it takes."""
+        self.__enter__()
+        return True
+
+    def release(self) -> None:
+        self.__exit__()
 
     def __exit__(self, *_: object) -> None:
         if Stepped.here():
