@@ -116,6 +116,7 @@ class ArchiveFollower:
 def in_common(archive: OpenArchive, manifest: ArchiveManifest, file: ArchivedFile) -> int:
     """The number of entries with which a file and an archive begin alike, page by page."""
     state = file.state()
+    total = state.head.entries
     digests = bytes(file.digests(state.pages))
     whole = [row for row in manifest.segments if row.stop <= state.pages]
     chains = chains_at(digests, [row.stop for row in whole])
@@ -130,14 +131,13 @@ def in_common(archive: OpenArchive, manifest: ArchiveManifest, file: ArchivedFil
             number = known.next_number
         else:
             continue
-        if page > state.pages or not state.head.entries:
-            return min(number, state.head.entries)
+        if page > state.pages or not total:
+            return min(number, total)
         if page < state.pages:
             return number
         (content,) = archive.pages(row, page, page + 1, last=row is manifest.tail)
         ours, theirs = file.last_page(state, 0).entries, content[: known.end]
         size = min(len(ours), len(theirs))
-        if ours[:size] != theirs[:size]:
-            return number
-        break
-    return min(state.head.entries, manifest.head.entries)
+        # (A page that was truncated may end sooner than the file's, and be followed by others.)
+        return number if ours[:size] != theirs[:size] else min(known.next_number, total)
+    return min(total, manifest.head.entries)

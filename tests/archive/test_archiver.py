@@ -283,6 +283,24 @@ def test_what_a_file_and_an_archive_have_in_common(tmp_path: Path, at: int) -> N
         assert found == number
 
 
+def test_a_last_page_that_ends_sooner_in_the_archive(tmp_path: Path) -> None:
+    """The archived stream was truncated within it, and went on in the next page."""
+    memory, path = MemoryStore(), tmp_path / "s.bin"
+    with DataStream.create(path, sync="os") as stream:
+        with stream.atomic_op() as op:
+            op.add_entries(2, [bytes(100_000)] * 15)
+        stream.snapshot(tmp_path / "behind.bin")
+        page = stream.reader.cursor(12).offset // PAGE_SIZE
+        stream.truncate(12)
+        with stream.atomic_op() as op:
+            op.add_entry(2, bytes(900_000))
+        assert stream.reader.cursor(12).offset // PAGE_SIZE == page + 1
+    push(path, memory)
+    file = ArchivedFile(tmp_path / "behind.bin")
+    with closing(file):
+        assert in_common(opened(memory), opened(memory).newest()[0], file) == 12
+
+
 def test_only_a_writer_archives(tmp_path: Path) -> None:
     DataStream.create(tmp_path / "s.bin").close()
     with (
