@@ -420,7 +420,8 @@ def encode_command(command: Command, stream_type: int) -> bytes:
         parts = [part.write(values) for part in LAYOUTS[number][1]]
     except struct.error:
         raise UsageError(
-            f"entry numbers must be 0 to 2**64 - 1, limits 0 to 2**32 - 1: {command!r}"
+            "entry numbers must be 0 to 2**64 - 1, limits 0 to 2**32 - 1, not "
+            + ", ".join(f"{name} {getattr(command, name)!r}" for name in _NAMES[kind])
         ) from None
     return b"".join([_HEAD.pack(number, stream_type), *parts])
 

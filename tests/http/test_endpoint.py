@@ -44,7 +44,7 @@ HOST = b"Host: localhost\r\nConnection: close\r\n"
         ("/v1/clients?limit=%FF", 400),
         (b"POST /metrics HTTP/1.1\r\n" + HOST + b"\r\n", 405),
         (b"DELETE /metrics HTTP/1.1\r\n" + HOST + b"\r\n", 405),
-        (b"POST /metrics HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc", 413),
+        (b"POST /metrics HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc", 405),
         (b"GET /metrics HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n", 413),
         (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
         (b"GET /metrics\r\n\r\n", 400),

@@ -84,7 +84,11 @@ class Explorer:
         reading = self._source.reading()
         stream = reading.stream
         if stream.header.stream_type != STREAM_TYPE_SEQUENCER:
-            raise HttpProblem(422, "the stream has no zkEVM events, so that nothing has a hash")
+            raise HttpProblem(
+                422,
+                f"only streams of type {STREAM_TYPE_SEQUENCER}, a sequencer's, can be searched for "
+                f"hashes and addresses, and this one is of type {stream.header.stream_type}",
+            )
         index = self._index
         if index is None or stream is not self._stream:
             await trio.to_thread.run_sync(load_tools)

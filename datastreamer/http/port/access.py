@@ -11,11 +11,16 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.http.port.messages import (
+    ALLOWED,
+    HttpAnswer,
+    HttpProblem,
+    HttpRequest,
+    ensure_reads,
+)
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.command_labels import HTTP
 
-_ALLOWED: Final = "GET, HEAD"
 _READABLE: Final = (
     "ETag, Ignored-Parameters, Link, Retry-After, Stream-Cursor, Stream-Next-Offset, "
     "Stream-Up-To-Date"
@@ -53,10 +58,7 @@ class HttpAccess:
                 "on loopback this port serves localhost only, and the request is for "
                 f"{host!r:.80}; a proxy in front of it must send Host: localhost",
             )
-        if request.method not in ("GET", "HEAD", "OPTIONS"):
-            raise HttpProblem(
-                405, f"{request.method:.20}: the stream is read-only here", [("Allow", _ALLOWED)]
-            )
+        ensure_reads(request.method)
 
     async def check_token(self, request: HttpRequest) -> None:
         """Raises `HttpProblem` without a token that is accepted."""
@@ -81,8 +83,8 @@ class HttpAccess:
     def preflight(self) -> HttpAnswer:
         """The answer to a browser that asks whether a page may send a request."""
         headers = [
-            ("Allow", _ALLOWED),
-            ("Access-Control-Allow-Methods", _ALLOWED),
+            ("Allow", ALLOWED),
+            ("Access-Control-Allow-Methods", ALLOWED),
             ("Access-Control-Allow-Headers", "Authorization, If-None-Match, Last-Event-ID"),
             ("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS)),
         ]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import h11
 import trio
 
-from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest
+from datastreamer.http.port.messages import HttpAnswer, HttpProblem, HttpRequest, ensure_reads
 from datastreamer.metrics.counters import HttpCounts
 from datastreamer.transport.server_stream import Buffer, Transport
 
@@ -149,7 +149,7 @@ class HttpConnection:
 
     def _request(self, event: h11.Request) -> HttpRequest:
         """Raises `HttpProblem` for another version, too many headers, a body, and a target that is
-        not a path."""
+        not a path; for a body of a method that writes, the method is what is wrong."""
         if not event.http_version.startswith(b"1."):
             raise HttpProblem(505, "this port speaks HTTP/1.1; send the request in that version")
         headers = [(name, value) for name, value in event.headers]
@@ -159,6 +159,7 @@ class HttpConnection:
             raise _too_long()
         for name, value in headers:
             if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
+                ensure_reads(event.method.decode("ascii"))
                 raise HttpProblem(413, "requests have no body here; send the request without one")
         try:
             path, query = _path_and_query(event.target.decode("ascii"))

@@ -54,6 +54,15 @@ class HttpProblem(Exception):
         return HttpAnswer(self.status, _PROBLEM, f"{json_text(body)}\n".encode(), headers)
 
 
+ALLOWED: Final = "GET, HEAD"
+
+
+def ensure_reads(method: str) -> None:
+    """Raises `HttpProblem` for a method that writes."""
+    if method not in ("GET", "HEAD", "OPTIONS"):
+        raise HttpProblem(405, f"{method:.20}: the stream is read-only here", [("Allow", ALLOWED)])
+
+
 class AnswerCut(Exception):
     """An answer that has begun cannot be completed: its body ends without its end."""
 
