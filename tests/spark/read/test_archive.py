@@ -58,5 +58,5 @@ def test_a_generation(stream: Path, tmp_path: Path) -> None:
 def test_what_is_no_archive(tmp_path: Path) -> None:
     with pytest.raises(DatastreamerError, match="no archive there"):
         Query(path=f"archive:{tmp_path.as_uri()}").rows()
-    with pytest.raises(DatastreamerError, match="no URL of an archive"):
+    with pytest.raises(DatastreamerError, match="is not the URL of an archive"):
         Query(path="archive:nothing").rows()
