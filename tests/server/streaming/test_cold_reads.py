@@ -190,14 +190,18 @@ async def test_a_change_while_the_place_is_found(
 @pytest.mark.skipif(not CAN_SAY, reason="the system cannot say")
 async def test_a_real_cold_file(old: DataStream) -> None:
     whole = modelled(old).packed()
-    old.bookmarks.wait()  # the builder reads the file
     fd = old.fileno()
     os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    if Residency(fd).holds(0, 4 * MIB):
-        pytest.skip("this file system keeps all in memory")
-    async with over_loopback(old) as rig, rig.client() as peer:
-        await peer.ask(wire.start(0), OK + whole)
+    async with over_loopback(old) as rig:
+        # What counts and indexes the entries may read the file in between.
+        for _ in range(20):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if Residency(fd).holds(0, 4 * MIB):
+                pytest.skip("this file system keeps all in memory")
+            async with rig.client() as peer:
+                await peer.ask(wire.start(0), OK + whole)
+            if rig.server.counts.cold_reads:
+                break
         assert rig.server.counts.cold_reads >= 1
 
 
