@@ -66,7 +66,7 @@ def head_of(page: int) -> bytes:
 
 
 class Large:
-    """A stream of so many whole pages, and one more."""
+    """A stream of `pages` whole pages and a last one, and its archive."""
 
     def __init__(self, folder: Path, pages: int, stored: int) -> None:
         """`stored`: only the first segments are in the archive."""

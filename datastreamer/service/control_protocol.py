@@ -26,8 +26,9 @@ QUIT: Final = b"q"
 """Shut down in order, within this many ms (u32)."""
 
 CHANGE: Final = b"c"
-"""Entries from a number (u64) to another (u64, excluded; the highest: all) are about to change, the
-first at a file offset (u64; 0: to be found): answered when none of them is sent any more."""
+"""Entries from a number (u64) to another (u64, excluded; the highest: all) are about to change. The
+file offset of the first one follows (u64; 0: unknown). The serving process answers once it sends
+none of them any more."""
 
 CHANGED: Final = b"e"
 """They have changed."""

@@ -385,7 +385,7 @@ def test_the_first_local_page(marked: Path, twin: Path, store: Withholding) -> N
 def test_an_update_of_a_local_entry(
     server: StreamServer, store: Withholding, wanted: list[Fields]
 ) -> None:
-    """Who waits for an evicted entry gets it."""
+    """A client that already waits for an evicted entry gets it."""
     with BlockingClient("127.0.0.1", server.port) as client:
         found: list[Fields] = []
         with store.closed():

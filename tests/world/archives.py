@@ -74,7 +74,7 @@ from tests.world.trace import Trace, logged
 from tests.world.world import Outcome, carried_out
 
 _BOUND_SECONDS = 120.0
-# Where pages are evicted, the whole archive is read after one event of so many.
+# With eviction, the world reads the whole archive after every fourth event only.
 _SELDOM = 4
 
 

@@ -75,7 +75,7 @@ CLIENT = "client"
 _BATCH, _NEVER, SETTLE_SECONDS = 2, 2, 0.3
 _RETENTIONS = (3 * PAGE_SIZE, 6 * PAGE_SIZE, timedelta(seconds=8), timedelta(0))
 _CACHED = 6 * PAGE_SIZE
-# Share of the reads before which a reader is stopped for so long.
+# Share of the reads before which a reader stops; that for the page that is evicted next; seconds.
 _STOPPED, _STOPPED_SOON, _STOPPED_SECONDS = 0.05, 0.5, 3.0
 _READ_SECONDS, _CLIENT_SECONDS = 6.0, 60.0
 _LOCK_SECONDS = 0.005

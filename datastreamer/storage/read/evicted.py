@@ -209,8 +209,6 @@ class EvictedPages:
         self._runs: PageRuns | None = None
         self._ended = ended
         self._proven = 0
-        # Whether the manifest's pages before that one are the file's, by their chain.
-        self._agrees = False
         self._failure: tuple[Exception | None, float] = None, 0.0
 
     def within(self, start: int, count: int) -> range:
@@ -263,11 +261,9 @@ class EvictedPages:
     def bookmarks_at(self, page: int) -> ListedBookmarks | None:
         """The bookmarks of the segment that begins with a page; None if there is none, or not all
         of its pages are known to be the file's."""
-
-        def ask(runs: PageRuns) -> ListedBookmarks | None:
-            return runs.archive.bookmarks_at(runs.manifest, page) if self._agrees else None
-
-        found = self._ask(f"page {page}", page, ask)
+        found = self._ask(
+            f"page {page}", page, lambda runs: runs.archive.bookmarks_at(runs.manifest, page)
+        )
         return None if found is None or found.stop > min(self.floor, self._proven) else found
 
     def _ask(self, what: str, page: int, question: Callable[[PageRuns], T]) -> T:
@@ -313,7 +309,6 @@ class EvictedPages:
         archive = OpenArchive(Store(mark.url, timeout=self._timeout, abandoned=self._ended))
         manifest = archive.with_pages(mark)
         self._proven = mark.floor
-        self._agrees = archive.chain_before(manifest, mark.floor) == mark.chain
         self._threads = self._threads or fetching_threads()
         return PageRuns(archive, manifest, self._threads)
 
