@@ -323,7 +323,8 @@ def test_a_restore_in_place(
     page = HeaderPage(marked.read_bytes()[:4096])
     assert page[:16] == MAGIC
     assert page.record is not None
-    assert not any(page[1664:2048])
+    assert not page.marked
+    assert page.floor == 0
     assert entries(marked) == entries(twin)
     assert main(["verify", str(marked)]) == 0
     assert main(command) == 0

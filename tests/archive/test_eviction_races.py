@@ -76,11 +76,16 @@ def test_a_read_while_pages_are_brought_back(
         assert not due
 
 
+@pytest.mark.parametrize("floor", [0, 1])
 def test_a_read_while_pages_are_evicted_and_brought_back(
-    twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    floor: int, twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that was stopped before its read, and after it, sees the same floor twice."""
+    """A process that was stopped before its read, and after it, sees the same floor twice; with
+    floor 0 the file is not marked both times."""
     path = marked_copy(twin, tmp_path / "s.bin", url, 1)
+    if not floor:
+        with DataStream.open(path) as stream:
+            stream.parts.pages.bring_back(0)
     content = twin.read_bytes()
     with DataStream.open(path, sync="os") as stream, DataStream.open(path, follow=True) as reader:
         read, due = OsFile.read, [True]
@@ -91,7 +96,7 @@ def test_a_read_while_pages_are_evicted_and_brought_back(
             due.clear()
             evict(stream, url, 3)
             found = read(self, size, offset)
-            stream.parts.pages.bring_back(1)
+            stream.parts.pages.bring_back(floor)
             return found
 
         monkeypatch.setattr(OsFile, "read", read_between)

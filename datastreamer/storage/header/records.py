@@ -289,7 +289,7 @@ def is_marked(page: bytes | bytearray) -> bool:
     magic = page[:HEADER_OFFSET]
     if magic in (MAGIC, EVICTED_MAGIC):
         return magic == EVICTED_MAGIC
-    return len(page) == HEADER_PAGE_SIZE and EVICTED.get(page, EVICTED_OFFSET) is not None
+    return len(page) == HEADER_PAGE_SIZE and get_evicted(page) is not None
 
 
 def put_magic(page: bytearray, *, marked: bool) -> None:
@@ -309,15 +309,10 @@ def put_evicted(page: bytearray, evicted: Evicted) -> Span:
     return EVICTED.put(page, EVICTED_OFFSET, fall, *fields, len(packed), packed)
 
 
-def clear_evicted(page: bytearray) -> Span:
-    end = EVICTED_OFFSET + EVICTED.size
-    page[EVICTED_OFFSET:end] = bytes(EVICTED.size)
-    return EVICTED_OFFSET, end
-
-
 def get_evicted(page: bytes | bytearray) -> Evicted | None:
+    """None also for floor 0, which the record of a file keeps that was marked."""
     fields = EVICTED.get(page, EVICTED_OFFSET)
-    if fields is None:
+    if fields is None or not fields[1]:
         return None
     fall, floor, generation, archive_id, chain, size, packed = fields
     url = packed[:size].decode(errors="replace")
@@ -336,12 +331,10 @@ def floor_in(page: bytes | bytearray) -> FloorSeen | None:
     file is marked and its record is damaged. Neither sum is compared."""
     page = page.ljust(MARKED_BYTES, b"\0")
     magic = page[:HEADER_OFFSET]
-    if magic == MAGIC:
-        return FloorSeen(0)
     letters, _, fall, floor = _FLOOR.unpack_from(page, EVICTED_OFFSET)
     if letters != _EVICTED_LETTERS:
         return None if magic == EVICTED_MAGIC else FloorSeen(0)
-    return FloorSeen(floor, fall)
+    return FloorSeen(0 if magic == MAGIC else floor, fall)
 
 
 def put_header(page: bytearray, header: Header) -> None:

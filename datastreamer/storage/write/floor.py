@@ -148,18 +148,13 @@ class Floor:
             self._durability.fail(error)
             raise WriteFailed(owned.path, refusal(error)) from error
         chain, _ = owned.sums.chain_before(page)
-        lower = mark._replace(floor=page, chain=chain, fall=_new_fall())
-        self._write(lower if page else None)
+        self._write(mark._replace(floor=page, chain=chain, fall=_new_fall()))
 
-    def _write(self, evicted: Evicted | None) -> None:
-        """Write the mark, or take it away; durable on return. Requires the lock."""
+    def _write(self, evicted: Evicted) -> None:
+        """Write the mark, or with floor 0 take it away; durable on return. Requires the lock."""
         owned = self._owned
-        marked, wanted = records.is_marked(owned.page), evicted is not None
-        if evicted is not None:
-            span = records.put_evicted(owned.page, evicted)
-        else:
-            span = records.clear_evicted(owned.page)
-        spans = [span]
+        marked, wanted = records.is_marked(owned.page), evicted.floor > 0
+        spans = [records.put_evicted(owned.page, evicted)]
         if marked != wanted:
             records.put_magic(owned.page, marked=wanted)
             # Magic, header and commit record are in one sector. A program that does not know the

@@ -61,13 +61,12 @@ def wait_for(query: Any, path: Path, count: int) -> list[int]:
 
 
 def is_recorded(query: Any, entry: int, checkpoint: Path) -> bool:
-    """Whether a batch that ends with this entry is in the checkpoint. Spark reports a batch first,
-    and repeats it after a stop in between."""
+    """Whether a batch begins at this entry, and the one before is in the checkpoint. Spark reports
+    a batch before it records that, and repeats it after a stop in between."""
     progress = query.lastProgress
-    return (
-        f'"entry": {entry}' in getattr(progress, "json", "")
-        and (checkpoint / "commits" / str(progress.batchId)).exists()
-    )
+    if progress is None or f'"entry": {entry}' not in str(progress.sources[0].startOffset):
+        return False
+    return (checkpoint / "commits" / str(progress.batchId - 1)).exists()
 
 
 @pytest.mark.parametrize("source", ["file", "server"])
