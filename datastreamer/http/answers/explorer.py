@@ -184,7 +184,9 @@ class Explorer:
                 rows.append(row)
             await trio.lowlevel.checkpoint()
         total, lacking = reading.total, sum(stop - first for first, stop in unread)
-        trouble = self._trouble
+        complete = searched >= total and not lacking
+        # (Until all is committed, it is that of the last attempt.)
+        trouble = "" if complete else self._trouble
         if lacking and not trouble:
             trouble = (
                 f"{counted(lacking)} from entry {unread[0][0]} on cannot be read, since their "
@@ -193,7 +195,7 @@ class Explorer:
         value = {
             "found": rows,
             "before": entries[-1] if len(entries) == limit else None,
-            "complete": searched >= total and not lacking,
+            "complete": complete,
             "searched_entries": min(searched, total),
             "unread_entries": lacking,
             "total_entries": total,
