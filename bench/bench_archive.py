@@ -27,7 +27,10 @@ from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage.objects.opened import OpenArchive
 from datastreamer.storage.objects.store import Store
+from tests.conftest import real_stream
 from tests.programs import missing
+
+__all__ = ["real_stream"]
 
 Versus = Callable[..., None]
 Record = Callable[..., None]
@@ -89,6 +92,33 @@ def test_push(versus: Versus, stream: Path, tmp_path: Path, threads: int) -> Non
         {"the goal": 250.0},
         unit="MB/s",
         amount=size_of(stream),
+        at_least=1.0,
+    )
+
+
+def test_push_of_a_node(versus: Versus, smoke: bool, real_stream: Path, tmp_path: Path) -> None:
+    """Entries of a production node, again and again, in one thread."""
+    path = tmp_path / "s.bin"
+    with (
+        DataStream.open(real_stream, read_only=True) as node,
+        DataStream.create(path, version=node.header.version, sync="os") as stream,
+    ):
+        batches = list(node.batches())
+        for _ in range(1 if smoke else 40):
+            with stream.atomic_op() as op:
+                for batch in batches:
+                    op.add_batch(batch)
+
+    def ours() -> None:
+        shutil.rmtree(tmp_path / "archive", ignore_errors=True)
+        push(path, tmp_path / "archive", 1)
+
+    versus(
+        "push a production node's stream to an archive, 1 thread",
+        ours,
+        {"the goal": 250.0},
+        unit="MB/s",
+        amount=size_of(path),
         at_least=1.0,
     )
 
