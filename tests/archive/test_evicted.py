@@ -269,6 +269,8 @@ def test_an_update_waits_without_the_lock(
     marked: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     locks: list[bool] = []
+    # It would open the archive.
+    monkeypatch.setattr(IndexBuilder, "start", lambda self, **_: None)
     with DataStream.open(marked, sync="os") as stream:
         old = next(each for each in entries(marked) if each[0] > stream.floor - 20 and each[1] == 2)
         _without(monkeypatch, tmp_path / "archive", locks)

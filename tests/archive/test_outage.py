@@ -38,6 +38,7 @@ from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.objects import page_runs
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
+from datastreamer.storage.read.evicted import PagedFile
 from tests.archive.evicting import (
     Fields,
     entries,
@@ -58,6 +59,8 @@ MANY = 48
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Withholding:
+    """No server has asked it before a test begins."""
+    monkeypatch.setattr(PagedFile, "_prepare", lambda self: None)
     return Withholding(monkeypatch)
 
 
@@ -141,6 +144,31 @@ class Others:
 def others(server: StreamServer, wanted: list[Fields]) -> Iterator[Others]:
     with ExitStack() as stack:
         yield Others(server, wanted, stack)
+
+
+def test_a_server_opens_the_archive_before_a_client_asks(
+    marked: Path, wanted: list[Fields], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Withholding(monkeypatch)
+    with (
+        store.closed(),
+        StreamServer(
+            *(marked,), host="127.0.0.1", port=0, create=False, in_process=True, sync="os",
+            http=HttpOptions(port=0),
+        ) as server,
+        ExitStack() as stack,
+    ):  # fmt: skip
+        others = Others(server, wanted, stack)
+        # What it is, the list of manifests, the newest one, the footer of the first page.
+        for _ in range(4):
+            assert store.asked()
+            others.are_served()
+            store.answer()
+        client = stack.enter_context(BlockingClient("127.0.0.1", server.port))
+        running = Running(lambda: client.entry(0))
+        assert store.asked(unless=lambda: not running.runs)
+        store.answer()
+        running.ended()
 
 
 def updatable(found: list[Fields], after: int) -> int:

@@ -171,7 +171,7 @@ def test_another_file(tmp_path: Path) -> None:
     push(path, memory)
     with DataStream.create(other) as stream:
         fill(stream, 2, seed=1)
-    with pytest.raises(ArchiveBusy, match="another stream file was archived there 0 s ago"):
+    with pytest.raises(ArchiveBusy, match=r"another stream file was archived there \d+ s ago"):
         push(other, memory)
     before = dict(memory.objects)
     for number in (1,):

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from datastreamer._lazy import zstd
 from datastreamer.errors import (
     ArchiveError,
     DamagedArchive,
@@ -141,9 +140,15 @@ class PagedFile(OsFile):
         with self._guard:
             self._cache, self._timeout = (folder, most), timeout
             self._evicted = None  # the next one has the cache
-        with contextlib.suppress(EvictedEntry, ExtraMissing):
+        with contextlib.suppress(EvictedEntry):
             if self.floor():
-                _load()  # so that the first client does not wait for that
+                threading.Thread(target=self._prepare, name="archive", daemon=True).start()
+
+    def _prepare(self) -> None:
+        """Open the archive, so that the first client does not wait for that."""
+        with contextlib.suppress(EvictedEntry):
+            if (evicted := self.evicted()) is not None:
+                evicted.first_number(0)
 
     def is_fetched(self, start: int, count: int) -> bool | None:
         """Whether the evicted pages of these bytes are at hand; None if all are in the file."""
@@ -317,10 +322,3 @@ class EvictedPages:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._cache is not None:
             self._cache.close()
-
-
-def _load() -> None:
-    """Load what reads an archive. Raises `ExtraMissing`."""
-    import datastreamer.storage.objects.opened  # noqa: F401 - loads the store, too
-
-    zstd()
