@@ -36,6 +36,7 @@ from datastreamer.protocol.commands import (
 )
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
+from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.objects import page_runs
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.read.evicted import PagedFile
@@ -401,7 +402,10 @@ async def test_a_truncation_by_another_process(marked: Path, store: Withholding)
                 rig.server.change(ChangeEnds(101, None))
 
 
-def test_the_first_local_page(marked: Path, twin: Path, store: Withholding) -> None:
+def test_the_first_local_page(
+    marked: Path, store: Withholding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(IndexBuilder, "start", lambda self, **_: None)
     with DataStream.open(marked) as stream, store.closed():
         floor = stream.floor
         for number in range(floor, floor + 45):
