@@ -30,26 +30,10 @@ from tests.archive.evicting import (
     everything,
     evict,
     fields,
-    made,
     marked_copy,
     pushed,
 )
 from tests.archive.stores import fill
-
-
-@pytest.fixture
-def twin(tmp_path: Path) -> Path:
-    return made(tmp_path / "twin" / "s.bin")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return (tmp_path / "archive").as_uri()
-
-
-@pytest.fixture
-def marked(twin: Path, tmp_path: Path, url: str) -> Path:
-    return marked_copy(twin, tmp_path / "marked" / "s.bin", url, 3, 6)
 
 
 def test_all_entries_are_read(marked: Path, twin: Path) -> None:

@@ -23,11 +23,6 @@ def twin(tmp_path: Path) -> Path:
     return made(tmp_path / "twin" / "s.bin", 5)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return (tmp_path / "archive").as_uri()
-
-
 def test_pages_that_were_changed_and_evicted_again(twin: Path, tmp_path: Path, url: str) -> None:
     path = marked_copy(twin, tmp_path / "s.bin", url, 3)
     with (

@@ -40,6 +40,7 @@ from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.objects import page_runs
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.read.evicted import PagedFile
+from tests.archive.conftest import FLOOR
 from tests.archive.evicting import (
     Fields,
     entries,
@@ -53,7 +54,6 @@ from tests.archive.evicting import (
 from tests.archive.withholding import PATIENCE, Running, Withholding, served
 from tests.network.fixtures import in_memory
 
-FLOOR = 6
 # More than threads of any kind.
 MANY = 48
 
@@ -63,21 +63,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Withholding:
     """No server has asked it before a test begins."""
     monkeypatch.setattr(PagedFile, "_prepare", lambda self: None)
     return Withholding(monkeypatch)
-
-
-@pytest.fixture
-def twin(tmp_path: Path) -> Path:
-    return made(tmp_path / "twin" / "s.bin")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return (tmp_path / "archive").as_uri()
-
-
-@pytest.fixture
-def marked(twin: Path, tmp_path: Path, url: str) -> Path:
-    return marked_copy(twin, tmp_path / "marked" / "s.bin", url, FLOOR)
 
 
 @pytest.fixture
