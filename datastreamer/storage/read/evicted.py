@@ -146,7 +146,7 @@ class PagedFile(OsFile):
 
     def _prepare(self) -> None:
         """Open the archive, so that the first client does not wait for that."""
-        with contextlib.suppress(EvictedEntry):
+        with contextlib.suppress(EvictedEntry, OSError):  # the file may be closed meanwhile
             if (evicted := self.evicted()) is not None:
                 evicted.first_number(0)
 
