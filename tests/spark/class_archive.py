@@ -1,6 +1,6 @@
 """`python -m tests.spark.class_archive` makes the archive of Spark's classes, once for an
-environment: a JVM that maps it starts in two thirds of the time. Without it, and with one of another
-Java or Spark, everything works, only more slowly."""
+environment: a JVM that maps it starts in two thirds of the time. Without it, and with one of
+another Java or Spark, everything works, only more slowly."""
 
 from __future__ import annotations
 
