@@ -28,10 +28,10 @@ import pytest
 from tests.ports import free_port
 from tests.programs import missing, needs
 
-# Optimising, and the C code of go-ethereum, take longer to build than the programs run.
+# The C code of go-ethereum takes longer to build than the programs run.
 GO_ENVIRONMENT = {
     "CGO_ENABLED": "0",
-    "GOFLAGS": "-buildvcs=false '-gcflags=all=-N -l' '-ldflags=-s -w'",
+    "GOFLAGS": "-buildvcs=false '-ldflags=-s -w'",
 }
 SOURCE = Path(__file__).resolve().parent / "peer"
 Answer = dict[str, Any]
