@@ -52,6 +52,8 @@ core: $(VENV)/.core $(VENV)/.built
 setup: core $(VENV)/.dev
 
 test: setup jar
+	@mkdir -p build
+	@$(PY) -m tests.spark.class_archive 2>build/class_archive.log || cat build/class_archive.log
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-fast: setup

@@ -155,13 +155,14 @@ def test_a_signal_in_spark(place: Path) -> None:
     from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
     from datastreamer.spark.pipeline.source import Source
     from datastreamer.spark.pipeline.tables import columns_of
+    from tests.spark import settings
 
     try:
         find_java()
     except UsageError as error:
         pytest.skip(str(error))
     # pyspark leaves the pipe to Java to the garbage collection.
-    quiet = {"PYTHONWARNINGS": "ignore"}
+    variables = {**settings.ENVIRONMENT, "PYTHONWARNINGS": "ignore"}
     source, ingested = Source({"path": str(place / "operations.bin")}), str(place / "ingested")
     with closing(Manifest(TableFolder(ingested), source, columns_of(source.options))) as manifest:
         total = source.look().total
@@ -175,7 +176,7 @@ def test_a_signal_in_spark(place: Path) -> None:
         }
         for name, words in SPARK.items()
     ]
-    for name, (code, errors) in zip(SPARK, walked(place, runs, **quiet), strict=True):
+    for name, (code, errors) in zip(SPARK, walked(place, runs, **variables), strict=True):
         # Java writes its own lines.
         assert (name, code, "Traceback" in errors) == (name, 143, False), errors
         assert "error: ended by SIGTERM" in errors.splitlines()

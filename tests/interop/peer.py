@@ -8,6 +8,7 @@ own files) and the life of its processes: every wait has a limit, and leaving a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -27,6 +28,11 @@ import pytest
 from tests.ports import free_port
 from tests.programs import missing, needs
 
+# The C code of go-ethereum takes longer to build than the programs run.
+GO_ENVIRONMENT = {
+    "CGO_ENABLED": "0",
+    "GOFLAGS": "-buildvcs=false '-ldflags=-s -w'",
+}
 SOURCE = Path(__file__).resolve().parent / "peer"
 Answer = dict[str, Any]
 
@@ -58,21 +64,26 @@ def build(source: Path = SOURCE) -> Path:
     if program.exists():
         return program
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f"{source.name}-*"):
-        with contextlib.suppress(OSError):  # another session may just do the same
+    # Builds at the same time would compile the same packages.
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program.exists():
+            return program
+        for old in folder.glob(f"{source.name}-*"):
             old.unlink()
-    unfinished = folder / f"building-{os.getpid()}"
-    done = subprocess.run(
-        [go, "build", "-buildvcs=false", "-o", unfinished, "."],
-        cwd=source,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if done.returncode:
-        raise PeerFailed(f"`go build` in {source} failed: {done.stderr.strip()}")
-    unfinished.replace(program)
+        unfinished = folder / f"building-{os.getpid()}"
+        done = subprocess.run(
+            [go, "build", "-o", unfinished, "."],
+            cwd=source,
+            env={**os.environ, **GO_ENVIRONMENT},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if done.returncode:
+            raise PeerFailed(f"`go build` in {source} failed: {done.stderr.strip()}")
+        unfinished.replace(program)
     return program
 
 

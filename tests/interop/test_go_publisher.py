@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import struct
@@ -15,6 +16,7 @@ import pytest
 
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import ENVIRONMENT, running
+from tests.interop.peer import GO_ENVIRONMENT
 from tests.ports import free_port
 from tests.programs import needs
 
@@ -27,9 +29,15 @@ pytestmark = [pytest.mark.interop, needs("go")]
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built with nothing but what comes with Go."""
     built = tmp_path_factory.mktemp("go") / "publisher"
-    for words in (["vet", "./..."], ["build", "-buildvcs=false", "-o", str(built), "."]):
+    for words in (["vet", "./..."], ["build", "-o", str(built), "."]):
         done = subprocess.run(
-            ["go", *words], cwd=SOURCE, capture_output=True, text=True, timeout=300, check=False
+            ["go", *words],
+            cwd=SOURCE,
+            env={**os.environ, **GO_ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
     assert "require" not in (SOURCE / "go.mod").read_text()

@@ -14,9 +14,14 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 # Spark 4.0 lacks interfaces of the reader in Java, and only verifying notices where that matters.
 _UNVERIFIED: Final = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
+# Made by `class_archive.py`. Java warns of one of another Java or Spark, and does not use it.
+CLASS_ARCHIVE: Final = Path(sys.prefix, "spark.jsa")
+_SHARED: Final = f' -XX:SharedArchiveFile="{CLASS_ARCHIVE}" -Xlog:cds*=off,class+path=off'
+
 ENVIRONMENT: Final = {
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    + ("" if VERSION < (4, 1) else _UNVERIFIED),
+    + ("" if VERSION < (4, 1) else _UNVERIFIED)
+    + (_SHARED if CLASS_ARCHIVE.exists() else ""),
     "SPARK_LOCAL_IP": "127.0.0.1",
     "PYTHONPATH": str(ROOT),
     "PYSPARK_PYTHON": str(ROOT / "tests" / "spark" / "worker_python.sh"),

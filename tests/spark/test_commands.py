@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
-from datastreamer import DataStream
+from datastreamer import DataStream, StreamServer
 from datastreamer.spark.failures import reason
 from datastreamer.spark.pipeline.folder import TableFolder
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
@@ -57,15 +59,24 @@ sys.exit(max(main(["spark", *words, "--master", "local[2]"]) for words in json.l
 
 @pytest.mark.slow
 def test_a_stream_is_ingested_and_reported_on(java: None, tmp_path: Path) -> None:
-    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
-        publish(stream, 9)
-        total = stream.total_entries
-    out = str(tmp_path / "out")
-    words = [
-        ["ingest", str(tmp_path / "stream.bin"), out],
-        ["report", out, "--charts", str(tmp_path)],
-    ]
-    done = run("-c", BOTH, json.dumps(words))
+    """With the words of the tutorial, the command apart that goes on until it is stopped."""
+    page = (ROOT / "docs" / "tutorials" / "DATA_ENGINEER.md").read_text()
+    shown = re.findall("^datastreamer spark (.*)$", page, re.MULTILINE)
+    ingest, follow, report = map(shlex.split, shown)
+    assert follow == [*ingest, "--follow", "--every", "2"]
+    path = tmp_path / "stream.bin"
+    with StreamServer(
+        path, host="127.0.0.1", port=0, version=3, system_id=7, sync="os", in_process=True
+    ) as server:
+        publish(server.stream, 9)
+        total = server.stream.total_entries
+        here = {
+            "127.0.0.1:6900": f"127.0.0.1:{server.port}",
+            "spark-tables/": str(tmp_path / "out"),
+            "charts/": str(tmp_path),
+        }
+        words = [[here.get(word, word) for word in each] for each in (ingest, report)]
+        done = run("-c", BOTH, json.dumps(words))
     assert done.returncode == 0, done.stderr
     assert f"{total} entries in" in done.stderr
     assert "Closing" not in done.stderr

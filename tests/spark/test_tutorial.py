@@ -18,7 +18,7 @@ PAGE = settings.ROOT / "docs" / "tutorials" / "DATA_ENGINEER.md"
 RUN = "from pathlib import Path; from tests.code_blocks import run; run(Path('../page'))"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_from_nothing_to_a_chart(java: None, tmp_path: Path) -> None:
     if reason := why_not(tmp_path):
         pytest.skip(reason)

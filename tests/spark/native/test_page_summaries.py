@@ -257,7 +257,7 @@ def spoilt(how: str, path: Path, records: list[bytes], chance: random.Random) ->
     ],
 )
 @pytest.mark.parametrize(
-    "seeds", [(17, 201), pytest.param(range(200, 206), marks=pytest.mark.soak)], ids=["few", "all"]
+    "seeds", [(17,), pytest.param(range(200, 206), marks=pytest.mark.soak)], ids=["one", "all"]
 )
 def test_a_sidecar_that_is_of_no_use(
     native: Any,
