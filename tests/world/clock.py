@@ -115,7 +115,7 @@ class TaskSyncer:
         self._nursery = nursery_here.get()
         self._due = float("inf")
         self._asked = trio.Event()
-        self._closed = self._started = False
+        self.closing = self._started = False
 
     def request(self, seconds: float = 0.0, *, urgent: bool = False) -> None:
         in_loop(functools.partial(self._request, seconds))
@@ -123,12 +123,12 @@ class TaskSyncer:
     def _request(self, seconds: float) -> None:
         self._due = min(self._due, trio.current_time() + seconds)
         self._asked.set()
-        if not self._started and not self._closed:
+        if not self._started and not self.closing:
             self._started = True
             self._nursery.start_soon(self._run)
 
     async def _run(self) -> None:
-        while not self._closed:
+        while not self.closing:
             self._asked = trio.Event()
             with trio.move_on_at(self._due):
                 await self._asked.wait()
@@ -137,11 +137,11 @@ class TaskSyncer:
                 most = _SLOW_SYNC_SECONDS if slowly else _THREAD_SECONDS
                 await trio.sleep(self._chance.random() * most)
                 self._due = float("inf")
-                if not self._closed:
+                if not self.closing:
                     self._work()
 
     def close(self) -> None:
-        self._closed = True
+        self.closing = True
         in_loop(self._asked.set)
 
 
