@@ -316,6 +316,14 @@ def test_a_restore_in_place(
     assert main(command) == 0
     assert "0 pages fetched" in capfd.readouterr().err
     assert main([*command, "--to-entry", "3"]) == 2
+    # What is left of the mark is repaired like the other records.
+    with marked.open("r+b") as file:
+        file.seek(1664 + 60)
+        file.write(b"\xff")
+    assert main(["verify", str(marked)]) == 3
+    assert main(["repair", str(marked), "--yes"]) == 0
+    assert main(["verify", str(marked)]) == 0
+    assert entries(marked) == entries(twin)
 
 
 def test_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.format import page_start
 from datastreamer.storage.disk.file_ops import OsFile
+from datastreamer.storage.header.records import FloorSeen, floor_in
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.objects import CACHE_BYTES
+from datastreamer.storage.read.evicted import PagedFile
 from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
 from tests.archive.stores import fill
 
@@ -100,6 +102,40 @@ def test_a_read_while_pages_are_evicted_and_brought_back(
         assert not due
 
 
+def test_a_file_that_was_marked_and_is_no_longer_differs(
+    twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each step: a reader that was stopped in between would use what it read in the hole."""
+    path = marked_copy(twin, tmp_path / "s.bin", url, 1)
+    with DataStream.open(path, sync="os") as stream:
+        stream.parts.pages.bring_back(0)
+        sync, seen = OsFile.sync, set[FloorSeen | None]()
+
+        def looked(self: OsFile) -> None:
+            sync(self)
+            seen.add(floor_in(path.read_bytes()[:4096]))
+
+        monkeypatch.setattr(OsFile, "sync", looked)
+        evict(stream, url, 3)
+        unmarked = {each for each in seen if each is not None and not each.floor}
+        seen.clear()
+        stream.parts.pages.bring_back(0)
+    after = {each for each in seen if each is not None and not each.floor}
+    assert unmarked
+    assert after
+    assert not unmarked & after
+
+
+def test_a_file_that_is_closed_before_its_archive_is_opened(
+    twin: Path, tmp_path: Path, url: str
+) -> None:
+    path = marked_copy(twin, tmp_path / "s.bin", url, 3)
+    with DataStream.open(path, read_only=True) as stream:
+        file = stream.parts.pages.file
+        assert isinstance(file, PagedFile)
+    file._prepare()
+
+
 def test_the_floor_stays_during_a_change(twin: Path, tmp_path: Path, url: str) -> None:
     path = marked_copy(twin, tmp_path / "s.bin", url, 1)
     with DataStream.open(path, sync="os") as stream:
@@ -133,3 +169,27 @@ def test_a_snapshot_beside_an_eviction(
         snapshot(path, out, verify=verify, whole=whole)
         assert whole or not real
     assert entries(out) == entries(twin)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_snapshot_beside_an_eviction_that_is_undone(
+    verify: bool, twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = marked_copy(twin, tmp_path / "s.bin", url, 1)
+    copy, due = os.copy_file_range, [True]
+    with DataStream.open(path, sync="os") as stream:
+        stream.parts.pages.bring_back(0)
+
+        def copy_between(*words: Any) -> int:
+            if not due:
+                return copy(*words)
+            due.clear()
+            evict(stream, url, 3)
+            done = copy(*words)
+            stream.parts.pages.bring_back(0)
+            return done
+
+        monkeypatch.setattr(os, "copy_file_range", copy_between)
+        snapshot(path, tmp_path / "out.bin", verify=verify)
+        assert not due
+    assert entries(tmp_path / "out.bin") == entries(twin)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.objects import page_runs
+from datastreamer.storage.objects.store import ObstoreBackend
 from datastreamer.storage.parts import ChangeBegins, ChangeEnds
 from datastreamer.storage.read.evicted import PagedFile
 from tests.archive.conftest import FLOOR
@@ -155,6 +157,27 @@ def test_a_server_opens_the_archive_before_a_client_asks(
         assert store.asked(unless=lambda: not running.runs)
         store.answer()
         running.ended()
+
+
+def test_an_opening_that_hangs_delays_no_client(
+    marked: Path, wanted: list[Fields], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, asked, answered = ObstoreBackend.get, threading.Event(), threading.Event()
+
+    def hanging(self: ObstoreBackend, name: str) -> bytes:
+        if not asked.is_set():
+            asked.set()
+            answered.wait()
+        return get(self, name)
+
+    monkeypatch.setattr(ObstoreBackend, "get", hanging)
+    with (
+        StreamServer(*(marked,), host="127.0.0.1", port=0, create=False, in_process=True) as server,
+        BlockingClient("127.0.0.1", server.port) as client,
+    ):
+        assert asked.wait(PATIENCE)
+        assert fields(served(lambda: client.entry(3))) == wanted[3]
+        answered.set()
 
 
 def updatable(found: list[Fields], after: int) -> int:

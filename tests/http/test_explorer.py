@@ -209,6 +209,14 @@ async def test_what_cannot_be_searched_says_why(path: Path) -> None:
             await check(web, stream)
 
 
+async def test_an_empty_stream_that_cannot_be_searched_says_why(path: Path) -> None:
+    with DataStream.create(path, version=3, stream_type=2, sync="os", index="memory") as stream:
+        async with serving(stream) as web:
+            while not (found := await search(web, bytes(32)))["trouble"]:
+                await trio.sleep(0.02)
+            assert "this one is of type 2" in found["trouble"]
+
+
 def test_several_processes_make_it(path: Path) -> None:
     """Those that open the index while it is made wait for that."""
 

@@ -655,7 +655,7 @@ def simulated(evictions: Evictions) -> Iterator[None]:
             world.trace.note("with the writer's lock")
         return found
 
-    locks = SimpleNamespace(Lock=SimLock, RLock=FloorLock)
+    locks = SimpleNamespace(Lock=SimLock, RLock=FloorLock, Thread=_Thread)
     threads = SimpleNamespace(Event=_Event, Thread=_Thread)
     world.bucket.watching = evictions.watching
     world.bucket.locked = has_lock

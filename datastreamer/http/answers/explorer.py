@@ -186,7 +186,7 @@ class Explorer:
         total, lacking = reading.total, sum(stop - first for first, stop in unread)
         complete = searched >= total and not lacking
         # (Until all is committed, it is that of the last attempt.)
-        trouble = "" if complete else self._trouble
+        trouble = "" if complete and total else self._trouble
         if lacking and not trouble:
             trouble = (
                 f"{counted(lacking)} from entry {unread[0][0]} on cannot be read, since their "

@@ -309,6 +309,10 @@ def put_evicted(page: bytearray, evicted: Evicted) -> Span:
     return EVICTED.put(page, EVICTED_OFFSET, fall, *fields, len(packed), packed)
 
 
+def clear_evicted(page: bytearray) -> None:
+    page[EVICTED_OFFSET : EVICTED_OFFSET + EVICTED.size] = bytes(EVICTED.size)
+
+
 def get_evicted(page: bytes | bytearray) -> Evicted | None:
     """None also for floor 0, which the record of a file keeps that was marked."""
     fields = EVICTED.get(page, EVICTED_OFFSET)

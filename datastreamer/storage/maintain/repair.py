@@ -365,6 +365,8 @@ def _fresh_page(page: bytes, made: Plan, header: Header, end_sum: EndSum) -> byt
     """The header page with `header` and records that confirm it; the rest as it was."""
     fresh, end, boot = bytearray(page), Head(*header[3:]), boot_id()
     fresh[:HEADER_OFFSET] = EVICTED_MAGIC if records.is_marked(page) else MAGIC
+    if not records.is_marked(page):
+        records.clear_evicted(fresh)
     records.put_settled(fresh, header, end_sum, made.stream_id, made.epoch, boot)
     for sequence in (made.sequence + 1, made.sequence + 2):
         records.put_synced(

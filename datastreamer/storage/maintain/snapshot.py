@@ -455,7 +455,7 @@ def _copy_inside(
     """Whether the kernel copied the data by itself; if not, all of it has to be copied again."""
     while offset < length:
         try:
-            size = min(_PART, length - offset)
+            size, before = min(_PART, length - offset), source.look()
             done = os.copy_file_range(source.fileno(), target.fileno(), size, offset, offset)
         except OSError as error:
             if error.errno in _NOT_HERE:
@@ -463,7 +463,8 @@ def _copy_inside(
             raise
         if not done:
             return False
-        if page_start(source.floor()) > offset:
+        seen = source.look()
+        if page_start(seen.floor) > offset or seen.fall != before.fall:
             # Its pages were evicted meanwhile, and may have been holes.
             target.write(source.read(done, offset), offset)
         offset += done

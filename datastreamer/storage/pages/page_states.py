@@ -230,13 +230,16 @@ class PageRegister:
             # No thread may take it for one that needs no comparison because it is resident.
             self.suspect([page])
         began, mine = (self._changes, self._proofs), object()
+        before = None if past_cache is None or self._paged is None else self._paged.look()
         if past_cache is None:
             self._comparing[page] = mine
         try:
             proven = self._is_as_written(page, past_cache or self._file)
         except DamagedPage:
-            if past_cache is not None and page < self.floor:
-                return False  # it was evicted meanwhile
+            if before is not None and self._paged is not None:
+                seen = self._paged.look()
+                if page < seen.floor or seen.fall != before.fall:
+                    return False  # it was evicted meanwhile
             with self._guard:
                 self._put(page, DUE)
                 if past_cache is not None:

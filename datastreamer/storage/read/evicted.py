@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from datastreamer.errors import (
@@ -74,9 +73,10 @@ class PagedFile(OsFile):
     def floor(self) -> int:
         """The first page that is in the file, as it says now. Raises `EvictedEntry` if that is
         damaged."""
-        return self._look().floor
+        return self.look().floor
 
-    def _look(self) -> FloorSeen:
+    def look(self) -> FloorSeen:
+        """The floor, as the file says now. Raises `EvictedEntry`."""
         found = floor_in(super().read(MARKED_BYTES, 0))
         if found is None:
             raise EvictedEntry(
@@ -88,7 +88,7 @@ class PagedFile(OsFile):
 
     def evicted(self) -> EvictedPages | None:
         """The pages below the floor; None if there are none."""
-        seen = self._look()
+        seen = self.look()
         return self._evicted_at(seen) if seen.floor else None
 
     def _evicted_at(self, seen: FloorSeen) -> EvictedPages:
@@ -109,7 +109,7 @@ class PagedFile(OsFile):
         if offset + size <= HEADER_PAGE_SIZE:
             return super().read(size, offset)
         while True:
-            before, data, seen = self._look(), super().read(size, offset), self._look()
+            before, data, seen = self.look(), super().read(size, offset), self.look()
             # The page may have been evicted, or brought back, before or after it was read; or both,
             # and then the floor is the same again.
             if before.floor <= seen.floor and before.fall == seen.fall:
@@ -146,9 +146,10 @@ class PagedFile(OsFile):
 
     def _prepare(self) -> None:
         """Open the archive, so that the first client does not wait for that."""
-        with contextlib.suppress(EvictedEntry, OSError):  # the file may be closed meanwhile
+        # (The file may be closed meanwhile.)
+        with contextlib.suppress(ArchiveError, EvictedEntry, ExtraMissing, StreamClosed, OSError):
             if (evicted := self.evicted()) is not None:
-                evicted.first_number(0)
+                evicted.prepare()
 
     def is_fetched(self, start: int, count: int) -> bool | None:
         """Whether the evicted pages of these bytes are at hand; None if all are in the file."""
@@ -203,6 +204,8 @@ class EvictedPages:
     ) -> None:
         """`mark()` is that in the file, now; `fall` is that of `FloorSeen`; once `ended` is set,
         nothing waits for the archive."""
+        from datastreamer.storage.objects.page_runs import fetching_threads
+
         self.floor = 0
         self.fall = fall
         self._path = path
@@ -210,7 +213,7 @@ class EvictedPages:
         self._cache = cache
         self._timeout = timeout
         self._guard = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = fetching_threads()
         self._runs: PageRuns | None = None
         self._ended = ended
         self._proven = 0
@@ -296,29 +299,36 @@ class EvictedPages:
                 if failure is not None and time.monotonic() < until:
                     raise failure
                 try:
-                    self._runs = self._opened()
+                    self._runs, self._proven = self._opened()
                 except (ArchiveError, ExtraMissing, OSError) as error:
                     # Those who wait for the same do not try it again, one after the other.
                     self._failure = error, time.monotonic() + _AGAIN_SECONDS
                     raise
             return self._runs
 
-    def _opened(self) -> PageRuns:
+    def prepare(self) -> None:
+        """Open the archive, and read what leads to its first page. Who asks meanwhile does not wait
+        for that. Raises what the archive raises."""
+        runs, floor = self._opened()
+        runs.archive.footer(runs.manifest.row_of(0))
+        with waits.held(self._guard):
+            if self._runs is None:
+                self._runs, self._proven = runs, floor
+
+    def _opened(self) -> tuple[PageRuns, int]:
+        """The archive's pages, and how many of them are known to be the file's."""
         mark = self._mark()
         if mark is None:
             raise StreamClosed("the record that says where pages are archived is damaged")
         from datastreamer.storage.objects.opened import OpenArchive
-        from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
+        from datastreamer.storage.objects.page_runs import PageRuns
         from datastreamer.storage.objects.store import Store
 
         archive = OpenArchive(Store(mark.url, timeout=self._timeout, abandoned=self._ended))
         manifest = archive.with_pages(mark)
-        self._proven = mark.floor
-        self._threads = self._threads or fetching_threads()
-        return PageRuns(archive, manifest, self._threads)
+        return PageRuns(archive, manifest, self._threads), mark.floor
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._cache is not None:
             self._cache.close()

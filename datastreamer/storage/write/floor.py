@@ -148,7 +148,11 @@ class Floor:
             self._durability.fail(error)
             raise WriteFailed(owned.path, refusal(error)) from error
         chain, _ = owned.sums.chain_before(page)
-        self._write(mark._replace(floor=page, chain=chain, fall=_new_fall()))
+        lower = mark._replace(floor=page, chain=chain, fall=_new_fall())
+        if not page:
+            # Between two writes a reader sees no mark, and a fall that it had not with the mark.
+            self._write(lower._replace(floor=mark.floor, chain=mark.chain))
+        self._write(lower)
 
     def _write(self, evicted: Evicted) -> None:
         """Write the mark, or with floor 0 take it away; durable on return. Requires the lock."""
