@@ -75,7 +75,7 @@ class PageCache:
             self._halves[:] = [CachedPages(self._folder), *self._halves[:1]]
         half = self._halves[0]
         if page not in half.pages:
-            os.pwrite(half.fileno(), content.ljust(PAGE_SIZE, b"\0"), page_start(page))
+            os.pwrite(half.fileno(), content, page_start(page))
             half.pages[page] = digest
 
     def holder(self, page: int) -> CachedPages | None:

@@ -1,6 +1,6 @@
 """Pages of an archive, fetched in runs, ahead of a reader that continues with the next one.
 
-Owns which runs are in memory, and that what is fetched gets into the cache, if there is one.
+Owns which runs are in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from datastreamer.storage.objects.manifest import ArchiveManifest, Row
 
 if TYPE_CHECKING:
     from datastreamer.storage.objects.opened import Content, OpenArchive
-    from datastreamer.storage.objects.page_cache import PageCache
 
 # Pages that are fetched at once; runs of them that a sequential reader is ahead; threads that
 # fetch; runs in memory.
@@ -35,17 +34,12 @@ class PageRuns:
     """The pages of one manifest; the runs that were read last are in memory."""
 
     def __init__(
-        self,
-        archive: OpenArchive,
-        manifest: ArchiveManifest,
-        threads: ThreadPoolExecutor,
-        cache: PageCache | None = None,
+        self, archive: OpenArchive, manifest: ArchiveManifest, threads: ThreadPoolExecutor
     ) -> None:
         self.manifest = manifest
         self.stop = manifest.rows[-1].stop if manifest.rows else 0
         self.archive = archive
         self._threads = threads
-        self._cache = cache
         self._guard = threading.Lock()
         # By their first pages.
         self._runs: OrderedDict[int, list[Future[Content]]] = OrderedDict()
@@ -55,12 +49,16 @@ class PageRuns:
     def get(self, page: int) -> Content:
         """The content of a page."""
         with self._guard:
-            _, first, stop = self._bounds(page)
-            pages = self._run(page)
-            if not self._continued(first, stop):
-                self._next[stop] = None
-                if len(self._next) > _MOST_RUNS:
-                    self._next.popitem(last=False)
+            first, stop, pages = self._run(page)
+            ahead = stop
+            if first in self._next:
+                del self._next[first]
+                for _ in range(_AHEAD):
+                    if ahead < self.stop:
+                        _, ahead, _ = self._run(ahead)
+            self._next[stop] = None
+            if len(self._next) > _MOST_RUNS:
+                self._next.popitem(last=False)
         wanted = pages[page - first]
         waits.until_done(wanted)
         try:
@@ -72,36 +70,12 @@ class PageRuns:
                 self._runs.pop(first, None)
             raise
 
-    def reach(self, page: int) -> None:
-        """A reader has come to a page that is in the cache."""
-        with self._guard:
-            _, first, stop = self._bounds(page)
-            self._continued(first, stop)
-
-    def _continued(self, first: int, stop: int) -> bool:
-        """Whether a reader came to this run from the one before; then what follows it is fetched.
-        Requires the guard."""
-        if first not in self._next:
-            return False
-        del self._next[first]
-        self._next[stop] = None
-        for _ in range(_AHEAD):
-            if stop >= self.stop:
-                break
-            at, (_, _, stop) = stop, self._bounds(stop)
-            if self._cache is None or not all(map(self._cache.holder, range(at, stop))):
-                self._run(at)
-        return True
-
-    def _bounds(self, page: int) -> tuple[Row, int, int]:
-        """The row of a page, and its run: from one page up to, not including, another."""
+    def _run(self, page: int) -> tuple[int, int, list[Future[Content]]]:
+        """The run that a page is in, from one page up to, not including, another; it is being
+        fetched. Requires the guard."""
         row = self.manifest.row_of(page)
         first = page - (page - row.first_page) % _RUN
-        return row, first, min(first + _RUN, row.stop)
-
-    def _run(self, page: int) -> list[Future[Content]]:
-        """The pages of the run that a page is in; it is being fetched. Requires the guard."""
-        row, first, stop = self._bounds(page)
+        stop = min(first + _RUN, row.stop)
         if first not in self._runs:
             pages: list[Future[Content]] = [Future() for _ in range(first, stop)]
             fetching = self._threads.submit(self._fetch, row, first, pages, page - first)
@@ -113,7 +87,7 @@ class PageRuns:
         self._runs.move_to_end(first)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
-        return self._runs[first]
+        return first, stop, self._runs[first]
 
     def _fetch(self, row: Row, first: int, pages: list[Future[Content]], begin: int) -> None:
         """Fetch pages; a reader has the one at `begin` before the others are decoded."""
@@ -127,9 +101,6 @@ class PageRuns:
             return
         for at in order:
             try:
-                found = decode[at]()
-                if self._cache is not None:
-                    self._cache.put(first + at, found.data, found.digest)
-                pages[at].set_result(found)
+                pages[at].set_result(decode[at]())
             except BaseException as error:  # noqa: BLE001 - the same
                 pages[at].set_exception(error)

@@ -23,7 +23,6 @@ from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.disk.residency import CAN_SAY, Residency
 from datastreamer.storage.header.judgement import sums_up_to
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.objects import waits
 from datastreamer.storage.pages.compare import MOVED, PAUSE_SECONDS, RecordSource, compare
 from datastreamer.storage.pages.hashes import EndSum, last_page
 from datastreamer.storage.read.evicted import PagedFile
@@ -159,24 +158,17 @@ class PageRegister:
 
     def resident(self, start: int, count: int) -> bool:
         """Whether bytes are in memory, or of evicted pages that were fetched."""
-        fetched = self._is_fetched(start, count)
+        fetched = None if self._paged is None else self._paged.is_fetched(start, count)
         return self._residency.holds(start, count) if fetched is None else fetched
-
-    def _is_fetched(self, start: int, count: int) -> bool | None:
-        return None if self._paged is None else self._paged.is_fetched(start, count)
 
     def is_ready(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start`, the begin of a page, can be sent at once; remembers a
         positive answer in `ready`. What is not resident is due."""
         if start in self.ready:
             return True
-        page, fetched = page_of(start), self._is_fetched(start, count)
-        resident = self._residency.holds(start, count) if fetched is None else fetched
+        page, resident = page_of(start), self.resident(start, count)
         if not resident:
             self.suspect([page])
-        elif fetched and self._paged is not None:
-            self._paged.reach(page)
-            self._compare_fetched(page)
         if not resident or self.is_due(page):
             return False
         self.ready.add(start)
@@ -189,12 +181,6 @@ class PageRegister:
         # Each of them is examined, so that all that are not resident are compared.
         ready = [self.is_ready(page, min(PAGE_SIZE, length - page)) for page in pages]
         return all(ready)
-
-    def _compare_fetched(self, page: int) -> None:
-        """Compare a page whose hash is at hand; nothing is read unless it differs."""
-        if self.is_due(page) and page < self.whole_pages:
-            with contextlib.suppress(DamagedPage, OSError, waits.NotAtHand), waits.at_hand_only():
-                self.verify(page)
 
     def forget_residency(self, now: float) -> None:
         """Forget `ready` once a second: pages may have been evicted. `now` is the loop's time."""

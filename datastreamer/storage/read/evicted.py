@@ -38,7 +38,7 @@ from datastreamer.storage.objects import TIMEOUT, waits
 from datastreamer.storage.objects.page_cache import CachedPages, PageCache
 
 if TYPE_CHECKING:
-    from datastreamer.storage.objects.opened import Content, ListedBookmarks
+    from datastreamer.storage.objects.opened import ListedBookmarks
     from datastreamer.storage.objects.page_runs import PageRuns
 
 # After a failure to open the archive, others fail at once for this long.
@@ -164,14 +164,8 @@ class PagedFile(OsFile):
         found = () if evicted is None else evicted.within(start, count)
         for page in found:
             assert evicted is not None
-            evicted.have(page)
+            evicted.page(page)
         return bool(found)
-
-    def reach(self, page: int) -> None:
-        """A client has come to an evicted page that is at hand: what it continues with is
-        fetched."""
-        if (evicted := self.evicted()) is not None:
-            evicted.reach(page)
 
     def fetched_as(self, page: int) -> bytes | None:
         """The hash of the entries of an evicted page that is at hand, which was compared."""
@@ -249,29 +243,11 @@ class EvictedPages:
         """A page, with zeros as its padding."""
         if (held := self.holder(page)) is not None:
             return os.pread(held.fileno(), PAGE_SIZE, page_start(page))
-        return self._fetched(page).data.ljust(PAGE_SIZE, b"\0")
-
-    def have(self, page: int) -> None:
-        """Have a page at hand, if there is a cache."""
-        if self.holder(page) is None:
-            self._fetched(page)
-        else:
-            self.reach(page)
-
-    def _fetched(self, page: int) -> Content:
-        def get(runs: PageRuns) -> Content:
-            found = runs.get(page)
-            if self._cache is not None and self._cache.holder(page) is None:
-                # What was fetched after it has taken its place.
-                self._cache.put(page, found.data, found.digest)
-            return found
-
-        return self._ask(f"page {page}", page, get)
-
-    def reach(self, page: int) -> None:
-        """A reader has come to a page that is at hand: what it continues with is fetched."""
-        if (runs := self._runs) is not None:
-            runs.reach(page)
+        found = self._ask(f"page {page}", page, lambda runs: runs.get(page))
+        content = found.data.ljust(PAGE_SIZE, b"\0")
+        if self._cache is not None:
+            self._cache.put(page, content, found.digest)
+        return content
 
     def page_holding(self, number: int) -> int:
         """The page that holds an entry."""
@@ -350,7 +326,7 @@ class EvictedPages:
 
         archive = OpenArchive(Store(mark.url, timeout=self._timeout, abandoned=self._ended))
         manifest = archive.with_pages(mark)
-        return PageRuns(archive, manifest, self._threads, self._cache), mark.floor
+        return PageRuns(archive, manifest, self._threads), mark.floor
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
