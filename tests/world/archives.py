@@ -27,9 +27,7 @@ from datastreamer.archive.archived_file import ArchivedFile, DurableState
 from datastreamer.archive.check import check
 from datastreamer.archive.restore import restore
 from datastreamer.archive.writer import ArchiveWriter
-from datastreamer.errors import (
-    DatastreamerError,
-)
+from datastreamer.errors import DatastreamerError, EvictedEntry
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_start
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.objects.manifest import ArchiveManifest
@@ -200,6 +198,11 @@ class ArchiveWorld(Happenings):
             ):
                 if stream.epoch == found.epoch and hash_of(stream, content.entries) != content[:2]:
                     raise Wrong(f"{machine.name} archives what a power cut takes ({mode})")
+        except EvictedEntry:
+            # (The floor that is on disk is the one before.)
+            if not self.evictions.is_orphan(left.find(PATH).seen):
+                raise
+            return
         finally:
             boot_here.reset(token)
         self.sources.add(content)
