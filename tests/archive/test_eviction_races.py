@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from datastreamer import DataStream
+from datastreamer.errors import StreamClosed
 from datastreamer.format import page_start
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.records import FloorSeen, floor_in
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.objects import CACHE_BYTES
+from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
 from datastreamer.storage.read.evicted import PagedFile
 from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
 from tests.archive.stores import fill
@@ -134,6 +137,17 @@ def test_a_file_that_is_closed_before_its_archive_is_opened(
         file = stream.parts.pages.file
         assert isinstance(file, PagedFile)
     file._prepare()
+
+
+def test_pages_of_an_archive_that_is_closed(twin: Path, url: str) -> None:
+    pushed(twin, url)
+    archive, threads = OpenArchive.open(url), fetching_threads()
+    runs = PageRuns(archive, archive.newest()[0], threads)
+    assert runs.get(1).data
+    threads.shutdown()
+    assert runs.get(1).data
+    with pytest.raises(StreamClosed, match="it was closed while it was read"):
+        runs.get(4)
 
 
 def test_the_floor_stays_during_a_change(twin: Path, tmp_path: Path, url: str) -> None:

@@ -64,11 +64,14 @@ class PageRuns:
         try:
             return wanted.result()
         except CancelledError:
-            raise StreamClosed(f"{self.archive.url}: it was closed while it was read") from None
+            raise self._closed() from None
         except BaseException:
             with self._guard:
                 self._runs.pop(first, None)
             raise
+
+    def _closed(self) -> StreamClosed:
+        return StreamClosed(f"{self.archive.url}: it was closed while it was read")
 
     def _run(self, page: int) -> tuple[int, int, list[Future[Content]]]:
         """The run that a page is in, from one page up to, not including, another; it is being
@@ -78,7 +81,10 @@ class PageRuns:
         stop = min(first + _RUN, row.stop)
         if first not in self._runs:
             pages: list[Future[Content]] = [Future() for _ in range(first, stop)]
-            fetching = self._threads.submit(self._fetch, row, first, pages, page - first)
+            try:
+                fetching = self._threads.submit(self._fetch, row, first, pages, page - first)
+            except RuntimeError:
+                raise self._closed() from None
             # (The end of the threads.)
             fetching.add_done_callback(
                 lambda it: it.cancelled() and [each.cancel() for each in pages]
