@@ -79,10 +79,16 @@ class Eviction:
                 archive.url, f"its first {stop} pages are not those of {self._stream.path}"
             )
         _read_back(archive, manifest, floor, stop)
-        again, _ = self._newest()
+        again, newest = self._newest()
+        if newest.whole_pages < stop or _places(newest, floor, stop) != _places(
+            manifest, floor, stop
+        ):
+            # Other objects have the pages now, as after an update: the next call reads those back.
+            return 0
         archive_id = bytes.fromhex(again.id)
         self._punched = False  # until it has the space back
-        pages.raise_floor(Evicted(stop, manifest.generation, archive_id, chain, archive.url))
+        mark = Evicted(stop, manifest.generation, archive_id, chain, archive.url)
+        pages.raise_floor(mark, floor)
         time.sleep(_SETTLE_SECONDS)
         pages.punch(floor, stop)
         self._punched = True
@@ -157,6 +163,12 @@ class LocalRetention:
                     _log.error("nothing is evicted: %s", error)
                 trouble = error
             self._ending.wait(self._options.interval)
+
+
+def _places(manifest: ArchiveManifest, first: int, stop: int) -> list[tuple[str, int]]:
+    """The object of each of these pages, and the frame in it."""
+    rows = [(page, manifest.row_of(page)) for page in range(first, stop)]
+    return [(row.object, page - row.first_page + row.frame) for page, row in rows]
 
 
 def _read_back(archive: OpenArchive, manifest: ArchiveManifest, first: int, stop: int) -> None:

@@ -170,11 +170,11 @@ class StreamPages:
         chain, first = self._stream._ensure_writable().owned.sums.chain_before(page)
         return None if first else chain
 
-    def raise_floor(self, evicted: Evicted) -> None:
+    def raise_floor(self, evicted: Evicted, first: int = 0) -> None:
         """The pages below a new floor are read from this archive from now on, by all processes;
-        durable on return. Raises `WriteFailed`, and `ServerFailed` if a serving process does not
-        confirm that it has looked."""
-        self._stream._ensure_writable().floor.raise_to(evicted)
+        durable on return. Raises what `Floor.raise_to` raises, with the same `first`, and
+        `ServerFailed` if a serving process does not confirm that it has looked."""
+        self._stream._ensure_writable().floor.raise_to(evicted, first)
         total = self._stream._file.head.entries
         with self._feed.change(total, total):
             pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import StreamClosed
+from datastreamer.archive import eviction
+from datastreamer.errors import BadArgument, StreamClosed
 from datastreamer.format import page_start
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.records import FloorSeen, floor_in
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.objects import CACHE_BYTES
+from datastreamer.storage.objects.manifest import ArchiveManifest
 from datastreamer.storage.objects.opened import OpenArchive
 from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
 from datastreamer.storage.read.evicted import PagedFile
@@ -148,6 +151,48 @@ def test_pages_of_an_archive_that_is_closed(twin: Path, url: str) -> None:
     assert runs.get(1).data
     with pytest.raises(StreamClosed, match="it was closed while it was read"):
         runs.get(4)
+
+
+def test_pages_that_were_read_back_from_other_objects_stay(
+    twin: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "_NEVER", 1)
+    monkeypatch.setattr(eviction, "_SETTLE_SECONDS", 0.0)
+    pushed(twin, url)
+    archive = OpenArchive.open(url)
+    read, _ = archive.newest()
+    others = tuple(row._replace(object="s/other") for row in read.segments)
+    fewer = dataclasses.replace(read, segments=())
+    found = [read, dataclasses.replace(read, segments=others), read, fewer, read, read]
+    with DataStream.open(twin, sync="os") as stream:
+        evicting = eviction.Eviction(stream, lambda: (archive, found.pop(0)), 1, url)
+        for floor in (0, 0, 4):
+            assert evicting.step() == floor
+            assert stream.parts.pages.floor_page == floor
+
+
+def test_pages_that_come_back_while_others_are_read_back_stay(
+    twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "_NEVER", 1)
+    monkeypatch.setattr(eviction, "_SETTLE_SECONDS", 0.0)
+    path = marked_copy(twin, tmp_path / "s.bin", url, 3)
+    archive = OpenArchive.open(url)
+    with DataStream.open(path, sync="os") as stream:
+        pages, looks = stream.parts.pages, [0]
+
+        def newest() -> tuple[OpenArchive, ArchiveManifest]:
+            looks[0] += 1
+            if looks[0] == 2:
+                pages.bring_back(2)
+            return archive, archive.newest()[0]
+
+        evicting = eviction.Eviction(stream, newest, 1, url)
+        with pytest.raises(BadArgument, match="page 2 was brought back into the file meanwhile"):
+            evicting.step()
+        assert pages.floor_page == 2
+        assert evicting.step() == 2
+    assert entries(path) == entries(twin)
 
 
 def test_the_floor_stays_during_a_change(twin: Path, tmp_path: Path, url: str) -> None:

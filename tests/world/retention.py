@@ -596,13 +596,13 @@ def simulated(evictions: Evictions) -> Iterator[None]:
         finally:
             vars(file).pop("sync", None)
 
-    def checked_raise(floor: Floor, wanted: Evicted) -> None:
+    def checked_raise(floor: Floor, wanted: Evicted, first: int = 0) -> None:
         machine = is_of_machine(floor)
         assert machine is not None
         evictions.begins(machine)
         with floor.still, looked_at_before_syncs(floor, machine):
             before = floor.page, HeaderPage(floor._owned.page).evicted
-            raise_to(floor, wanted)
+            raise_to(floor, wanted, first)
         world._noted(evictions.has_risen)(image_of(machine), *before, wanted)
         world._noted(evictions.check_cut)(machine)
 

@@ -45,18 +45,21 @@ class Floor:
         """The first page that is in the file."""
         return HeaderPage(self._owned.page).floor
 
-    def raise_to(self, evicted: Evicted) -> None:
-        """The pages below the new floor are in this archive; durable on return. The file still has
-        them, and no reader reads them there any more. Raises `WriteFailed`."""
+    def raise_to(self, evicted: Evicted, first: int = 0) -> None:
+        """The pages below the new floor are in this archive, and were read back from page `first`
+        on; durable on return. The file still has them, and no reader reads them there any more.
+        Raises `WriteFailed`, and `BadArgument` if the floor fell below `first` meanwhile."""
         with self.still, self._owned.exclusive():
             self._owned.ensure_writable()
             self._durability.sync()
-            self._ensure_evictable(evicted)
+            self._ensure_evictable(evicted, first)
             mark = HeaderPage(self._owned.page).evicted
             self._write(evicted._replace(fall=_new_fall() if mark is None else mark.fall))
 
-    def _ensure_evictable(self, evicted: Evicted) -> None:
+    def _ensure_evictable(self, evicted: Evicted, first: int) -> None:
         owned, floor = self._owned, evicted.floor
+        if self.page < first:
+            raise BadArgument(f"page {self.page} was brought back into the file meanwhile")
         record = HeaderPage(owned.page).record
         if floor <= self.page or len(evicted.url.encode()) > records.MOST_URL:
             raise BadArgument(f"the floor is page {self.page}, and cannot be raised to {floor}")
