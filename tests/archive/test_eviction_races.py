@@ -108,6 +108,27 @@ def test_a_read_while_pages_are_evicted_and_brought_back(
         assert not due
 
 
+def test_a_comparison_past_the_page_cache_beside_an_eviction_that_is_undone(
+    twin: Path, tmp_path: Path, url: str
+) -> None:
+    path = marked_copy(twin, tmp_path / "s.bin", url, 1)
+    with DataStream.open(path, sync="os") as stream:
+        pages = stream.parts.pages
+        pages.bring_back(0)
+
+        class Disk:
+            def read(self, size: int, offset: int) -> bytes:
+                if offset >= page_start(0):
+                    evict(stream, url, 3)
+                    pages.bring_back(0)
+                    return bytes(size)  # as it was in the hole
+                return pages.file.read(size, offset)
+
+        disk = Disk()
+        assert not pages.for_server().verify(2, past_cache=disk)
+        pages.for_server().verify(2)
+
+
 def test_a_file_that_was_marked_and_is_no_longer_differs(
     twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

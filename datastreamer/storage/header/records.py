@@ -329,6 +329,10 @@ class FloorSeen(NamedTuple):
     floor: int
     fall: int = 0
 
+    def was_above(self, page: int, before: FloorSeen) -> bool:
+        """Whether a page that was read after `before`, and before this look, was in the file."""
+        return self.floor <= page and self.fall == before.fall
+
 
 def floor_in(page: bytes | bytearray) -> FloorSeen | None:
     """The floor of a file that begins with `page`, of which `MARKED_BYTES` are enough; None if the

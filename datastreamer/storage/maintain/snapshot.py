@@ -463,8 +463,7 @@ def _copy_inside(
             raise
         if not done:
             return False
-        seen = source.look()
-        if page_start(seen.floor) > offset or seen.fall != before.fall:
+        if not source.look().was_above(page_of(offset), before):
             # Its pages were evicted meanwhile, and may have been holes.
             target.write(source.read(done, offset), offset)
         offset += done

@@ -236,10 +236,9 @@ class PageRegister:
         try:
             proven = self._is_as_written(page, past_cache or self._file)
         except DamagedPage:
-            if before is not None and self._paged is not None:
-                seen = self._paged.look()
-                if page < seen.floor or seen.fall != before.fall:
-                    return False  # it was evicted meanwhile
+            paged = self._paged
+            if before and paged is not None and not paged.look().was_above(page, before):
+                return False  # it was evicted meanwhile
             with self._guard:
                 self._put(page, DUE)
                 if past_cache is not None:
