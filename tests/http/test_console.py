@@ -210,7 +210,7 @@ def test_jumping_permalinks_back_and_forward(server: StreamServer, opened: Opene
     for text, title in (("block:5", "Block 5"), ("batch:4", "Batch 4")):
         jump.fill(text)
         jump.press("Enter")
-        expect(page.get_by_role("heading", name=title)).to_be_visible()
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
     jump.fill("no such bookmark")
     jump.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("there is no bookmark")
@@ -286,11 +286,11 @@ def test_blocks_and_batches(server: StreamServer, opened: Opened) -> None:
     console = opened(url_of(server))
     page = console.page
     console.show("block/7")
-    expect(page.get_by_role("heading", name="Block 7")).to_be_visible()
+    expect(page.get_by_role("heading", name="Block 7", exact=True)).to_be_visible()
     cells = page.get_by_role("table", name="Transactions").locator("tbody td")
     expect(cells.first).to_have_text(re.compile("^0x[0-9a-f]{64}$"))
     page.get_by_role("link", name="Next block").click()
-    expect(page.get_by_role("heading", name="Block 8")).to_be_visible()
+    expect(page.get_by_role("heading", name="Block 8", exact=True)).to_be_visible()
     page.get_by_role("link", name=re.compile("^Batch")).click()
     expect(page.get_by_role("table", name="Blocks").locator("tbody tr")).to_have_count(1)
     console.show("block/999")
@@ -327,7 +327,7 @@ def test_a_transaction(server: StreamServer, opened: Opened) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     console.show("block/7")
     page.get_by_role("table", name="Transactions").locator("tbody a").first.click()
-    expect(page.get_by_role("heading", name="Transaction")).to_be_visible()
+    expect(page.get_by_role("heading", name="Transaction", exact=True)).to_be_visible()
     panel = page.locator(".panel").first
     shown = panel.locator("dd .mono").first.inner_text()
     assert re.fullmatch("0x[0-9a-f]{64}", shown)
@@ -337,7 +337,7 @@ def test_a_transaction(server: StreamServer, opened: Opened) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == shown
     expect(panel).to_contain_text("ether for")
     panel.get_by_role("link", name="7", exact=True).click()
-    expect(page.get_by_role("heading", name="Block 7")).to_be_visible()
+    expect(page.get_by_role("heading", name="Block 7", exact=True)).to_be_visible()
     ndjson = page.get_by_role("link", name="NDJSON").get_attribute("href")
     assert len(page.request.get(f"{console.url}{ndjson}").text().splitlines()) == 4
     console.show("tx/0")
@@ -414,9 +414,9 @@ def test_the_keyboard_alone(server: StreamServer, opened: Opened) -> None:
     page.keyboard.press("k")
     expect(page.locator(".panel h1")).to_have_text("Entry 3")
     page.keyboard.press("?")
-    expect(page.get_by_role("heading", name="Keyboard")).to_be_visible()
+    expect(page.get_by_role("heading", name="Keyboard", exact=True)).to_be_visible()
     page.keyboard.press("Escape")
-    expect(page.get_by_role("heading", name="Keyboard")).to_be_hidden()
+    expect(page.get_by_role("heading", name="Keyboard", exact=True)).to_be_hidden()
     # Every control is reached with the Tab key, and shows that it is.
     page.evaluate("document.activeElement.blur()")
     seen = set()
@@ -568,10 +568,10 @@ def test_a_hash_and_an_address_are_found(server: StreamServer, opened: Opened) -
     field = page.get_by_label("Search")
     field.fill(found.hash.hex())  # as some programs write it
     field.press("Enter")
-    expect(page.get_by_role("heading", name="Transaction")).to_be_visible()
+    expect(page.get_by_role("heading", name="Transaction", exact=True)).to_be_visible()
     expect(page).to_have_url(f"{console.url}/#hash/0x{found.hash.hex()}")
     page.get_by_role("link", name=f"0x{found.to.hex()}").click()
-    expect(page.get_by_role("heading", name="Address")).to_be_visible()
+    expect(page.get_by_role("heading", name="Address", exact=True)).to_be_visible()
     row = page.get_by_role("table", name="Transactions").locator("tbody tr")
     expect(row).to_contain_text(f"0x{found.hash.hex()}")
     # A hash that was cut, and an address of the page that does not exist.
