@@ -253,10 +253,11 @@ class Evictions:
             raise Wrong(f"no manifest has the {mark.floor} pages below the floor")
 
         def read(page: int) -> bytes:
+            # (Until a truncation is complete the end may be in an evicted page.)
+            start, size = page_start(page), min(PAGE_SIZE, length - page_start(page))
             if mark is not None and manifest is not None and page < mark.floor:
-                return self.archive.pages(manifest.row_of(page), page, page + 1)[0]
-            start = page_start(page)
-            return image.read(min(PAGE_SIZE, length - start), start)
+                return self.archive.pages(manifest.row_of(page), page, page + 1)[0][:size]
+            return image.read(size, start)
 
         return read
 
