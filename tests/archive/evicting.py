@@ -36,12 +36,14 @@ def pushed(
 
 
 def marked_copy(twin: Path, path: Path, url: str, *floors: int) -> Path:
-    """A copy of a stream, archived at `url`, whose floor was raised to these pages in turn."""
+    """A copy of a stream, archived at `url`, whose floor was raised to these pages in turn. Its
+    index is complete: nothing asks the archive by itself."""
     path.parent.mkdir(exist_ok=True)
     with DataStream.open(twin, read_only=True) as stream:
         stream.snapshot(path)
     pushed(path, url)
     with DataStream.open(path, sync="os") as stream:
+        stream.bookmarks.wait()
         for floor in floors:
             evict(stream, url, floor)
     return path

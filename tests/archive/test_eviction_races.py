@@ -19,7 +19,7 @@ from datastreamer.storage.header.records import FloorSeen, floor_in
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.objects import CACHE_BYTES
 from datastreamer.storage.objects.manifest import ArchiveManifest
-from datastreamer.storage.objects.opened import OpenArchive
+from datastreamer.storage.objects.opened import Content, OpenArchive
 from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
 from datastreamer.storage.read.evicted import PagedFile
 from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
@@ -172,6 +172,46 @@ def test_pages_of_an_archive_that_is_closed(twin: Path, url: str) -> None:
     assert runs.get(1).data
     with pytest.raises(StreamClosed, match="it was closed while it was read"):
         runs.get(4)
+
+
+def test_pages_above_the_floor_are_not_fetched_ahead(tmp_path: Path, url: str) -> None:
+    """Neither a partial one, nor one that is changed before the floor is above it."""
+    path, caches = made(tmp_path / "s.bin", 11.5), []
+    pushed(path, url)
+    with (
+        DataStream.open(path, sync="os") as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        evict(stream, url, 6)
+        file = follower.parts.pages.file
+        assert isinstance(file, PagedFile)
+        file.keep_fetched(CACHE_BYTES)
+
+        def fetched() -> set[int]:
+            evicted = file.evicted()
+            assert evicted is not None
+            assert evicted._cache is not None
+            caches.append(evicted._cache)
+            return {page for page in range(13) if evicted.holder(page)}
+
+        assert everything(follower) == everything(stream)
+        assert fetched() == set(range(6))
+        for page in range(6, 11):
+            after = stream.entries(stream.reader.first_number(page))
+            found = next(it for it in after if it.type != 176 and len(it.data) > 100)
+            stream.update_entry(found.number, found.type, b"u" * len(found.data))
+        with stream.atomic_op() as op:
+            op.add_entry(2, b"after what was the end")
+        fill(stream, 2, seed=5)
+        stream.sync()
+        pushed(path, url)
+        evict(stream, url, 12)
+        follower.refresh()
+        wanted = everything(stream)
+        assert everything(follower) == wanted
+        assert fetched() == set(range(12))
+    caches[-1].put(1, Content(b"after the end", bytes(16)))
+    assert caches[-1].holder(1) is None
 
 
 def test_pages_that_were_read_back_from_other_objects_stay(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -12,6 +13,8 @@ import pytest
 
 from datastreamer import BlockingClient, HttpOptions, Limits, StreamServer
 from datastreamer.format import PAGE_SIZE
+from datastreamer.storage.objects.opened import Content
+from datastreamer.storage.objects.page_cache import PageCache
 from tests.archive.evicting import entries, fields, made, marked_copy
 from tests.network.drivers import client_of_kind, kinds
 
@@ -35,6 +38,35 @@ def test_from_the_beginning(kind: str, tmp_path: Path) -> None:
             assert fields(client.entry(number)) == wanted[number]
         key = next(data for _, kind_of, data in wanted if kind_of == 176)
         assert client.bookmark(key).number > 0
+
+
+@pytest.mark.parametrize("cached", [2, 64])
+def test_what_follows_is_fetched_before_a_client_comes_to_it(
+    cached: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the cache, by the threads that fetch; a cache of two pages is of no use for that."""
+    twin, put = made(tmp_path / "twin.bin", 24), PageCache.put
+    marked = marked_copy(twin, tmp_path / "s.bin", (tmp_path / "archive").as_uri(), 22)
+    by_fetchers: list[int] = []
+
+    def noted(self: PageCache, page: int, content: Content) -> None:
+        if threading.current_thread().name.startswith("archive"):
+            by_fetchers.append(page)
+        put(self, page, content)
+
+    monkeypatch.setattr(PageCache, "put", noted)
+    limits = Limits(archive_cache=cached * PAGE_SIZE)
+    wanted = entries(twin)
+    with StreamServer(
+        *(marked,), host="127.0.0.1", port=0, create=False, in_process=True, limits=limits
+    ) as server:
+        floor = server.stream.floor
+        for _ in range(2):
+            with BlockingClient("127.0.0.1", server.port) as client:
+                found = [fields(each) for each in client.entries(from_entry=0, stop=floor)]
+            assert found == wanted[:floor]
+    # Each once, also for the second client.
+    assert sorted(by_fetchers) == (list(range(22)) if cached == 64 else [])
 
 
 def kept(folder: Path) -> list[int]:

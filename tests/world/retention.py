@@ -74,7 +74,8 @@ if TYPE_CHECKING:
 CLIENT = "client"
 _BATCH, _NEVER, SETTLE_SECONDS = 2, 2, 0.3
 _RETENTIONS = (3 * PAGE_SIZE, 6 * PAGE_SIZE, timedelta(seconds=8), timedelta(0))
-_CACHED = 6 * PAGE_SIZE
+# Pages in a cache: too few for those that are fetched ahead, or enough.
+_CACHED = 6, 40
 # Share of the reads before which a reader stops; that for the page that is evicted next; seconds.
 _STOPPED, _STOPPED_SOON, _STOPPED_SECONDS = 0.05, 0.5, 3.0
 _READ_SECONDS, _CLIENT_SECONDS = 6.0, 60.0
@@ -666,7 +667,7 @@ def simulated(evictions: Evictions) -> Iterator[None]:
             (open_module, "OsFile", CachedFile),
             (open_module, "PagedFile", SimPagedFile),
             (evicted_module, "threading", locks),
-            (evicted_module, "PageCache", lambda *_: _in_memory()),
+            (evicted_module, "PageCache", lambda *_: _in_memory(_CACHED[world.plan.seed % 2])),
             (page_runs, "threading", locks),
             (opened_module, "threading", locks),
             # Checks read the same pages again and again.
@@ -691,7 +692,7 @@ def simulated(evictions: Evictions) -> Iterator[None]:
         yield
 
 
-def _in_memory() -> PageCache:
-    cache = PageCache("", _CACHED)
+def _in_memory(pages: int) -> PageCache:
+    cache = PageCache("", pages * PAGE_SIZE)
     cache._folder = None
     return cache

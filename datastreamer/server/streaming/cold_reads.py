@@ -65,8 +65,7 @@ class ColdReads:
         self.reads += 1
 
         def read() -> None:
-            self._read(start, count)
-            self._pages.compare([number])
+            self._pages.compare(self._read(start, count) or [number])
             self._pages.ensure_good_on_disk(number)
 
         await self._in_thread(read, far=start < page_start(self._pages.floor))
@@ -137,15 +136,17 @@ class ColdReads:
         if before is not None and before != self._loop_waits:
             self._quick_lookups = 0
 
-    def _read(self, start: int, count: int) -> None:
-        if isinstance(self._file, PagedFile) and self._file.fetch(start, count):
-            return
+    def _read(self, start: int, count: int) -> range:
+        """Returns the pages that came from the archive."""
+        if isinstance(self._file, PagedFile) and (pages := self._file.fetch(start, count)):
+            return pages
         # The sender of these bytes meets disk errors itself and reports them.
         with contextlib.suppress(OSError):
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self._fd, start, count + _AHEAD, os.POSIX_FADV_WILLNEED)
             for offset in range(start, start + count, _PIECE):
                 os.pread(self._fd, min(_PIECE, start + count - offset), offset)
+        return range(0)
 
 
 def _waits() -> int:

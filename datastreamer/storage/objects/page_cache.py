@@ -12,10 +12,14 @@ import logging
 import os
 import tempfile
 import threading
-from typing import Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.metrics.writer_numbers import shared_memory
+
+if TYPE_CHECKING:
+    from datastreamer.storage.objects.opened import Content
 
 _log = logging.getLogger(__name__)
 
@@ -48,16 +52,19 @@ class PageCache:
 
     def __init__(self, folder: str, most: int) -> None:
         self._folder: str | None = folder
-        self._half = max(1, most // 2 // PAGE_SIZE)
+        self.half = max(1, most // 2 // PAGE_SIZE)
+        """Pages in each of the files."""
         self._guard = threading.Lock()
         # The newer one first.
         self._halves: list[CachedPages] = []
 
-    def put(self, page: int, content: bytes, digest: bytes) -> None:
-        """Keep a whole page, whose entries have this hash. Raises `OSError`."""
+    def put(self, page: int, content: Content) -> None:
+        """Keep a page, unless it is here or the cache is closed. Raises `OSError`."""
         with self._guard:
+            if not self.half or self.holder(page) is not None:
+                return
             try:
-                self._put(page, content, digest)
+                self._put(page, content)
             except OSError as error:
                 if self._folder is None:
                     raise
@@ -66,21 +73,24 @@ class PageCache:
                     "%d are kept in memory: %s",
                     *(self._folder, 2 * _IN_MEMORY, error.strerror or error),
                 )
-                self._folder, self._half = None, min(self._half, _IN_MEMORY)
+                self._folder, self.half = None, min(self.half, _IN_MEMORY)
                 self._halves.clear()
-                self._put(page, content, digest)
+                self._put(page, content)
 
-    def _put(self, page: int, content: bytes, digest: bytes) -> None:
-        if not self._halves or len(self._halves[0].pages) >= self._half:
+    def _put(self, page: int, content: Content) -> None:
+        if not self._halves or len(self._halves[0].pages) >= self.half:
             self._halves[:] = [CachedPages(self._folder), *self._halves[:1]]
         half = self._halves[0]
-        if page not in half.pages:
-            os.pwrite(half.fileno(), content, page_start(page))
-            half.pages[page] = digest
+        os.pwrite(half.fileno(), content.data.ljust(PAGE_SIZE, b"\0"), page_start(page))
+        half.pages[page] = content.digest
 
     def holder(self, page: int) -> CachedPages | None:
         """The file that has a page, whose bytes remain as long as it is referred to."""
         return next((half for half in list(self._halves) if page in half.pages), None)
+
+    def has(self, pages: Iterable[int]) -> bool:
+        """Whether all these pages are here."""
+        return all(self.holder(page) is not None for page in pages)
 
     @property
     def bytes(self) -> int:
@@ -88,4 +98,5 @@ class PageCache:
 
     def close(self) -> None:
         with self._guard:
+            self.half = 0
             self._halves.clear()

@@ -158,16 +158,20 @@ class PageRegister:
 
     def resident(self, start: int, count: int) -> bool:
         """Whether bytes are in memory, or of evicted pages that were fetched."""
-        fetched = None if self._paged is None else self._paged.is_fetched(start, count)
+        fetched = self._is_fetched(start, count)
         return self._residency.holds(start, count) if fetched is None else fetched
+
+    def _is_fetched(self, start: int, count: int) -> bool | None:
+        return None if self._paged is None else self._paged.is_fetched(start, count)
 
     def is_ready(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start`, the begin of a page, can be sent at once; remembers a
-        positive answer in `ready`. What is not resident is due."""
+        positive answer in `ready`. What is not resident is due, and what was fetched ahead."""
         if start in self.ready:
             return True
-        page, resident = page_of(start), self.resident(start, count)
-        if not resident:
+        page, fetched = page_of(start), self._is_fetched(start, count)
+        resident = self._residency.holds(start, count) if fetched is None else fetched
+        if not resident or (fetched and self._state(page) == UNCHECKED):
             self.suspect([page])
         if not resident or self.is_due(page):
             return False

@@ -38,7 +38,7 @@ from datastreamer.storage.objects import TIMEOUT, waits
 from datastreamer.storage.objects.page_cache import CachedPages, PageCache
 
 if TYPE_CHECKING:
-    from datastreamer.storage.objects.opened import ListedBookmarks
+    from datastreamer.storage.objects.opened import Content, ListedBookmarks
     from datastreamer.storage.objects.page_runs import PageRuns
 
 # After a failure to open the archive, others fail at once for this long.
@@ -157,15 +157,15 @@ class PagedFile(OsFile):
         found = () if evicted is None else evicted.within(start, count)
         return all(evicted.holder(page) for page in found) if evicted and found else None
 
-    def fetch(self, start: int, count: int) -> bool:
-        """Have the evicted pages of these bytes at hand; False if there are none. Raises
-        `EvictedEntry`."""
+    def fetch(self, start: int, count: int) -> range:
+        """Have the evicted pages of these bytes at hand. Returns these, and those after them that
+        came with them. Raises `EvictedEntry`."""
         evicted = self.evicted()
-        found = () if evicted is None else evicted.within(start, count)
-        for page in found:
-            assert evicted is not None
-            evicted.page(page)
-        return bool(found)
+        found = range(0) if evicted is None else evicted.within(start, count)
+        stop = found.start
+        while evicted is not None and stop < found.stop:
+            stop = evicted.have(stop)
+        return range(found.start, stop)
 
     def fetched_as(self, page: int) -> bytes | None:
         """The hash of the entries of an evicted page that is at hand, which was compared."""
@@ -216,7 +216,6 @@ class EvictedPages:
         self._threads = fetching_threads()
         self._runs: PageRuns | None = None
         self._ended = ended
-        self._proven = 0
         self._failure: tuple[Exception | None, float] = None, 0.0
 
     def within(self, start: int, count: int) -> range:
@@ -243,11 +242,24 @@ class EvictedPages:
         """A page, with zeros as its padding."""
         if (held := self.holder(page)) is not None:
             return os.pread(held.fileno(), PAGE_SIZE, page_start(page))
+        return self._fetched(page).data.ljust(PAGE_SIZE, b"\0")
+
+    def have(self, page: int) -> int:
+        """Have a page at hand. Returns up to, not including, which page those after it are too, of
+        those that are fetched with it."""
+        if self.holder(page) is None:
+            self._fetched(page)
+        end, stop = self._ask(f"page {page}", page, lambda runs: runs.reach(page)), page + 1
+        while stop < end and self.holder(stop) is not None:
+            stop += 1
+        return stop
+
+    def _fetched(self, page: int) -> Content:
         found = self._ask(f"page {page}", page, lambda runs: runs.get(page))
-        content = found.data.ljust(PAGE_SIZE, b"\0")
         if self._cache is not None:
-            self._cache.put(page, content, found.digest)
-        return content
+            # It may be there, or may have been dropped since.
+            self._cache.put(page, found)
+        return found
 
     def page_holding(self, number: int) -> int:
         """The page that holds an entry."""
@@ -269,10 +281,11 @@ class EvictedPages:
     def bookmarks_at(self, page: int) -> ListedBookmarks | None:
         """The bookmarks of the segment that begins with a page; None if there is none, or not all
         of its pages are known to be the file's."""
-        found = self._ask(
-            f"page {page}", page, lambda runs: runs.archive.bookmarks_at(runs.manifest, page)
+        found, proven = self._ask(
+            *(f"page {page}", page),
+            lambda runs: (runs.archive.bookmarks_at(runs.manifest, page), runs.stop),
         )
-        return None if found is None or found.stop > min(self.floor, self._proven) else found
+        return None if found is None or found.stop > min(self.floor, proven) else found
 
     def _ask(self, what: str, page: int, question: Callable[[PageRuns], T]) -> T:
         try:
@@ -293,13 +306,12 @@ class EvictedPages:
 
     def _runs_with(self, page: int) -> PageRuns:
         with waits.held(self._guard):
-            # What is known of the manifest is that it has the pages below the floor of that time.
-            if self._runs is None or page >= self._proven:
+            if self._runs is None or page >= self._runs.stop:
                 failure, until = self._failure
                 if failure is not None and time.monotonic() < until:
                     raise failure
                 try:
-                    self._runs, self._proven = self._opened()
+                    self._runs = self._opened()
                 except (ArchiveError, ExtraMissing, OSError) as error:
                     # Those who wait for the same do not try it again, one after the other.
                     self._failure = error, time.monotonic() + _AGAIN_SECONDS
@@ -309,14 +321,14 @@ class EvictedPages:
     def prepare(self) -> None:
         """Open the archive, and read what leads to its first page. Who asks meanwhile does not wait
         for that. Raises what the archive raises."""
-        runs, floor = self._opened()
+        runs = self._opened()
         runs.archive.footer(runs.manifest.row_of(0))
         with waits.held(self._guard):
             if self._runs is None:
-                self._runs, self._proven = runs, floor
+                self._runs = runs
 
-    def _opened(self) -> tuple[PageRuns, int]:
-        """The archive's pages, and how many of them are known to be the file's."""
+    def _opened(self) -> PageRuns:
+        """The archive's pages that are known to be the file's: those below the floor, now."""
         mark = self._mark()
         if mark is None:
             raise StreamClosed("the record that says where pages are archived is damaged")
@@ -326,7 +338,7 @@ class EvictedPages:
 
         archive = OpenArchive(Store(mark.url, timeout=self._timeout, abandoned=self._ended))
         manifest = archive.with_pages(mark)
-        return PageRuns(archive, manifest, self._threads), mark.floor
+        return PageRuns(archive, manifest, self._threads, mark.floor, self._cache)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
