@@ -12,16 +12,17 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.archive import eviction
-from datastreamer.errors import BadArgument, StreamClosed
-from datastreamer.format import page_start
+from datastreamer.errors import ArchiveUnreachable, BadArgument, StreamClosed
+from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.records import FloorSeen, floor_in
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.objects import CACHE_BYTES
-from datastreamer.storage.objects.manifest import ArchiveManifest
+from datastreamer.storage.objects.manifest import ArchiveManifest, Row
 from datastreamer.storage.objects.opened import Content, OpenArchive
+from datastreamer.storage.objects.page_cache import PageCache
 from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
-from datastreamer.storage.read.evicted import PagedFile
+from datastreamer.storage.read.evicted import EvictedPages, PagedFile
 from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
 from tests.archive.stores import fill
 
@@ -212,6 +213,79 @@ def test_pages_above_the_floor_are_not_fetched_ahead(tmp_path: Path, url: str) -
         assert fetched() == set(range(12))
     caches[-1].put(1, Content(b"after the end", bytes(16)))
     assert caches[-1].holder(1) is None
+
+
+def test_a_floor_that_falls_while_the_archive_is_opened(
+    twin: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, content = marked_copy(twin, tmp_path / "s.bin", url, 4), twin.read_bytes()
+    opened, due = EvictedPages._opened, [True]
+    with DataStream.open(path, sync="os") as stream, DataStream.open(path, follow=True) as reader:
+        file = reader.parts.pages.file
+        assert isinstance(file, PagedFile)
+
+        def opened_late(self: EvictedPages) -> PageRuns:
+            if due and self is file._evicted:
+                due.clear()
+                stream.parts.pages.bring_back(2)
+            return opened(self)
+
+        monkeypatch.setattr(EvictedPages, "_opened", opened_late)
+        at = page_start(3)
+        assert file.read(1000, at) == content[at : at + 1000]
+        assert not due
+        assert file.floor() == 2
+
+
+def test_what_was_read_ahead_in_an_outage_is_tried_again(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = marked_copy(made(tmp_path / "longer.bin", 14), tmp_path / "s.bin", url, 12)
+    fetched, failed = OpenArchive.fetched, threading.Event()
+
+    def away(self: OpenArchive, row: Row, first: int, *words: Any, **more: Any) -> Any:
+        if first < 8:
+            return fetched(self, row, first, *words, **more)
+        failed.set()
+        raise ArchiveUnreachable(self.url, "it is away")
+
+    with DataStream.open(path, read_only=True) as stream:
+        file = stream.parts.pages.file
+        assert isinstance(file, PagedFile)
+        file.keep_fetched(CACHE_BYTES)
+        with monkeypatch.context() as patch:
+            patch.setattr(OpenArchive, "fetched", away)
+            file.fetch(page_start(0), 10)
+            file.fetch(page_start(4), 10)
+            assert failed.wait(30)
+        assert file.fetch(page_start(8), 10)
+        # For a page that is at hand nothing is opened.
+        evicted = file.evicted()
+        assert evicted is not None
+        evicted._runs = None
+        monkeypatch.setattr(EvictedPages, "_opened", lambda self: pytest.fail("it was opened"))
+        assert file.fetch(page_start(8), 10)
+
+
+def test_a_page_that_a_full_disk_takes_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pwrite, cache = os.pwrite, PageCache(str(tmp_path), CACHE_BYTES)
+    cache.put(1, Content(b"one", bytes(16)))
+    with monkeypatch.context() as patch:
+        parts = [1000]
+        patch.setattr(
+            os,
+            "pwrite",
+            lambda fd, data, at: pwrite(fd, data[: parts.pop() if parts else None], at),
+        )
+        cache.put(2, Content(b"two" * 1000, bytes(16)))
+    held = cache.holder(2)
+    assert held is not None
+    assert os.pread(held.fileno(), PAGE_SIZE, page_start(2)) == (b"two" * 1000).ljust(
+        PAGE_SIZE, b"\0"
+    )
+    assert "No space left on device" in caplog.text
 
 
 def test_pages_that_were_read_back_from_other_objects_stay(

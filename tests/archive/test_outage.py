@@ -278,6 +278,25 @@ def test_reads_of_evicted_entries(
         assert client.recv(100)
 
 
+def test_pages_that_are_at_hand_wait_for_no_store(
+    server: StreamServer, store: Withholding, wanted: list[Fields]
+) -> None:
+    """Also if they are to be compared, and others wait for theirs."""
+    stop = server.stream.reader.first_number(2)
+    with BlockingClient("127.0.0.1", server.port) as client:
+        assert fields(client.entry(3)) == wanted[3]
+        far = encode_command(Start(server.stream.reader.first_number(4)), 1)
+        with ExitStack() as stack:
+            stack.enter_context(store.closed())
+            for _ in range(12):
+                other = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+                stack.callback(other.close)
+                other.sendall(far)
+            store.asked()
+            found = served(lambda: list(client.entries(from_entry=0, stop=stop)))
+            assert [fields(each) for each in found] == wanted[:stop]
+
+
 def test_web_conversions_of_evicted_entries(
     server: StreamServer, others: Others, store: Withholding, wanted: list[Fields]
 ) -> None:

@@ -6,15 +6,20 @@ import contextlib
 import json
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from xxhash import xxh3_128_digest
 
 from datastreamer import BlockingClient, HttpOptions, Limits, StreamServer
-from datastreamer.format import PAGE_SIZE
-from datastreamer.storage.objects.opened import Content
+from datastreamer.errors import DatastreamerError
+from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.storage.objects.opened import Content, OpenArchive
 from datastreamer.storage.objects.page_cache import PageCache
+from datastreamer.storage.read.evicted import PagedFile
 from tests.archive.evicting import entries, fields, made, marked_copy
 from tests.network.drivers import client_of_kind, kinds
 
@@ -67,6 +72,64 @@ def test_what_follows_is_fetched_before_a_client_comes_to_it(
             assert found == wanted[:floor]
     # Each once, also for the second client.
     assert sorted(by_fetchers) == (list(range(22)) if cached == 64 else [])
+
+
+def test_a_page_that_is_fetched_again_is_compared_again(tmp_path: Path) -> None:
+    marked = marked_copy(made(tmp_path / "twin.bin"), tmp_path / "s.bin", tmp_path.as_uri(), 6)
+    with StreamServer(marked, host="127.0.0.1", port=0, create=False, in_process=True) as server:
+        with BlockingClient("127.0.0.1", server.port) as client:
+            assert list(client.entries(from_entry=0, stop=server.stream.floor))
+        core = vars(server._serving)["_server"]
+        register, file = core.broadcast.pages, server.stream.parts.pages.file
+        assert isinstance(file, PagedFile)
+        evicted = file.evicted()
+        assert evicted is not None
+        assert evicted._cache is not None
+        assert register.is_whole(2)
+        evicted._cache._halves.clear()
+        assert file.fetch(page_start(2), 10)
+        assert not register.is_ready(page_start(2), PAGE_SIZE)
+        assert register.is_due(2)
+        register.compare([2])
+        assert register.is_ready(page_start(2), PAGE_SIZE)
+
+
+def test_a_page_that_differs_in_the_archive_fails_no_client_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = made(tmp_path / "twin.bin", 12)
+    marked = marked_copy(twin, tmp_path / "s.bin", tmp_path.as_uri(), 10)
+    fetched = OpenArchive.fetched
+
+    def differing(page: int, decode: Callable[[], Content]) -> Content:
+        found = decode()
+        if page != 6:
+            return found
+        # A byte of an entry's data.
+        at = found.data.index(found.data[500_000:500_001] * 50, 400_000)
+        data = found.data[:at] + b"\xff" + found.data[at + 1 :]
+        return Content(data, xxh3_128_digest(data))
+
+    monkeypatch.setattr(
+        OpenArchive,
+        "fetched",
+        lambda self, row, first, stop, *, last=False: [
+            partial(differing, page, decode)
+            for page, decode in enumerate(fetched(self, row, first, stop, last=last), first)
+        ],
+    )
+    wanted = entries(twin)
+    with StreamServer(marked, host="127.0.0.1", port=0, create=False, in_process=True) as server:
+        stop = server.stream.reader.first_number(6)
+        for _ in range(3):
+            with BlockingClient("127.0.0.1", server.port, resume=False) as client:
+                found = [fields(each) for each in client.entries(from_entry=0, stop=stop)]
+            assert found == wanted[:stop]
+        with (
+            BlockingClient("127.0.0.1", server.port, resume=False) as client,
+            pytest.raises(DatastreamerError),
+        ):
+            client.entry(stop)
 
 
 def kept(folder: Path) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from datastreamer.errors import DamagedPage, EvictedEntry
 from datastreamer.format import page_of, page_start
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
@@ -54,21 +55,27 @@ class ColdReads:
 
     async def read(self, start: int, count: int) -> None:
         """Read `count` bytes from `start`, which are not resident or in a page that is due, in a
-        thread, compare their page, and begin to read the bytes after them. Raises `DamagedPage`.
+        thread, compare their page, and begin to read the bytes after them; of pages that are
+        fetched those after it, too, that are at hand. Raises `DamagedPage` for the page of `start`.
 
         If cancelled, it returns when the thread is done; the descriptor may be closed then.
         """
         number, stop = page_of(start), start + count + _AHEAD
+        paged = self._file if isinstance(self._file, PagedFile) else None
+        ahead = range(number + 1, page_of(stop) + 1)
         self._pages.suspect([number])
         # What is read ahead will be resident, and compared by the client that comes to it.
-        self._pages.before_read(range(number + 1, page_of(stop) + 1))
+        self._pages.before_read(ahead)
         self.reads += 1
 
         def read() -> None:
-            self._pages.compare(self._read(start, count) or [number])
+            self._read(start, count)
+            self._pages.compare([number])
             self._pages.ensure_good_on_disk(number)
+            with contextlib.suppress(DamagedPage, EvictedEntry):
+                self._pages.compare(page for page in ahead if paged and paged.fetched(page))
 
-        await self._in_thread(read, far=start < page_start(self._pages.floor))
+        await self._in_thread(read, far=paged is not None and paged.holder(start) is None)
 
     async def run(
         self, call: Callable[[A], T], what: A, *, limiter: trio.CapacityLimiter | None = None
@@ -136,17 +143,15 @@ class ColdReads:
         if before is not None and before != self._loop_waits:
             self._quick_lookups = 0
 
-    def _read(self, start: int, count: int) -> range:
-        """Returns the pages that came from the archive."""
-        if isinstance(self._file, PagedFile) and (pages := self._file.fetch(start, count)):
-            return pages
+    def _read(self, start: int, count: int) -> None:
+        if isinstance(self._file, PagedFile) and self._file.fetch(start, count):
+            return
         # The sender of these bytes meets disk errors itself and reports them.
         with contextlib.suppress(OSError):
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self._fd, start, count + _AHEAD, os.POSIX_FADV_WILLNEED)
             for offset in range(start, start + count, _PIECE):
                 os.pread(self._fd, min(_PIECE, start + count - offset), offset)
-        return range(0)
 
 
 def _waits() -> int:

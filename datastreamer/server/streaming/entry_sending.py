@@ -245,7 +245,7 @@ class EntrySending:
         resident = pages.resident(start, count)
         if resident and not due:
             if start <= page + ENTRY_HEAD_SIZE and span is None:
-                pages.ready.add(page)
+                pages.note_ready(number)
             return False
         self._warm = start
         broadcast.counts.cold_reads += not resident

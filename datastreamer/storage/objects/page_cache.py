@@ -8,11 +8,11 @@ intact.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from datastreamer.format import PAGE_SIZE, page_start
@@ -28,7 +28,8 @@ _IN_MEMORY: Final = 32
 
 
 class CachedPages:
-    """One of the files: `pages` are those that it has, with the hashes of their entries."""
+    """One of the files: `pages` are those that it has, with the hashes of their entries in the
+    archive; those in `compared` were compared with the stream's own checksums."""
 
     def __init__(self, folder: str | None) -> None:
         self._fd = -1
@@ -38,6 +39,7 @@ class CachedPages:
             with tempfile.TemporaryFile(dir=folder) as file:
                 self._fd = os.dup(file.fileno())
         self.pages: dict[int, bytes] = {}
+        self.compared: set[int] = set()
 
     def fileno(self) -> int:
         return self._fd
@@ -53,7 +55,7 @@ class PageCache:
     def __init__(self, folder: str, most: int) -> None:
         self._folder: str | None = folder
         self.half = max(1, most // 2 // PAGE_SIZE)
-        """Pages in each of the files."""
+        """Pages in each of the files; 0 once it is closed."""
         self._guard = threading.Lock()
         # The newer one first.
         self._halves: list[CachedPages] = []
@@ -81,16 +83,14 @@ class PageCache:
         if not self._halves or len(self._halves[0].pages) >= self.half:
             self._halves[:] = [CachedPages(self._folder), *self._halves[:1]]
         half = self._halves[0]
-        os.pwrite(half.fileno(), content.data.ljust(PAGE_SIZE, b"\0"), page_start(page))
+        data = content.data.ljust(PAGE_SIZE, b"\0")
+        if os.pwrite(half.fileno(), data, page_start(page)) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         half.pages[page] = content.digest
 
     def holder(self, page: int) -> CachedPages | None:
         """The file that has a page, whose bytes remain as long as it is referred to."""
         return next((half for half in list(self._halves) if page in half.pages), None)
-
-    def has(self, pages: Iterable[int]) -> bool:
-        """Whether all these pages are here."""
-        return all(self.holder(page) is not None for page in pages)
 
     @property
     def bytes(self) -> int:

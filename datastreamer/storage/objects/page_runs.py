@@ -1,6 +1,6 @@
 """Pages of an archive, fetched in runs, ahead of a reader that continues with the next one.
 
-Owns which runs are in memory, and that what is fetched ahead is at hand when a reader comes to it.
+Owns which runs are in memory, or being fetched.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from datastreamer.errors import StreamClosed
 from datastreamer.storage.objects import waits
@@ -32,8 +33,9 @@ def fetching_threads() -> ThreadPoolExecutor:
 
 
 class PageRuns:
-    """The pages of a manifest up to, not including, `stop`; the runs that were read last are in
-    memory."""
+    """The pages of a manifest; the runs that were read last are in memory. The threads that fetch
+    put pages into the cache, if that has room for what a reader is ahead. Of the pages from `stop`
+    on none is fetched ahead, nor put there."""
 
     def __init__(
         self,
@@ -43,12 +45,11 @@ class PageRuns:
         stop: int | None = None,
         cache: PageCache | None = None,
     ) -> None:
-        """`stop` is the end by default. The threads put what they fetch into the cache, if that has
-        room for what a reader is ahead; otherwise who gets a page may do that."""
-        self.archive = archive
-        self.manifest = manifest
+        """By default `stop` is the end."""
         if stop is None:
             stop = manifest.rows[-1].stop if manifest.rows else 0
+        self.archive = archive
+        self.manifest = manifest
         self.stop = stop
         self._threads = threads
         self._cache = cache if cache is not None and cache.half > _AHEAD * _RUN else None
@@ -70,28 +71,22 @@ class PageRuns:
             return wanted.result()
         except CancelledError:
             raise self._closed() from None
-        except BaseException:
-            with self._guard:
-                self._runs.pop(first, None)
-            raise
 
-    def reach(self, page: int) -> int:
-        """A reader has come to a page that it need not get. Returns where the page's run ends."""
+    def reach(self, page: int) -> None:
+        """A reader has come to a page that it need not get."""
         with self._guard:
-            _, first, stop = self._bounds(page)
-            self._came(first, stop)
-        return stop
+            self._came(*self._bounds(page)[1:])
 
     def _came(self, first: int, stop: int) -> None:
         """A reader is in this run; if it comes from the one before, what follows is fetched.
         Requires the guard."""
-        ahead = stop
+        ahead, cache = stop, self._cache
         if first in self._next:
             del self._next[first]
             for _ in range(_AHEAD):
                 if ahead < self.stop:
                     row, begin, ahead = self._bounds(ahead)
-                    if self._cache is None or not self._cache.has(range(begin, ahead)):
+                    if cache is None or not all(map(cache.holder, range(begin, ahead))):
                         self._run(row, begin, ahead, begin)
         self._next[stop] = None
         if len(self._next) > _MOST_RUNS:
@@ -104,7 +99,7 @@ class PageRuns:
         """The row of a page, and from where up to, not including, where its run is."""
         row = self.manifest.row_of(page)
         first = page - (page - row.first_page) % _RUN
-        return row, first, min(first + _RUN, row.stop, self.stop)
+        return row, first, min(first + _RUN, row.stop)
 
     def _run(self, row: Row, first: int, stop: int, page: int) -> list[Future[Content]]:
         """The pages of a run, which is being fetched for a reader that is at `page`. Requires the
@@ -127,19 +122,25 @@ class PageRuns:
 
     def _fetch(self, row: Row, first: int, pages: list[Future[Content]], begin: int) -> None:
         """Fetch pages; a reader has the one at `begin` before the others are decoded."""
-        order = [*range(begin, len(pages)), *range(begin)]
         try:
             stop, last = first + len(pages), row is self.manifest.tail
             decode = self.archive.fetched(row, first, stop, last=last)
         except BaseException as error:  # noqa: BLE001 - raised where the pages are read
-            for each in pages:
-                each.set_exception(error)
-            return
-        for at in order:
+            decode = [partial(_raise, error)] * len(pages)
+        for at in [*range(begin, len(pages)), *range(begin)]:
             try:
                 found = decode[at]()
-                if self._cache is not None:
+                if self._cache is not None and first + at < self.stop:
                     self._cache.put(first + at, found)
-                pages[at].set_result(found)
             except BaseException as error:  # noqa: BLE001 - the same
+                with self._guard:
+                    if self._runs.get(first) is pages:
+                        # Who comes to it later tries again.
+                        del self._runs[first]
                 pages[at].set_exception(error)
+            else:
+                pages[at].set_result(found)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

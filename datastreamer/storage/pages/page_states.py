@@ -157,26 +157,32 @@ class PageRegister:
     # What is in memory.
 
     def resident(self, start: int, count: int) -> bool:
-        """Whether bytes are in memory, or of evicted pages that were fetched."""
+        """Whether bytes are in memory, or in evicted pages that were fetched and compared."""
         fetched = self._is_fetched(start, count)
         return self._residency.holds(start, count) if fetched is None else fetched
 
     def _is_fetched(self, start: int, count: int) -> bool | None:
-        return None if self._paged is None else self._paged.is_fetched(start, count)
+        """None for bytes of the file."""
+        paged = self._paged
+        return None if paged is None else paged.is_fetched(start, count, compared=self.usable)
 
     def is_ready(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start`, the begin of a page, can be sent at once; remembers a
-        positive answer in `ready`. What is not resident is due, and what was fetched ahead."""
+        positive answer in `ready`, for a page of the file. What is not resident is due."""
         if start in self.ready:
             return True
-        page, fetched = page_of(start), self._is_fetched(start, count)
-        resident = self._residency.holds(start, count) if fetched is None else fetched
-        if not resident or (fetched and self._state(page) == UNCHECKED):
+        page, resident = page_of(start), self.resident(start, count)
+        if not resident:
             self.suspect([page])
         if not resident or self.is_due(page):
             return False
-        self.ready.add(start)
+        self.note_ready(page)
         return True
+
+    def note_ready(self, page: int) -> None:
+        """The page is resident, and not due. (What was fetched may be dropped at any time.)"""
+        if page >= self.floor:
+            self.ready.add(page_start(page))
 
     def are_ready(self, start: int, count: int, length: int) -> bool:
         """As `is_ready`, for the pages with `count` bytes from `start`, in a file of `length`
@@ -397,9 +403,10 @@ class PageRegister:
                 # It was damaged, and entries were changed since.
                 return False if self.verify_last_page() else None
             return False
-        if self._paged is not None and (digest := self._paged.fetched_as(page)) is not None:
+        if self._paged is not None and (held := self._paged.fetched(page)) is not None:
             proven = records.get(page)
-            if proven is None or proven.digest == digest:
+            if proven is None or proven.digest == held.pages[page]:
+                held.compared.add(page)
                 return proven is not None
         try:
             record, why = compare(file, records, page, still=still)

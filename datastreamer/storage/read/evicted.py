@@ -151,27 +151,30 @@ class PagedFile(OsFile):
             if (evicted := self.evicted()) is not None:
                 evicted.prepare()
 
-    def is_fetched(self, start: int, count: int) -> bool | None:
-        """Whether the evicted pages of these bytes are at hand; None if all are in the file."""
+    def is_fetched(self, start: int, count: int, *, compared: bool) -> bool | None:
+        """Whether the evicted pages of these bytes are at hand, and `compared`; None if all are in
+        the file."""
         evicted = self.evicted()
         found = () if evicted is None else evicted.within(start, count)
-        return all(evicted.holder(page) for page in found) if evicted and found else None
+        if not evicted or not found:
+            return None
+        held = [(evicted.holder(page), page) for page in found]
+        return all(by and (page in by.compared or not compared) for by, page in held)
 
-    def fetch(self, start: int, count: int) -> range:
-        """Have the evicted pages of these bytes at hand. Returns these, and those after them that
-        came with them. Raises `EvictedEntry`."""
+    def fetch(self, start: int, count: int) -> bool:
+        """Have the evicted pages of these bytes at hand; False if there are none. Raises
+        `EvictedEntry`."""
         evicted = self.evicted()
-        found = range(0) if evicted is None else evicted.within(start, count)
-        stop = found.start
-        while evicted is not None and stop < found.stop:
-            stop = evicted.have(stop)
-        return range(found.start, stop)
+        found = () if evicted is None else evicted.within(start, count)
+        for page in found:
+            assert evicted is not None
+            evicted.have(page)
+        return bool(found)
 
-    def fetched_as(self, page: int) -> bytes | None:
-        """The hash of the entries of an evicted page that is at hand, which was compared."""
+    def fetched(self, page: int) -> CachedPages | None:
+        """What has an evicted page at hand."""
         evicted = self.evicted()
-        held = None if evicted is None or page >= evicted.floor else evicted.holder(page)
-        return None if held is None else held.pages.get(page)
+        return None if evicted is None or page >= evicted.floor else evicted.holder(page)
 
     def holder(self, offset: int) -> tuple[HasFileno, int] | None:
         """The file that has the byte at this offset of the stream, and up to which offset; None if
@@ -244,20 +247,17 @@ class EvictedPages:
             return os.pread(held.fileno(), PAGE_SIZE, page_start(page))
         return self._fetched(page).data.ljust(PAGE_SIZE, b"\0")
 
-    def have(self, page: int) -> int:
-        """Have a page at hand. Returns up to, not including, which page those after it are too, of
-        those that are fetched with it."""
+    def have(self, page: int) -> None:
+        """Have a page at hand, and what a reader that came to it continues with soon."""
         if self.holder(page) is None:
             self._fetched(page)
-        end, stop = self._ask(f"page {page}", page, lambda runs: runs.reach(page)), page + 1
-        while stop < end and self.holder(stop) is not None:
-            stop += 1
-        return stop
+        elif (runs := self._runs) is not None:
+            runs.reach(page)
 
     def _fetched(self, page: int) -> Content:
         found = self._ask(f"page {page}", page, lambda runs: runs.get(page))
         if self._cache is not None:
-            # It may be there, or may have been dropped since.
+            # Unless the thread that fetched it did that.
             self._cache.put(page, found)
         return found
 
