@@ -55,6 +55,24 @@ def archive(stream: Path) -> Iterator[OpenArchive]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="module")
+def node(
+    real_stream: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """Entries of a production node, again and again."""
+    path = tmp_path_factory.mktemp("node") / "s.bin"
+    with (
+        DataStream.open(real_stream, read_only=True) as once,
+        DataStream.create(path, version=once.header.version, sync="os") as stream,
+    ):
+        batches = list(once.batches())
+        for _ in range(1 if request.config.getoption("benchmark_disable") else 40):
+            with stream.atomic_op() as op:
+                for batch in batches:
+                    op.add_batch(batch)
+    return path
+
+
 def push(path: Path, folder: Path, threads: int = 4) -> None:
     source = ArchivedFile(path)
     try:
@@ -96,29 +114,17 @@ def test_push(versus: Versus, stream: Path, tmp_path: Path, threads: int) -> Non
     )
 
 
-def test_push_of_a_node(versus: Versus, smoke: bool, real_stream: Path, tmp_path: Path) -> None:
-    """Entries of a production node, again and again, in one thread."""
-    path = tmp_path / "s.bin"
-    with (
-        DataStream.open(real_stream, read_only=True) as node,
-        DataStream.create(path, version=node.header.version, sync="os") as stream,
-    ):
-        batches = list(node.batches())
-        for _ in range(1 if smoke else 40):
-            with stream.atomic_op() as op:
-                for batch in batches:
-                    op.add_batch(batch)
-
+def test_push_of_a_node(versus: Versus, node: Path, tmp_path: Path) -> None:
     def ours() -> None:
         shutil.rmtree(tmp_path / "archive", ignore_errors=True)
-        push(path, tmp_path / "archive", 1)
+        push(node, tmp_path / "archive", 1)
 
     versus(
         "push a production node's stream to an archive, 1 thread",
         ours,
         {"the goal": 250.0},
         unit="MB/s",
-        amount=size_of(path),
+        amount=size_of(node),
         at_least=1.0,
     )
 
@@ -173,6 +179,16 @@ def test_read(versus: Versus, stream: Path, archive: OpenArchive) -> None:
 
 
 def test_java_decodes(record: Record, archive: OpenArchive) -> None:
+    decode_in_java(record, archive, "pages of an archive, decoded in Java")
+
+
+def test_java_decodes_a_node(record: Record, node: Path, tmp_path: Path) -> None:
+    push(node, tmp_path)
+    what = "pages of a production node's archive, decoded in Java"
+    decode_in_java(record, OpenArchive.open(tmp_path.as_uri()), what)
+
+
+def decode_in_java(record: Record, archive: OpenArchive, what: str) -> None:
     """The frames of one segment, in one thread."""
     spark = find_spec("pyspark")
     if spark is None or spark.origin is None or missing("java"):
@@ -188,7 +204,7 @@ def test_java_decodes(record: Record, archive: OpenArchive) -> None:
         text=True,
     )
     record(
-        "pages of an archive, decoded in Java",
+        what,
         float(ran.stdout),
         {"the goal": 2000.0},
         unit="MB/s",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_digest
@@ -20,11 +21,16 @@ from datastreamer.errors import (
     DatastreamerError,
     FileExists,
     FileMissing,
+    IndexFailed,
     StreamLocked,
     UnknownEntry,
     WriteFailed,
 )
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.storage.bookmarks._pairs import Pairs
+from datastreamer.storage.bookmarks.interface import Watermark
+from datastreamer.storage.bookmarks.registry import LMDB_ANEW, index_opener
+from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk.atomic_file import new_file
 from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
 from datastreamer.storage.header.records import (
@@ -120,7 +126,11 @@ def restore(
             if not file.lock():
                 raise StreamLocked(staging, 0)
             file.resize(max(file.size(), HEADER_PAGE_SIZE))
-            fetched = _fill(archive, manifest, wanted, file, advance, from_page, kept=not begun)
+            fetched: set[int] = set()
+            fill = partial(_fill, archive, manifest, wanted, file, advance, from_page, fetched)
+            if mark or not _indexed(fill(kept=not begun), target, file, wanted.head, identity):
+                for _ in fill(kept=not begun or mark is None):
+                    pass
             _finish(file, manifest, wanted, identity, mark)
             with suppress(FileNotFoundError):
                 os.unlink(target + SUFFIX)
@@ -139,7 +149,7 @@ def restore(
     with DataStream.open(target) as stream:
         if mark is None:
             stream.bookmarks.wait()
-        return Restored(stream.header, fetched + bool(wanted.last))
+        return Restored(stream.header, len(fetched) + bool(wanted.last))
 
 
 def _wanted(archive: OpenArchive, manifest: ArchiveManifest, to_entry: int | None) -> _Target:
@@ -203,37 +213,75 @@ def _fill(
     file: File,
     advance: Callable[[int, int], None],
     from_page: int,
+    fetched: set[int],
     *,
     kept: bool,
-) -> int:
-    """Write the whole pages from `from_page` on that are not there; returns how many were
-    fetched."""
-    pages, done, fetched = len(wanted.sums), from_page * PAGE_SIZE, 0
+) -> Iterator[Pairs]:
+    """Write the pages from `from_page` on that are not there, and add the whole ones to `fetched`;
+    yields the bookmarks of all."""
+    pages, done = len(wanted.sums), from_page * PAGE_SIZE
 
-    def fill(run: tuple[Row, int, int]) -> None:
-        nonlocal done, fetched
+    def fill(run: tuple[Row, int, int]) -> Pairs:
+        nonlocal done
         row, first, stop = run
-        have = kept and all(_holds(file, page, wanted.sums[page]) for page in range(first, stop))
-        if not have:
-            file.write(b"".join(archive.pages(row, first, stop)), page_start(first))
-            fetched += stop - first
+        found = Pairs()
+        held = _held(file, first, wanted.sums[first:stop]) if kept else None
+        for content in held or ():
+            found.take(scan(content))
+        if held is None:
+            for page, decode in enumerate(archive.fetched(row, first, stop), first):
+                content = decode().data
+                file.write(content, page_start(page))
+                found.take(scan(content))
+            fetched.update(range(first, stop))
         done += (stop - first) * PAGE_SIZE
         advance(done, pages * PAGE_SIZE)
+        return found
 
     runs = [
         (row, first, min(first + _RUN, row.stop, pages))
         for row in manifest.segments
         for first in range(max(row.first_page, from_page), min(row.stop, pages), _RUN)
     ]
-    archive.store.in_threads(_THREADS, fill, runs)
-    return fetched
+    yield from archive.store.in_threads(_THREADS, fill, runs)
+    file.resize(wanted.head.length)
+    file.write(wanted.last, page_start(pages))
+    file.resize(page_start(page_of(wanted.head.length) + 1))
+    last = Pairs()
+    last.take(scan(wanted.last))
+    yield last
 
 
-def _holds(file: File, page: int, known: PageSum) -> bool:
-    content = file.read(PAGE_SIZE, page_start(page))
-    return xxh3_128_digest(content[: known.end]) == known.digest and content[known.end :] == bytes(
-        PAGE_SIZE - known.end
-    )
+def _held(file: File, first: int, known: list[PageSum]) -> list[bytes] | None:
+    """The pages from `first` on, if the file has them all."""
+    found = []
+    for page, each in enumerate(known, first):
+        content = file.read(PAGE_SIZE, page_start(page))
+        if xxh3_128_digest(content[: each.end]) != each.digest or (
+            content[each.end :] != bytes(PAGE_SIZE - each.end)
+        ):
+            return None
+        found.append(content)
+    return found
+
+
+def _indexed(
+    parts: Iterator[Pairs], target: str, file: File, head: Head, identity: _Identity
+) -> bool:
+    """Make the bookmark index of the file that gets the name `target`, while its pages are written;
+    False if there is no place for it, or they cannot be written: who does that alone, or opens the
+    file, says why."""
+
+    def mark() -> Watermark:
+        known = fingerprint(file, identity.stream_id, identity.epoch, head.length)
+        return Watermark(*head, known)
+
+    try:
+        with closing(index_opener(LMDB_ANEW)(target, True, file.access())) as index:
+            index.fill(parts, mark)
+            return True
+    except IndexFailed:
+        return False
 
 
 def _identity(archive: OpenArchive, manifest: ArchiveManifest, *, relay: bool) -> _Identity:
@@ -255,11 +303,8 @@ def _finish(
     identity: _Identity,
     mark: Evicted | None,
 ) -> None:
-    """Write the last page and the header page. All is on disk on return."""
+    """Write the header page. All is on disk on return."""
     head, stream = wanted.head, manifest.stream
-    file.resize(head.length)
-    file.write(wanted.last, page_start(len(wanted.sums)))
-    file.resize(page_start(page_of(head.length) + 1))
     file.sync()
     header = Header(stream.version, stream.system_id, stream.stream_type, *head)
     page = settled_page(header, wanted.end_sum, identity.stream_id, identity.epoch, boot_id())

@@ -69,6 +69,7 @@ class DataStream(StreamView, Appending):
                 writer.close()
                 raise
             writer.durability.on_settled = deferred.settled
+            writer.floor.falling = self.bookmarks.emptied
         self._deferred = deferred
         self._op = AtomicOp(self, writer, deferred)
         self._appender = self._op.appender
@@ -285,15 +286,17 @@ class DataStream(StreamView, Appending):
         changes = self._ensure_changeable("truncation")
         if not 0 <= number < self.total_entries:
             raise UnknownEntry(number, self.total_entries)
-        head, keeper = changes.end_at(number), self.bookmarks
+        head = changes.end_at(number)
         writer = self._ensure_writable()
         # What is in the archive alone is fetched before anyone has to wait.
-        with writer.floor.truncating(last_page(head.length)) as settle:
-            removed = keeper.bookmarks_in(number, self.floor)
-            with self.parts.feed.change(number, None, head.length), writer.owned.exclusive():
-                writer.durability.sync()
-                with keeper.truncation(head, removed):
-                    changes.truncate(head, settle)
+        with (
+            writer.floor.truncating(last_page(head.length)) as settle,
+            self.parts.feed.change(number, None, head.length),
+            writer.owned.exclusive(),
+        ):
+            writer.durability.sync()
+            with self.bookmarks.truncation(head):
+                changes.truncate(head, settle)
 
     def _ensure_changeable(self, what: str) -> ChangeWriter:
         self._ensure_open()

@@ -185,7 +185,7 @@ def test_a_truncation_whose_archive_goes(
     page: int, marked: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     locks: list[bool] = []
-    # The index does not have the entries that go.
+    # The index asks for nothing before.
     monkeypatch.setattr(IndexBuilder, "start", lambda self, **_: None)
     with (
         DataStream.open(marked, sync="os", index="memory") as stream,
@@ -205,27 +205,27 @@ def test_a_truncation_whose_archive_goes(
         assert everything(stream) == everything(other)
 
 
-def test_a_truncation_that_is_refused(
+def test_the_index_after_a_truncation_whose_archive_goes(
     marked: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The index needs the entries that go, and the archive does not give them: nothing changes."""
+    """A truncation needs its last page only; the index is made once the archive answers."""
     with DataStream.open(marked, sync="os") as stream, DataStream.open(twin, sync="os") as other:
         stream.bookmarks.wait()
         with monkeypatch.context() as patches:
             _without(patches, tmp_path / "archive", [])
-            with pytest.raises(EvictedEntry):
-                stream.truncate(5)
+            stream.truncate(100)
+        other.truncate(100)
         for each in (stream, other):
-            each.append(2, b"more")
+            with each.atomic_op() as op:
+                op.add_bookmark(b"late")
+            assert each.bookmark(b"late") == 100
         (tmp_path / "away").rename(tmp_path / "archive")
         time.sleep(2.1)  # it is not asked again before
         assert everything(stream) == everything(other)
-        for each in (stream, other):
-            each.truncate(5)
-            with each.atomic_op() as op:
-                op.add_bookmark(b"late")
-            assert each.bookmark(b"late") == 5
-        assert everything(stream) == everything(other)
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() <= 1
+        for key, number in bookmarks_of(other.batches()).items():
+            assert stream.bookmark(key) == number
 
 
 def test_checksums_are_made_once_the_archive_answers(
@@ -391,3 +391,44 @@ def test_an_index_is_made_from_the_archive(
         assert len(stream.bookmarks) == len(wanted)
         for key, number in wanted.items():
             assert stream.bookmarks.newest(key) == number
+
+
+@pytest.mark.parametrize("how", ["below the floor", "after an update", "after all came back"])
+def test_a_truncation_after_an_index_was_made_from_the_archive(
+    how: str, tmp_path: Path, url: str
+) -> None:
+    """Its lists have the newest entry of a key in each segment; a truncation leaves an older one,
+    which is found again."""
+    path = tmp_path / "s.bin"
+    with DataStream.create(path, sync="os") as stream:
+        for seed in range(8):
+            with stream.atomic_op() as op:
+                op.add_bookmark(b"again")
+            fill(stream, 0.9, seed)
+        fill(stream, 2)
+        again = [number for key, number in keys(stream) if key == b"again"]
+    pushed(path, url, segment_pages=4)
+    with DataStream.open(path, sync="os") as stream:
+        evict(stream, url, 8)
+    shutil.rmtree(path.with_name("s.bin.index"))
+    with DataStream.open(path) as stream:
+        stream.bookmarks.wait()
+        assert stream.bookmark(b"again") == again[-1]
+    assert main(["verify", str(path)]) == 0
+    if how == "after all came back":
+        assert main(["archive", "restore", url, str(path), "--in-place"]) == 0
+    with DataStream.open(path) as stream:
+        if how == "after an update":
+            number = again[0] + 1
+            stream.update_entry(number, 2, bytes(len(stream.entry(number).data)))
+        for at in (2, 1):
+            stream.truncate(again[at] + 1)
+            assert stream.bookmark(b"again") == again[at]
+            stream.truncate(again[at])
+            assert stream.bookmark(b"again") == again[at - 1]
+        stream.bookmarks.wait()
+        assert sorted(keys(stream)) == sorted(stream.bookmarks.trusted.index.everything())
+
+
+def keys(stream: DataStream) -> list[tuple[bytes, int]]:
+    return [pair for batch in stream.batches() for pair in batch.bookmarks()]

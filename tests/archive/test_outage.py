@@ -207,6 +207,8 @@ def test_a_change_of_evicted_entries(
 ) -> None:
     """At each request that it makes of the store."""
     monkeypatch.setattr(page_runs, "_AHEAD", 0)
+    # (The index is made again afterwards.)
+    monkeypatch.setattr(IndexBuilder, "work", lambda self: None)
     with store.closed():
         running = Running(lambda: change(server.stream, wanted))
         requests = 0

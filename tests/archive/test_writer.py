@@ -23,10 +23,13 @@ from datastreamer.errors import (
     BadArgument,
     DamagedArchive,
     DamagedEntry,
+    IndexFailed,
     NotAnArchive,
     StreamBusy,
 )
 from datastreamer.format import HEADER_PAGE_SIZE, page_start
+from datastreamer.storage.bookmarks.builder import IndexBuilder
+from datastreamer.storage.bookmarks.lmdb import LmdbIndex
 from datastreamer.storage.objects.manifest import ArchiveManifest
 from datastreamer.storage.objects.opened import RESTORED_EPOCHS, OpenArchive
 from datastreamer.storage.objects.store import Store
@@ -252,6 +255,43 @@ def test_restores(tmp_path: Path) -> None:
                 assert made.epoch == stream.epoch + RESTORED_EPOCHS
                 made.append(2, b"goes on")
                 assert made.entry(at).data == b"goes on"
+
+
+def test_the_index_of_a_restored_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has all bookmarks of the pages that were restored, also those of one key, and the file is
+    not read for it once more."""
+    path, out, memory = tmp_path / "s.bin", tmp_path / "r.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        for seed in range(6):
+            with stream.atomic_op() as op:
+                op.add_bookmark(b"again")
+            fill(stream, 0.9, seed)
+        wanted = [pair for batch in stream.batches() for pair in batch.bookmarks()]
+    push(path, memory)
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexBuilder, "read", None)
+        restore(opened(memory), out, newest(memory))
+        with DataStream.open(out) as made:
+            index = made.bookmarks.trusted.index
+            assert isinstance(index, LmdbIndex)
+            assert sorted(index.everything()) == sorted(wanted)
+            assert made.bookmarks.lag() == 0
+    with DataStream.open(out) as made:
+        first, second, *_ = (number for key, number in wanted if key == b"again")
+        made.truncate(second)
+        assert made.bookmark(b"again") == first
+
+
+def test_a_restore_without_a_place_for_the_index(tmp_path: Path) -> None:
+    path, out, memory = tmp_path / "s.bin", tmp_path / "r.bin", MemoryStore()
+    with DataStream.create(path) as stream:
+        fill(stream, 5.3)
+        push(path, memory)
+        out.with_name("r.bin.index").write_bytes(b"something else")
+        with pytest.raises(IndexFailed, match="in the place of the bookmark index"):
+            restore(opened(memory), out, newest(memory))
+        with DataStream.open(out, read_only=True, verify="always") as made:
+            assert [e.data for e in made.entries()] == [e.data for e in stream.entries()]
 
 
 def test_a_restore_that_was_killed_goes_on(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from datastreamer.archive.archived_file import ArchivedFile, DurableState
 from datastreamer.archive.check import check
 from datastreamer.archive.restore import restore
 from datastreamer.archive.writer import ArchiveWriter
-from datastreamer.errors import DatastreamerError, EvictedEntry
+from datastreamer.errors import DatastreamerError, EvictedEntry, FileMissing
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_start
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.objects.manifest import ArchiveManifest
@@ -203,6 +203,12 @@ class ArchiveWorld(Happenings):
             if not self.evictions.is_orphan(left.find(PATH).seen):
                 raise
             return
+        except FileMissing:
+            # (A restore, or what creates a file, ends with its name, which may not be on disk yet.
+            # It has nothing that the archive does not have.)
+            writes = self.writers[machine.name].stream is not None
+            if writes or (content.entries and content not in self.sources):
+                raise
         finally:
             boot_here.reset(token)
         self.sources.add(content)

@@ -24,6 +24,7 @@ from obstore import exceptions
 
 from datastreamer.archive import archiver, beside, check, follower, restore, writer
 from datastreamer.archive.archived_file import ArchivedFile
+from datastreamer.storage.bookmarks import memory
 from datastreamer.storage.objects import page_runs, store
 from datastreamer.storage.objects.opened import MANIFESTS
 from datastreamer.storage.objects.store import Stored
@@ -343,6 +344,7 @@ def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
             (stores, "datetime", SimDatetime),
             (file_module, "OsDisk", disk_here.get),
             (restore, "OsDisk", disk_here.get),
+            (restore, "index_opener", lambda name: memory.open_index),
             (restore, "DataStream", _SimStream),
             (restore, "os", _SimOs()),
         ):

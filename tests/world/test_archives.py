@@ -13,10 +13,13 @@ from datastreamer.archive.writer import ArchiveWriter
 from datastreamer.errors import StreamBusy
 from datastreamer.storage.objects import store
 from datastreamer.storage.objects.store import Store
-from tests.world import faults
-from tests.world.archives import run
+from tests.storage.lab.disk import Process, Unsettled
+from tests.world import archives, faults
+from tests.world.archives import _ACTIONS, ArchiveWorld, run
+from tests.world.drivers import name_here
 from tests.world.faults import Event, Plan, plan_of
 from tests.world.planting import Patch, changed, replaced
+from tests.world.servers import PATH
 
 
 @pytest.mark.parametrize(("seed", "seconds"), [(4, 25), (1, 5)])
@@ -30,6 +33,38 @@ def test_some_seconds_of_archives(seed: int, seconds: float) -> None:
 def test_a_seed_repeats_a_run_of_archives() -> None:
     plan = plan_of(16, 15, archives=True)
     assert run(plan).digest == run(plan).digest
+
+
+def test_a_push_beside_a_restore_that_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has its name, and a power cut takes that: the archive has all that is in it."""
+    worlds: list[ArchiveWorld] = []
+    left: list[list[str]] = []
+    publish, restores = Process.publish, ArchiveWorld.restore
+
+    def takes_all(things: Sequence[Unsettled]) -> list[int]:
+        return [0] * len(things)
+
+    def published(self: Process, temporary: str, path: str) -> None:
+        def watch(what: str) -> None:
+            if what == "sync folder":
+                self.disk.watch = None
+                left.append(self.disk.power_cut(takes_all).names())
+                worlds[0]._push(worlds[0].machines[name_here.get()], takeover=True)
+
+        if temporary.endswith(restore.STAGING) and worlds and not left:
+            self.disk.watch = watch
+        publish(self, temporary, path)
+
+    def restored(world: ArchiveWorld, event: Event) -> None:
+        worlds.append(world)
+        restores(world, event)
+
+    monkeypatch.setattr(Process, "publish", published)
+    monkeypatch.setattr(archives, "Cut", lambda *_: takes_all)
+    monkeypatch.setitem(_ACTIONS, faults.RESTORE, restored)
+    events = Event(9.0, faults.RESTORE, 0, 1), Event(9.0, faults.REST, 0, 0)
+    run(Plan(3, events, relays=0, archives=True))
+    assert [PATH in names for names in left] == [False]
 
 
 @pytest.mark.soak
@@ -103,7 +138,7 @@ MUTANTS = [
         id="a follower does not compare",
     ),
     pytest.param(
-        replaced(restore, "_holds", lambda *_: True),
+        replaced(restore, "_held", lambda file, first, known: [b""] * len(known)),
         (faults.RESTORE, faults.CRASH, faults.KILL),
         "commit",
         id="a restore that goes on does not compare",

@@ -39,18 +39,21 @@ class IndexAudit:
         stream_id: bytes,
         epoch: int,
         head: Head,
+        floor: int,
         differs: Callable[[int], bool],
         *,
         live: bool,
     ) -> None:
-        """`differs` says whether the page that is fed does not match its checksum; of the last
-        page, when `finish` is called."""
+        """The index may lack older bookmarks of a key in pages below the `floor`. `differs` says
+        whether the page that is fed does not match its checksum; of the last page, when `finish`
+        is called."""
         self.notes: list[str] = []
         self.problems: list[str] = []
         self.more = 0
         self.folder = index_folder(os.path.abspath(path))
         self._file, self._path, self._head = file, path, head
         self._live = live
+        self._floor = floor
         self._differs = differs
         # The page that was fed last; and pages that were left out, and their entries.
         self._latest: tuple[int, EntryBatch] | None = None
@@ -139,6 +142,10 @@ class IndexAudit:
             self._failed(error)
             return
         self._found -= len(lacking)
+        if page < self._floor:
+            # An archive's lists have of each key the newest entry in a segment.
+            newest = self._index.newest
+            lacking = [(key, number) for key, number in lacking if (newest(key) or -1) < number]
         for key, number in sorted(lacking, key=lambda item: item[1]):
             self._add_problem(f"the index lacks entry {number} for the bookmark 0x{key.hex()}")
 

@@ -391,34 +391,32 @@ class BookmarkKeeper:
         with self.trusted.guard:
             self.recent.synced = head
 
-    def bookmarks_in(self, first: int, stop: int) -> tuple[Pairs, int]:
-        """The bookmarks among the entries from `first` up to `stop`, if they may be in the index;
-        and the entry up to which they were read."""
-        found = Pairs()
-        if first >= stop or first >= self.trusted.indexed.entries:
-            return found, first
-        for batch in self._reader.batches(first, stop):
-            found.take(batch)
-        return found, stop
+    @contextlib.contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Around a fall of the floor: of the pages below it, the index may lack bookmarks of a key
+        that is in their archive's lists with a newer one. It is built again."""
+        with self.trusted.urgently():
+            self.trusted.settle()
+            self.trusted.reset()
+            yield
+        self.wake()
 
     @contextlib.contextmanager
-    def truncation(self, head: Head, known: tuple[Pairs, int] | None = None) -> Iterator[None]:
-        """Around a truncation of the stream to `head`: truncates the index first, durably. `known`
-        are the bookmarks of the first entries after that."""
-        trusted = self.trusted
+    def truncation(self, head: Head) -> Iterator[None]:
+        """Around a truncation of the stream to `head`: truncates the index first, durably."""
+        trusted, file = self.trusted, self.trusted.file
         with trusted.urgently():
             trusted.settle()
             self.recent.unfinished = True
             trusted.truncations += 1
             index = trusted.index
-            if index is not None and head.entries < trusted.indexed.entries:
-                removed, upto = known or (Pairs(), head.entries)
+            if isinstance(file, PagedFile) and head.length < page_start(file.floor()):
+                trusted.reset()  # as in `emptied`
+            elif index is not None and head.entries < trusted.indexed.entries:
+                removed = Pairs()
                 try:
-                    if upto > trusted.indexed.entries:
-                        removed = removed.before(trusted.indexed.entries)
-                    else:
-                        for batch in self._reader.batches(upto, trusted.indexed.entries):
-                            removed.take(batch)
+                    for batch in self._reader.batches(head.entries, trusted.indexed.entries):
+                        removed.take(batch)
                     index.remove(removed, trusted.mark(head))
                     trusted.indexed = head
                 except (IndexFailed, DamagedEntry) as error:

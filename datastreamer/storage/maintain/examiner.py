@@ -103,7 +103,8 @@ class Examiner:
         if done.claimed is not None:
             self._reach.most = done.claimed.entries
             self._audit = IndexAudit(
-                *(self._file, self._path, *page.identity, done.claimed, self._differs),
+                *(self._file, self._path, *page.identity, done.claimed, page.floor),
+                self._differs,
                 live=done.live,
             )
         proven = done.claimed is not None and done.claimed == self._proven

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -272,15 +272,15 @@ class Store:
         """Nothing waits for an answer any more: what does raises `StreamClosed`."""
         self._abandoned.set()
 
-    def in_threads(self, count: int, work: Callable[..., T], *each: Iterable[Any]) -> Sequence[T]:
+    def in_threads(self, count: int, work: Callable[..., T], *each: Iterable[Any]) -> Iterator[T]:
         """What `work` returns for each of these, in `count` threads. An interruption of this
         thread abandons the store."""
         with ThreadPoolExecutor(count, "archive") as threads:
             try:
-                return list(threads.map(work, *each))
+                yield from threads.map(work, *each)
             except BaseException as error:
                 threads.shutdown(wait=False, cancel_futures=True)
-                if not isinstance(error, Exception):
+                if not isinstance(error, (Exception, GeneratorExit)):
                     self.abandon()
                 raise
 

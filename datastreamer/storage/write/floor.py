@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from xxhash import xxh3_128_digest
@@ -39,6 +39,8 @@ class Floor:
         self.still = threading.RLock()
         """Held while the floor moves, and while pages below it are written or return their space;
         acquired before the writer's lock."""
+        self.falling: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around a fall of the floor that is no truncation's, with the writer's lock."""
 
     @property
     def page(self) -> int:
@@ -94,7 +96,7 @@ class Floor:
                     )
                 for each in range(page, floor):
                     self._put(each, self._read(each))
-                with owned.exclusive():
+                with owned.exclusive(), self.falling():
                     owned.ensure_writable()
                     self._durability.sync()
                     self._lower(page)

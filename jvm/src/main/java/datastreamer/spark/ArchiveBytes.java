@@ -1,6 +1,6 @@
 package datastreamer.spark;
 
-import com.github.luben.zstd.Zstd;
+import com.github.luben.zstd.ZstdDecompressCtx;
 import com.github.luben.zstd.ZstdException;
 import java.io.IOException;
 
@@ -15,6 +15,7 @@ final class ArchiveBytes implements StreamBytes {
 
   private final ArchiveState archive;
   private final Part part;
+  private final ZstdDecompressCtx zstd = new ZstdDecompressCtx();
   private final byte[] page = new byte[Format.PAGE_SIZE];
   private int pageSize;
   private int number = -1;
@@ -66,11 +67,7 @@ final class ArchiveBytes implements StreamBytes {
       throw new IOException(archive.objects[opened] + " is shorter than it was");
     }
     try {
-      long found = Zstd.decompressByteArray(page, 0, page.length, frame, 0, size);
-      if (Zstd.isError(found)) {
-        throw new IOException(archive.objects[opened] + ": " + Zstd.getErrorName(found));
-      }
-      pageSize = (int) found;
+      pageSize = zstd.decompressByteArray(page, 0, page.length, frame, 0, size);
     } catch (ZstdException error) {
       throw new IOException(archive.objects[opened] + ": a frame is damaged", error);
     }
@@ -81,13 +78,18 @@ final class ArchiveBytes implements StreamBytes {
     if (wanted == opened) {
       return;
     }
-    close();
+    closeObject();
     object = new HadoopBytes(archive.objects[wanted]);
     opened = wanted;
   }
 
   @Override
   public void close() throws IOException {
+    zstd.close();
+    closeObject();
+  }
+
+  private void closeObject() throws IOException {
     if (object != null) {
       object.close();
       object = null;
