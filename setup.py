@@ -44,6 +44,7 @@ MODULES = [
     "datastreamer.storage.read._head",
     "datastreamer.storage.write._lane",
     "datastreamer.storage.write._stream_end",
+    "datastreamer.zkevm._rlp",
     "datastreamer.zkevm._wire",
 ]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.storage.stream import DataStream
-from datastreamer.zkevm.rlp import rlp_bytes, rlp_list
+from datastreamer.zkevm._rlp import rlp_bytes, rlp_list
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 from datastreamer.zkevm.sequencer import Sequencer
 

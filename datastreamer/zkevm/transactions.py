@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from datastreamer.errors import DecodeFailed, ExtraMissing
-from datastreamer.zkevm.rlp import rlp_bytes, rlp_decode, rlp_list, rlp_number, rlp_size
+from datastreamer.zkevm._rlp import rlp_bytes, rlp_decode, rlp_list, rlp_number, rlp_size
 
 LEGACY: Final = 0
 ACCESS_LIST: Final = 1
@@ -36,6 +36,8 @@ _FIELDS: Final = {
     BLOBS: (*_FEES, *_CALL, "max_fee_per_blob_gas", "blob_versioned_hashes"),
     SET_CODE: (*_FEES, *_CALL, "authorization_list"),
 }
+# What a transaction has that its type does not know.
+_ABSENT: Final = {**dict.fromkeys(("gas_price", *_FEES)), "access_list": ()}
 # The types whose `to` is required.
 _CALLS: Final = (BLOBS, SET_CODE)
 _FIRST_STRING: Final = 0x80
@@ -169,8 +171,7 @@ def open_transaction(encoded: bytes, *, sender: bool = True) -> OpenedTransactio
         fields["authorization_list"] = tuple(map(_with_authority, authorizations))
     return OpenedTransaction(
         **{
-            **dict.fromkeys(("gas_price", *_FEES)),
-            "access_list": (),
+            **_ABSENT,
             **fields,
             "type": kind,
             "chain_id": chain_id,
@@ -310,7 +311,7 @@ def keccak() -> Callable[[bytes], bytes]:
         hasher = import_module("sha3").keccak_256
     except ImportError:
         raise ExtraMissing("Keccak needs a package that is not installed", "zkevm") from None
-    return lambda data: bytes(hasher(data).digest())
+    return lambda data: hasher(data).digest()
 
 
 def load_tools() -> None:

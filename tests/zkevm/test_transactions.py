@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datastreamer.errors import DecodeFailed, ExtraMissing
 from datastreamer.zkevm import decode_batch, events, fixed, open_transaction, transactions
-from datastreamer.zkevm.rlp import rlp_bytes, rlp_decode, rlp_list, rlp_number
+from datastreamer.zkevm._rlp import rlp_bytes, rlp_decode, rlp_list, rlp_number
 from datastreamer.zkevm.transactions import AccessTuple
 from tests.zkevm.generated import changes, mutated
 

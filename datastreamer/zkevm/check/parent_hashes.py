@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from datastreamer.zkevm._rlp import rlp_bytes, rlp_list, rlp_number
 from datastreamer.zkevm.events import L2Block
-from datastreamer.zkevm.rlp import rlp_bytes, rlp_list, rlp_number
 
 # The gas limit of a block that does not carry one (forks 8 and 9).
 GAS_LIMIT: Final = 1 << 50
