@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -328,7 +329,9 @@ def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
             (store, "ObstoreBackend", lambda url, timeout: BucketClient(bucket, name_here.get(""))),
             (store.Store, "_answer", lambda self, call: call()),
             (store.Store, "in_threads", _in_turn),
+            # (Which works within `submit`, with the lock of its caller.)
             (page_runs, "ThreadPoolExecutor", _Executor),
+            (page_runs, "threading", SimpleNamespace(Lock=threading.RLock)),
             (archiver, "threading", threads),
             (beside, "os", SimpleNamespace(path=SimpleNamespace(lexists=_exists))),
             (archiver, "sys", SimpleNamespace(platform="simulated")),
