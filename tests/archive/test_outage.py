@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -391,6 +392,7 @@ def test_a_relay_that_applies_a_change(
             until(lambda: running.total_entries == len(wanted))
         pushed(path, url)
         with DataStream.open(path, sync="os") as stream:
+            stream.bookmarks.wait()
             evict(stream, url, 12)
             floor = stream.floor
         with relay() as running, BlockingClient("127.0.0.1", running.port) as client:
@@ -399,12 +401,7 @@ def test_a_relay_that_applies_a_change(
                 change(upstream.stream, wanted)
                 store.asked()
                 for number in (floor, len(wanted) - 1):
-                    assert (
-                        fields(served(lambda number=number: client.entry(number)))
-                        == (  # type: ignore[misc]
-                            wanted[number]
-                        )
-                    )
+                    assert fields(served(partial(client.entry, number))) == wanted[number]
             expected = everything(upstream.stream)
             until(lambda: running.total_entries == len(expected))
             with BlockingClient("127.0.0.1", running.port) as reader:
