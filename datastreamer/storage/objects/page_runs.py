@@ -106,22 +106,19 @@ class PageRuns:
         guard."""
         if first not in self._runs:
             pages: list[Future[Content]] = [Future() for _ in range(first, stop)]
-            self._runs[first] = pages
             try:
                 fetching = self._threads.submit(self._fetch, row, first, pages, page - first)
             except RuntimeError:
-                del self._runs[first]
                 raise self._closed() from None
             # (The end of the threads.)
             fetching.add_done_callback(
                 lambda it: it.cancelled() and [each.cancel() for each in pages]
             )
-        else:
-            pages = self._runs[first]
-            self._runs.move_to_end(first)
+            self._runs[first] = pages
+        self._runs.move_to_end(first)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
-        return pages
+        return self._runs[first]
 
     def _fetch(self, row: Row, first: int, pages: list[Future[Content]], begin: int) -> None:
         """Fetch pages; a reader has the one at `begin` before the others are decoded."""
