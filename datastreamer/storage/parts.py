@@ -175,6 +175,7 @@ class StreamPages:
         durable on return. Raises what `Floor.raise_to` raises, with the same `first`, and
         `ServerFailed` if a serving process does not confirm that it has looked."""
         self._stream._ensure_writable().floor.raise_to(evicted, first)
+        self._stream.bookmarks.changed()
         total = self._stream._file.head.entries
         with self._feed.change(total, total):
             pass

@@ -393,7 +393,10 @@ def test_an_index_is_made_from_the_archive(
             assert stream.bookmarks.newest(key) == number
 
 
-@pytest.mark.parametrize("how", ["below the floor", "after an update", "after all came back"])
+@pytest.mark.parametrize(
+    "how",
+    ["below the floor", "at the floor", "after an update", "after all came back", "old folder"],
+)
 def test_a_truncation_after_an_index_was_made_from_the_archive(
     how: str, tmp_path: Path, url: str
 ) -> None:
@@ -401,33 +404,54 @@ def test_a_truncation_after_an_index_was_made_from_the_archive(
     which is found again."""
     path = tmp_path / "s.bin"
     with DataStream.create(path, sync="os") as stream:
-        for seed in range(8):
+        for seed in range(30):
             with stream.atomic_op() as op:
                 op.add_bookmark(b"again")
-            fill(stream, 0.9, seed)
-        fill(stream, 2)
+            fill(stream, 0.3, seed)
         again = [number for key, number in keys(stream) if key == b"again"]
     pushed(path, url, segment_pages=4)
     with DataStream.open(path, sync="os") as stream:
         evict(stream, url, 8)
-    shutil.rmtree(path.with_name("s.bin.index"))
+    index = path.with_name("s.bin.index")
+    shutil.rmtree(index)
     with DataStream.open(path) as stream:
         stream.bookmarks.wait()
         assert stream.bookmark(b"again") == again[-1]
+        floor = stream.floor
+    shutil.copytree(index, tmp_path / "kept")
     assert main(["verify", str(path)]) == 0
-    if how == "after all came back":
+    if how in ("after all came back", "old folder"):
         assert main(["archive", "restore", url, str(path), "--in-place"]) == 0
+    if how == "old folder":
+        # As after a power cut that takes what was removed back.
+        shutil.rmtree(index)
+        (tmp_path / "kept").rename(index)
     with DataStream.open(path) as stream:
         if how == "after an update":
             number = again[0] + 1
             stream.update_entry(number, 2, bytes(len(stream.entry(number).data)))
-        for at in (2, 1):
+        elif how == "at the floor":
+            stream.truncate(floor)
+            again = [number for number in again if number < floor]
+            stream.bookmarks.wait()
+        elif how != "below the floor":
+            stream.bookmarks.wait()
+        for at in range(len(again) - 2, 0, -3):
             stream.truncate(again[at] + 1)
             assert stream.bookmark(b"again") == again[at]
             stream.truncate(again[at])
             assert stream.bookmark(b"again") == again[at - 1]
         stream.bookmarks.wait()
         assert sorted(keys(stream)) == sorted(stream.bookmarks.trusted.index.everything())
+
+
+def test_an_index_stays_when_its_file_is_evicted(
+    twin: Path, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with DataStream.open(marked_copy(twin, tmp_path / "s.bin", url, 3, 5)) as stream:
+        assert stream.bookmarks.trusted.indexed.entries == stream.total_entries
+    assert "rebuilt" not in caplog.text
 
 
 def keys(stream: DataStream) -> list[tuple[bytes, int]]:

@@ -26,6 +26,7 @@ from datastreamer.storage.bookmarks.recent import FLUSH_KEYS, MovedError
 from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
+from datastreamer.storage.pages.hashes import last_page
 from datastreamer.storage.read.evicted import PagedFile
 from datastreamer.storage.read.spans import Cursor
 
@@ -410,7 +411,7 @@ class BookmarkKeeper:
             self.recent.unfinished = True
             trusted.truncations += 1
             index = trusted.index
-            if isinstance(file, PagedFile) and head.length < page_start(file.floor()):
+            if isinstance(file, PagedFile) and last_page(head.length) < file.floor():
                 trusted.reset()  # as in `emptied`
             elif index is not None and head.entries < trusted.indexed.entries:
                 removed = Pairs()
@@ -437,7 +438,8 @@ class BookmarkKeeper:
                     trusted.changed.notify()
 
     def changed(self) -> None:
-        """Entries other than bookmarks were updated: the index remains valid."""
+        """Entries other than bookmarks were updated, or the floor was raised: the index remains
+        valid."""
         with self.trusted.urgently():
             self.trusted.settle()
             self.trusted.renew_mark(always=True)

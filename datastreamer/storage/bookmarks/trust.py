@@ -27,7 +27,7 @@ from datastreamer.storage.bookmarks.recent import RecentBookmarks
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.disk.identity import OpenPath
-from datastreamer.storage.header.records import Change, Head
+from datastreamer.storage.header.records import MARKED_BYTES, Change, Head, floor_in
 from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.read.reader import Reader
 
@@ -285,10 +285,12 @@ class TrustedIndex:
 
 
 def fingerprint(file: File, stream_id: bytes, epoch: int, length: int) -> bytes:
-    """Distinguishes the file up to `length` from others, by stream id, epoch, device, inode and the
-    last bytes before that offset."""
+    """Distinguishes the file up to `length` from others, by stream id, epoch, device, inode, the
+    last fall of its floor and the last bytes before that offset."""
     device, inode = file.identity()
+    floor = floor_in(file.read(MARKED_BYTES, 0))
+    fall = b"" if floor is None or not floor.fall else b"%d " % floor.fall
     start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
     tail = file.read(length - start, start)
     which = stream_id + epoch.to_bytes(8, "big")
-    return which + xxh3_128_digest(b"%d %d " % (device, inode) + tail)
+    return which + xxh3_128_digest(b"%d %d " % (device, inode) + fall + tail)

@@ -40,7 +40,8 @@ class Floor:
         """Held while the floor moves, and while pages below it are written or return their space;
         acquired before the writer's lock."""
         self.falling: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around a fall of the floor that is no truncation's, with the writer's lock."""
+        """Around a fall of the floor that is no truncation's, with the writer's lock. (That of
+        `settle` comes before the index is opened.)"""
 
     @property
     def page(self) -> int:
