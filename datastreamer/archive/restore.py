@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -120,24 +120,40 @@ def restore(
     mark = _mark(archive, manifest, wanted, from_page)
     staging = target + STAGING
     identity = _identity(archive, manifest, relay=relay)
+    with (
+        _explained(target),
+        closing(
+            disk.open(staging, write=True) if disk.exists(staging) else disk.create(staging)
+        ) as file,
+    ):
+        if not file.lock():
+            raise StreamLocked(staging, 0)
+        file.resize(max(file.size(), HEADER_PAGE_SIZE))
+        fetched: set[int] = set()
+        write = partial(
+            _write_pages, archive, manifest, wanted, file, target, advance, from_page, fetched
+        )
+        if not _indexed(write(), target, file, wanted.head, identity, whole=mark is None):
+            for _ in write():
+                pass
+        _finish(file, manifest, wanted, identity, mark)
+        with suppress(FileNotFoundError):
+            os.unlink(target + SUFFIX)
+        with new_file(disk, target + SUFFIX, file.access()) as sums:
+            _write_sums(sums, file, wanted, identity)
+        disk.publish(staging, target)
+        file.unlock()
+    with DataStream.open(target) as stream:
+        if mark is None:
+            stream.bookmarks.wait()
+        return Restored(stream.header, len(fetched) + bool(wanted.last))
+
+
+@contextmanager
+def _explained(target: str) -> Iterator[None]:
+    """Raises what an error of the disk means for the file `target`."""
     try:
-        begun = not disk.exists(staging)
-        with closing(disk.create(staging) if begun else disk.open(staging, write=True)) as file:
-            if not file.lock():
-                raise StreamLocked(staging, 0)
-            file.resize(max(file.size(), HEADER_PAGE_SIZE))
-            fetched: set[int] = set()
-            fill = partial(_fill, archive, manifest, wanted, file, advance, from_page, fetched)
-            if mark or not _indexed(fill(kept=not begun), target, file, wanted.head, identity):
-                for _ in fill(kept=not begun or mark is None):
-                    pass
-            _finish(file, manifest, wanted, identity, mark)
-            with suppress(FileNotFoundError):
-                os.unlink(target + SUFFIX)
-            with new_file(disk, target + SUFFIX, file.access()) as sums:
-                _write_sums(sums, file, wanted, identity)
-            disk.publish(staging, target)
-            file.unlock()
+        yield
     except DatastreamerError:
         raise
     except FileExistsError:
@@ -146,10 +162,6 @@ def restore(
         raise FileMissing(target, "no such folder") from None
     except OSError as error:
         raise WriteFailed(target, f"it cannot be restored: {error.strerror or error}") from error
-    with DataStream.open(target) as stream:
-        if mark is None:
-            stream.bookmarks.wait()
-        return Restored(stream.header, len(fetched) + bool(wanted.last))
 
 
 def _wanted(archive: OpenArchive, manifest: ArchiveManifest, to_entry: int | None) -> _Target:
@@ -194,38 +206,37 @@ def _sums(archive: OpenArchive, manifest: ArchiveManifest) -> list[PageSum]:
         return archive.footer(row).pages[row.frame : row.frame + row.pages]
 
     sums, chain = [], NO_CHAIN
-    found = archive.store.in_threads(_THREADS, pages_of, manifest.segments)
-    for row, pages in zip(manifest.segments, found, strict=True):
-        for page in pages:
-            chain = chained(chain, page.sum.digest)
-            sums.append(page.sum._replace(chain=chain))
-        if chain.hex() != row.chain:
-            raise archive.damaged(
-                row, "the hashes of its pages do not lead to the manifest's chain"
-            )
+    with closing(archive.store.in_threads(_THREADS, pages_of, manifest.segments)) as found:
+        for row, pages in zip(manifest.segments, found, strict=True):
+            for page in pages:
+                chain = chained(chain, page.sum.digest)
+                sums.append(page.sum._replace(chain=chain))
+            if chain.hex() != row.chain:
+                raise archive.damaged(
+                    row, "the hashes of its pages do not lead to the manifest's chain"
+                )
     return sums
 
 
-def _fill(
+def _write_pages(
     archive: OpenArchive,
     manifest: ArchiveManifest,
     wanted: _Target,
     file: File,
+    target: str,
     advance: Callable[[int, int], None],
     from_page: int,
     fetched: set[int],
-    *,
-    kept: bool,
-) -> Iterator[Pairs]:
+) -> Generator[Pairs, None, None]:
     """Write the pages from `from_page` on that are not there, and add the whole ones to `fetched`;
-    yields the bookmarks of all."""
+    yields the bookmarks of all on the way."""
     pages, done = len(wanted.sums), from_page * PAGE_SIZE
 
     def fill(run: tuple[Row, int, int]) -> Pairs:
         nonlocal done
         row, first, stop = run
         found = Pairs()
-        held = _held(file, first, wanted.sums[first:stop]) if kept else None
+        held = _held(file, first, wanted.sums[first:stop])
         for content in held or ():
             found.take(scan(content))
         if held is None:
@@ -243,10 +254,11 @@ def _fill(
         for row in manifest.segments
         for first in range(max(row.first_page, from_page), min(row.stop, pages), _RUN)
     ]
-    yield from archive.store.in_threads(_THREADS, fill, runs)
-    file.resize(wanted.head.length)
-    file.write(wanted.last, page_start(pages))
-    file.resize(page_start(page_of(wanted.head.length) + 1))
+    with _explained(target):
+        yield from archive.store.in_threads(_THREADS, fill, runs)
+        file.resize(wanted.head.length)
+        file.write(wanted.last, page_start(pages))
+        file.resize(page_start(page_of(wanted.head.length) + 1))
     last = Pairs()
     last.take(scan(wanted.last))
     yield last
@@ -266,20 +278,27 @@ def _held(file: File, first: int, known: list[PageSum]) -> list[bytes] | None:
 
 
 def _indexed(
-    parts: Iterator[Pairs], target: str, file: File, head: Head, identity: _Identity
+    parts: Generator[Pairs, None, None],
+    target: str,
+    file: File,
+    head: Head,
+    identity: _Identity,
+    *,
+    whole: bool,
 ) -> bool:
-    """Make the bookmark index of the file that gets the name `target`, while its pages are written;
-    False if there is no place for it, or they cannot be written: who does that alone, or opens the
-    file, says why."""
+    """Empty the bookmark index of the file that gets the name `target`, and if the file is to be
+    `whole`, fill it while the pages are written. False if they were not: the file has its first
+    pages elsewhere, or there is no place for the index; who opens the file says why."""
 
     def mark() -> Watermark:
         known = fingerprint(file, identity.stream_id, identity.epoch, head.length)
         return Watermark(*head, known)
 
     try:
-        with closing(index_opener(LMDB_ANEW)(target, True, file.access())) as index:
-            index.fill(parts, mark)
-            return True
+        with closing(index_opener(LMDB_ANEW)(target, True, file.access())) as index, closing(parts):
+            if whole:
+                index.fill(parts, mark)
+            return whole
     except IndexFailed:
         return False
 

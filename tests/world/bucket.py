@@ -265,8 +265,8 @@ class _Executor:
         pass
 
 
-def _in_turn(_: object, __: int, work: Callable[..., Any], *each: Iterable[Any]) -> list[Any]:
-    return list(map(work, *each))
+def _in_turn(_: object, __: int, work: Callable[..., Any], *each: Iterable[Any]) -> Iterator[Any]:
+    yield from map(work, *each)
 
 
 class _SimStream:

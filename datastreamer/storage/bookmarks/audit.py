@@ -144,8 +144,11 @@ class IndexAudit:
         self._found -= len(lacking)
         if page < self._floor:
             # An archive's lists have of each key the newest entry in a segment.
-            newest = self._index.newest
-            lacking = [(key, number) for key, number in lacking if (newest(key) or -1) < number]
+            lacking = [
+                (key, number)
+                for key, number in lacking
+                if (newest := self._index.newest(key)) is None or newest < number
+            ]
         for key, number in sorted(lacking, key=lambda item: item[1]):
             self._add_problem(f"the index lacks entry {number} for the bookmark 0x{key.hex()}")
 

@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 import lmdb
 from xxhash import xxh3_64_digest
 
-from datastreamer.errors import IndexFailed, StreamFileError, UntrustedFile
+from datastreamer.errors import DatastreamerError, IndexFailed, StreamFileError, UntrustedFile
 from datastreamer.storage.bookmarks._blocks import (
     FIRST,
     LAST,
@@ -292,6 +292,8 @@ class LmdbIndex(BookmarkIndex):
             with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
                 runs = _runs(parts, aside)
                 self._put_all(Blocks(runs, pace), watermark())
+        except DatastreamerError:
+            raise  # also one of what yields the parts, which may be an OSError
         except OSError as error:
             raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
 

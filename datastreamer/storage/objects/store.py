@@ -10,9 +10,9 @@ import os
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
@@ -272,12 +272,23 @@ class Store:
         """Nothing waits for an answer any more: what does raises `StreamClosed`."""
         self._abandoned.set()
 
-    def in_threads(self, count: int, work: Callable[..., T], *each: Iterable[Any]) -> Iterator[T]:
-        """What `work` returns for each of these, in `count` threads. An interruption of this
-        thread abandons the store."""
+    def in_threads(
+        self, count: int, work: Callable[..., T], *each: Iterable[Any]
+    ) -> Generator[T, None, None]:
+        """What `work` returns for each of these, in `count` threads.
+
+        Work begins when the caller iterates, and is at most `2 * count` results ahead of it. A
+        caller that may not take all of them closes this. An interruption within abandons the store.
+        """
+        ahead: deque[Future[T]] = deque()
         with ThreadPoolExecutor(count, "archive") as threads:
             try:
-                yield from threads.map(work, *each)
+                for arguments in zip(*each, strict=False):
+                    ahead.append(threads.submit(work, *arguments))
+                    if len(ahead) == 2 * count:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
             except BaseException as error:
                 threads.shutdown(wait=False, cancel_futures=True)
                 if not isinstance(error, (Exception, GeneratorExit)):
