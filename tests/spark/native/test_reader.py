@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pyspark.errors import PySparkException
 from datastreamer import DataStream
 from datastreamer.errors import UsageError
 from datastreamer.format import page_start
-from datastreamer.spark import DatastreamSource
+from datastreamer.spark import DatastreamSource, native_jar
 from datastreamer.spark.failures import reason
 from datastreamer.zkevm import encode, events
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
@@ -58,6 +60,24 @@ def test_vectors_hash_as_well(native: Any) -> None:
                 pytest.skip("this machine has no vectors of 512 bits")
             raise
         assert gain > 0
+
+
+@pytest.mark.parametrize("piece", [128 << 10, 1 << 20])
+def test_hashes_stay_right_when_the_compiler_has_optimised_them(
+    native: Any, tmp_path: Path, piece: int
+) -> None:
+    """C2 of Java 17 compiles the vectors wrongly here in most runs if it may inline them."""
+    jar, source = native_jar(), Path(__file__).with_name("Hashes.java")
+    subprocess.run(["javac", "-cp", str(jar), "-d", tmp_path, source], check=True)
+    words = ["java", "--add-modules=jdk.incubator.vector", "-cp", f"{tmp_path}:{jar}"]
+    found = subprocess.run(
+        [*words, "datastreamer.spark.Hashes", str(piece)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JDK_JAVA_OPTIONS": ""},  # those of the tests are without C2
+    )
+    assert found.stdout == "0\n"
 
 
 def test_it_is_chosen_if_it_is_there(native: Any, path: Path) -> None:

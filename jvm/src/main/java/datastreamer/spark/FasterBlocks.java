@@ -1,5 +1,8 @@
 package datastreamer.spark;
 
+import java.lang.invoke.MethodHandle;
+import java.lang.invoke.MethodHandles;
+import java.lang.invoke.MethodType;
 import java.util.Arrays;
 import java.util.Random;
 
@@ -55,7 +58,30 @@ public final class FasterBlocks {
 
   private static Xxh3.Blocks vectors() throws ReflectiveOperationException {
     Class<?> found = Class.forName("datastreamer.spark.Xxh3Vectors");
-    return (Xxh3.Blocks) found.getDeclaredConstructor().newInstance();
+    return new Called((Xxh3.Blocks) found.getDeclaredConstructor().newInstance());
+  }
+
+  /**
+   * Calls blocks by a handle that is no constant, so that the compiler does not inline them: C2 of
+   * Java 17 may compile vectors that it inlines into their caller so that all sums are wrong.
+   */
+  private static final class Called implements Xxh3.Blocks {
+    private final MethodHandle add;
+
+    Called(Xxh3.Blocks blocks) throws ReflectiveOperationException {
+      MethodType type =
+          MethodType.methodType(void.class, long[].class, byte[].class, int.class, int.class);
+      add = MethodHandles.lookup().bind(blocks, "add", type);
+    }
+
+    @Override
+    public void add(long[] acc, byte[] in, int from, int blocks) {
+      try {
+        add.invokeExact(acc, in, from, blocks);
+      } catch (Throwable error) {
+        throw new IllegalStateException(error);
+      }
+    }
   }
 
   /**

@@ -11,7 +11,7 @@ import java.io.IOException;
  */
 final class PageReader implements Closeable {
   // A piece stays in the core's cache while it is copied, hashed and searched for entries.
-  private static final int PIECE = 128 << 10;
+  private static final int PIECE = 512 << 10;
 
   private final Part part;
   private final StreamBytes bytes;
