@@ -93,8 +93,8 @@ def test_it_leaves_the_last_free_space_to_the_stream(
     path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.full = errno.ENOSPC
+    monkeypatch.setattr(fallback, "_free", lambda path: fallback._LEAST_FREE)
     with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
-        monkeypatch.setattr(fallback, "_free", lambda path: fallback._LEAST_FREE)
         disk.full = None
         stream.bookmarks.wait()
         assert not stream.bookmarks.on_disk
