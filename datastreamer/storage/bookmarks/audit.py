@@ -138,17 +138,17 @@ class IndexAudit:
             return
         try:
             lacking = self._index.lacks(sorted(here))
+            self._found -= len(lacking)
+            if page < self._floor:
+                # An archive's lists have of each key the newest entry in a segment.
+                lacking = [
+                    (key, number)
+                    for key, number in lacking
+                    if (newest := self._index.newest(key)) is None or newest < number
+                ]
         except IndexFailed as error:
             self._failed(error)
             return
-        self._found -= len(lacking)
-        if page < self._floor:
-            # An archive's lists have of each key the newest entry in a segment.
-            lacking = [
-                (key, number)
-                for key, number in lacking
-                if (newest := self._index.newest(key)) is None or newest < number
-            ]
         for key, number in sorted(lacking, key=lambda item: item[1]):
             self._add_problem(f"the index lacks entry {number} for the bookmark 0x{key.hex()}")
 
