@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -258,10 +259,13 @@ def test_what_was_read_ahead_in_an_outage_is_tried_again(
             file.fetch(page_start(0), 10)
             file.fetch(page_start(4), 10)
             assert failed.wait(30)
+            evicted = file.evicted()
+            assert evicted is not None
+            assert evicted._runs is not None
+            while 8 in evicted._runs._runs:
+                time.sleep(0.001)
         assert file.fetch(page_start(8), 10)
         # For a page that is at hand nothing is opened.
-        evicted = file.evicted()
-        assert evicted is not None
         evicted._runs = None
         monkeypatch.setattr(EvictedPages, "_opened", lambda self: pytest.fail("it was opened"))
         assert file.fetch(page_start(8), 10)
