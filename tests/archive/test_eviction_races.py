@@ -262,7 +262,9 @@ def test_what_was_read_ahead_in_an_outage_is_tried_again(
             evicted = file.evicted()
             assert evicted is not None
             assert evicted._runs is not None
+            deadline = time.monotonic() + 30
             while 8 in evicted._runs._runs:
+                assert time.monotonic() < deadline
                 time.sleep(0.001)
         assert file.fetch(page_start(8), 10)
         # For a page that is at hand nothing is opened.

@@ -34,8 +34,8 @@ def fetching_threads() -> ThreadPoolExecutor:
 
 class PageRuns:
     """The pages of a manifest; the runs that were read last are in memory. The threads that fetch
-    put pages into the cache, if that has room for what a reader is ahead. Of the pages from `stop`
-    on none is fetched ahead, nor put there."""
+    put pages into the cache, if that has room for what a reader is ahead. Pages from `stop` on are
+    neither fetched ahead nor put there."""
 
     def __init__(
         self,
