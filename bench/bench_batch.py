@@ -7,10 +7,9 @@ client, which sees every entry's head. Waited: one request at a time.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ import trio
 
 from bench.bench_serving import fill
 from bench.measure import Done
+from bench.processes import PROC, processor_seconds, serving
 from bench.readers import point_reads, some_numbers
-from datastreamer import Client, StreamServer, connect
+from datastreamer import Client, connect
 
 SIZE = 100
 SECONDS = {100: 0.8, 500: 0.5}
@@ -32,8 +32,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     entries = 2_100 if request.config.getoption("benchmark_disable") else 1_000_100
     path = tmp_path_factory.mktemp("batches") / "stream.bin"
     fill(path, entries, SIZE)
-    with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
-        yield path, entries, server.addresses[0]
+    with serving(path) as (server, pid):
+        yield path, entries, server.addresses[0], pid
 
 
 def timed(address: tuple[str, int], amount: int, read: Callable[[Client], Any]) -> Done:
@@ -54,24 +54,24 @@ def timed(address: tuple[str, int], amount: int, read: Callable[[Client], Any]) 
 
 
 def batches(stored: Any, **limits: int) -> Done:
-    _, entries, address = stored
+    _, entries, address, _ = stored
     return timed(address, entries, lambda client: client.read_batches(**limits))
 
 
 def streamed(stored: Any) -> Done:
-    _, entries, address = stored
+    _, entries, address, _ = stored
     return timed(address, entries, lambda client: client.batches(stop=entries))
 
 
 def singles(stored: Any, count: int) -> Done:
-    _, entries, address = stored
+    _, entries, address, _ = stored
     seconds = point_reads(address, some_numbers(entries, count), size=SIZE)
     return Done(count, sum(seconds))
 
 
 def pipelined(stored: Any, count: int) -> Done:
     """By the client, 256 queries underway."""
-    _, _, address = stored
+    _, _, address, _ = stored
 
     async def main() -> Done:
         async with connect(*address) as client:
@@ -136,28 +136,10 @@ def test_batches_of_a_mebibyte(versus: Any, stored: Any) -> None:
     )
 
 
-def children() -> set[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as found:
-        return {int(child) for child in found.read().split()}
-
-
-def server_process(before: Collection[int] = ()) -> int:
-    """The child that serves, the only one besides those before."""
-    [child] = children() - set(before)
-    return child
-
-
-def processor_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
+@pytest.mark.skipif(not PROC, reason="needs Linux's /proc")
 def test_processor_time(record: Any, smoke: bool, stored: Any) -> None:
     """CPU seconds for a million entries, of the client and of the server."""
-    _, entries, _ = stored
-    pid = server_process()
+    _, entries, _, pid = stored
     for name, read in (
         ("batch(100)", lambda: batches(stored, max_count=100, max_bytes=0)),
         ("batch(500)", lambda: batches(stored, max_count=500, max_bytes=0)),

@@ -5,16 +5,15 @@ The server is ours, in a process of its own; the client is the Trio client, one 
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import pytest
 import trio
 
-from bench.bench_batch import processor_seconds, server_process
 from bench.measure import Done
-from datastreamer import DataStream, StreamServer, connect
+from bench.processes import processor_seconds, serving
+from datastreamer import DataStream, connect
 from datastreamer.format import CHOSEN_HEAD_SIZE
 
 SIZE = 200
@@ -31,8 +30,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
             with stream.atomic_op() as op:
                 for number in range(1_000):
                     op.add_entry(number % 10, bytes(SIZE))
-    with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
-        yield entries, server.addresses[0]
+    with serving(path) as (server, pid):
+        yield entries, server.addresses[0], pid
 
 
 class Reading:
@@ -40,18 +39,20 @@ class Reading:
     processors."""
 
     def __init__(self, mixed: Any, *, chosen_by_server: bool, batched: bool) -> None:
-        self.entries, self.address = mixed
+        self.entries, self.address, self.pid = mixed
         self.chosen_by_server = chosen_by_server
         self.batched = batched
         self.came = 0
         self.processors = 0.0
 
     def __call__(self) -> Done:
-        pid = server_process() if os.path.exists("/proc/self/stat") else None
-        before = time.process_time() + (processor_seconds(pid) if pid else 0.0)
+        before = self.both()
         done = trio.run(self.read)
-        self.processors = time.process_time() + (processor_seconds(pid) if pid else 0.0) - before
+        self.processors = self.both() - before
         return done
+
+    def both(self) -> float:
+        return time.process_time() + (processor_seconds(self.pid) if self.pid else 0.0)
 
     async def read(self) -> Done:
         types = [WANTED] if self.chosen_by_server else None

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import trio
 
-from bench.bench_batch import children, processor_seconds, server_process
 from bench.measure import Done
-from datastreamer import DataStream, StreamServer, Where, connect
+from bench.processes import PROC, processor_seconds, serving
+from datastreamer import DataStream, Where, connect
 from datastreamer._filtered import Choice
 from datastreamer.format import CHOSEN_HEAD_SIZE, HEADER_PAGE_SIZE
 from datastreamer.protocol.commands import FilteredStart, encode_command
@@ -108,7 +108,7 @@ def payloads(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
             }
             messages = [pack_message(*message) for message in Splitter().split(own, parts)]
             stream.append_many(MESSAGE_TYPE, messages)
-    with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
+    with serving(path) as (server, _):
         yield count, path, server.addresses[0]
 
 
@@ -188,15 +188,13 @@ class Live:
             connection.close()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
+@pytest.mark.skipif(not PROC, reason="needs Linux's /proc")
 def test_live(record: Any, smoke: bool, tmp_path: Path) -> None:
     commits = 5 if smoke else 400
-    path, others = tmp_path / "s.bin", children()
     with (
-        StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server,
+        serving(tmp_path / "s.bin") as (server, pid),
         closing(Live(server.addresses[0])) as live,
     ):
-        pid = server_process(others)
         before, longest = processor_seconds(pid), []
         for number in range(commits):
             data = pack_message(b"\x01" + number.to_bytes(32), b"five!")
