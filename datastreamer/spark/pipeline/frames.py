@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
@@ -24,9 +24,18 @@ from datastreamer.spark.source import DatastreamSource
 _SERIALIZER: Final = CPickleSerializer()
 
 
-def frame(spark: SparkSession, options: Mapping[str, str], schema: str | None = None) -> DataFrame:
-    """The rows that are committed now, of all columns or those of `schema`. Raises what planning
-    raises, and `ExtraMissing` without pandas."""
+Convert: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
+"""Makes the record batches of a part from those that were read."""
+
+
+def frame(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    schema: str | None = None,
+    convert: Convert = iter,
+) -> DataFrame:
+    """The rows that are committed now, of all columns or those of `schema`, as `convert` makes them
+    of those columns. Raises what planning raises, and `ExtraMissing` without pandas."""
     # mapInArrow refuses to run without pandas, although it does not use it here.
     if find_spec("pandas") is None:
         raise ExtraMissing("Spark needs pandas for mapInArrow", "spark")
@@ -34,7 +43,7 @@ def frame(spark: SparkSession, options: Mapping[str, str], schema: str | None = 
     if schema is not None:
         columns = cast("StructType", StructType.fromDDL(schema))
     reader = BatchReader(read_options(options), columns)
-    return frame_of(spark, reader, reader.partitions(), columns)
+    return frame_of(spark, reader, reader.partitions(), columns, convert)
 
 
 def frame_of(
@@ -42,9 +51,9 @@ def frame_of(
     reader: BatchReader,
     parts: Sequence[InputPartition],
     columns: StructType,
-    convert: Callable[[Any], Any] | None = None,
+    convert: Convert,
 ) -> DataFrame:
-    """The rows of the parts, of each batch what `convert` makes of it."""
+    """What `convert` makes of the rows of each part."""
     # One task per part, and one task if there is none.
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
     pickled = [_SERIALIZER.dumps(part) for part in parts]  # type: ignore[no-untyped-call]
@@ -52,7 +61,7 @@ def frame_of(
 
 
 def _reading(
-    reader: BatchReader, parts: Sequence[bytes], convert: Callable[[Any], Any] | None
+    reader: BatchReader, parts: Sequence[bytes], convert: Convert
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function that a task calls with the numbers of its parts.
 
@@ -63,7 +72,6 @@ def _reading(
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 part = _SERIALIZER.loads(parts[number])  # type: ignore[no-untyped-call]
-                rows = reader.read(part)
-                yield from rows if convert is None else map(convert, rows)
+                yield from convert(reader.read(part))
 
     return read

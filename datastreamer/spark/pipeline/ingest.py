@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from datastreamer.errors import DatastreamerError, ExtraMissing
@@ -33,7 +33,7 @@ from datastreamer.spark.pipeline.tables import (
     tables_in,
     with_day,
 )
-from datastreamer.spark.pipeline.transactions import decoded_transactions
+from datastreamer.spark.pipeline.transactions import BlocksOfRange, decoded_transactions
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
 CHUNK: Final = 1_000_000
@@ -44,8 +44,6 @@ COMPACT: Final = 20_000_000
 
 _SMALL: Final = 10
 """As many small ranges are joined by themselves."""
-
-_MOST: Final = (1 << 63) - 1
 
 _log = logging.getLogger(__name__)
 
@@ -243,32 +241,14 @@ class Ingest:
         return frame(self._spark, {**self._options, "table": table, **offsets}, schema)
 
     def _transactions(self, start: int, stop: int) -> DataFrame:
-        """Decoded transactions with the entry, day and time of their blocks; null for an unknown
-        block."""
+        """Decoded transactions with the entry and time of their blocks; null for an unknown one."""
+        schema = "number long, entry_number long, timestamp long"
         first = self._block_before(start)
-        blocks = with_day(self._read("blocks", first, stop)).select(
-            f.col("number").alias("l2block_number"),
-            f.col("entry_number").alias("block_entry"),
-            "timestamp",
-            "day",
-        )
+        blocks = self._read("blocks", first, stop, schema).toArrow()
         # A transaction of version 1 does not name its block, which is the one before it.
-        unnamed = self._source.look().identity.version < FIRST_PROTOBUF_VERSION
-        places = blocks.select("block_entry", "l2block_number").toArrow() if unnamed else None
-        opened = decoded_transactions(self._spark, self._options, start, stop, places)
-        # A block number may occur twice: a block has the transactions after it, up to the next
-        # block with its number.
-        same = Window.partitionBy("l2block_number").orderBy("block_entry")
-        blocks = blocks.withColumn(
-            "_to", f.coalesce(f.lead("block_entry").over(same), f.lit(_MOST))
-        )
-        number = opened["entry_number"]
-        own = (
-            (opened["l2block_number"] == blocks["l2block_number"])
-            & (blocks["block_entry"] <= number)
-            & (blocks["_to"] > number)
-        )
-        return opened.join(blocks, own, "left").drop(blocks["l2block_number"], blocks["_to"])
+        named = self._source.look().identity.version >= FIRST_PROTOBUF_VERSION
+        known = BlocksOfRange(blocks, first, stop, named=named)
+        return decoded_transactions(self._spark, self._options, start, stop, known)
 
     def _block_before(self, start: int) -> int:
         """The entry of the last block before this entry; 0 if there is none."""

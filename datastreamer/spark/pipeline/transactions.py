@@ -1,4 +1,4 @@
-"""Decoded transactions of a range of entries, as a DataFrame.
+"""Decoded transactions of a range of entries, as a DataFrame, with their blocks.
 
 They have the columns of opened transactions (`arrow.opened`). Recovering a sender takes most of the
 time, so tasks have equal numbers of transactions, wherever these are in the stream.
@@ -6,18 +6,20 @@ time, so tasks have equal numbers of transactions, wherever these are in the str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from datastreamer.arrow.opened import OPENED, opened_columns
 from datastreamer.spark.options import read_options
-from datastreamer.spark.pipeline.frames import frame, frame_of
+from datastreamer.spark.pipeline.frames import Convert, frame, frame_of
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.planning import plan_ranges
 from datastreamer.spark.read.schemas import table_schema
@@ -32,14 +34,54 @@ _TASKS_PER_CORE: Final = 4
 """As many tasks let no core wait long for the last one."""
 
 
-def decoded_transactions(
-    spark: SparkSession, source: Mapping[str, str], start: int, stop: int, blocks: Any = None
-) -> DataFrame:
-    """The transactions of the entries from `start` up to before `stop`.
+class BlocksOfRange:
+    """The blocks of the entries from `start` up to before `stop`, found by their transactions,
+    which are there, too.
 
-    `blocks` are an Arrow table of the entries (`block_entry`) and numbers of the blocks, of a
-    stream whose transactions do not name theirs: `l2block_number` is that of the block before.
+    `blocks` is an Arrow table with `number`, `entry_number` and `timestamp`. A block has the
+    transactions after it, up to the next block, or, if transactions are `named`, that is have the
+    number of their block, up to the next block with this number.
     """
+
+    def __init__(self, blocks: Any, start: int, stop: int, *, named: bool) -> None:
+        numbers, entries = blocks["number"], blocks["entry_number"]
+        self._numbers = numbers.unique().drop_null() if named else None
+        self._start, self._span = start, stop - start
+        places = self._places(numbers, entries)
+        order = np.argsort(places)
+        self._ordered = places[order]
+        own = {"block_entry": entries, "timestamp": blocks["timestamp"]}
+        if not named:
+            own["l2block_number"] = numbers
+        self._columns = {name: column.combine_chunks().take(order) for name, column in own.items()}
+        # Where entries are lost, there is a row without a number.
+        self._known = numbers.is_valid().to_numpy()[order]
+
+    def of(self, numbers: Any, entries: Any) -> dict[str, Any]:
+        """The columns of the blocks of transactions with these numbers of blocks, at these entries;
+        null without a block."""
+        wanted = self._places(numbers, entries)
+        before = np.searchsorted(self._ordered, wanted) - 1
+        found = before >= 0
+        at = before[found]
+        same = self._ordered[at] // self._span == wanted[found] // self._span
+        found[found] = same & self._known[at]
+        rows = pa.array(before, mask=~found)
+        return {name: column.take(rows) for name, column in self._columns.items()}
+
+    def _places(self, numbers: Any, entries: Any) -> Any:
+        """Numbers in the order of the blocks' numbers and entries; of each number there are
+        `_span`."""
+        groups: Any = 0
+        if self._numbers is not None:
+            groups = pc.fill_null(pc.index_in(numbers, value_set=self._numbers), -1).to_numpy()
+        return np.asarray(groups, np.int64) * self._span + (entries.to_numpy() - self._start)
+
+
+def decoded_transactions(
+    spark: SparkSession, source: Mapping[str, str], start: int, stop: int, blocks: BlocksOfRange
+) -> DataFrame:
+    """The transactions of the entries from `start` up to before `stop`, which are in `blocks`."""
     given = {
         **source,
         "table": "transactions",
@@ -47,17 +89,16 @@ def decoded_transactions(
         "endingOffset": str(stop),
     }
     schema = "entry_number long"
-    found = frame(spark, given, schema).mapInArrow(_marks, schema)
+    found = frame(spark, given, schema, _marks)
     marks = sorted(row.entry_number for row in found.collect())
     options = read_options(given)
     full = table_schema(options, system_id=False)
     inner = marks[:: marks_per_task(len(marks), spark.sparkContext.defaultParallelism)][1:]
     parts = list(plan_ranges(options, [start, *inner, stop] if marks else []))
     kept = [field for field in full if field.name != "encoded"]
-    columns = StructType([*kept, *from_arrow_schema(OPENED)])
-    ordered = None if blocks is None else blocks.sort_by("block_entry").combine_chunks()
-    reader = BatchReader(options, full)
-    return frame_of(spark, reader, parts, columns, _decoder(columns, ordered))
+    places = [StructField(name, LongType()) for name in ("block_entry", "timestamp")]
+    columns = StructType([*kept, *from_arrow_schema(OPENED), *places])
+    return frame_of(spark, BatchReader(options, full), parts, columns, _decoder(columns, blocks))
 
 
 def marks_per_task(marks: int, cores: int) -> int:
@@ -73,24 +114,16 @@ def _marks(batches: Iterator[Any]) -> Iterator[Any]:
         seen += batch.num_rows
 
 
-def _decoder(columns: StructType, blocks: Any) -> Callable[[Any], Any]:
-    """The function that replaces the column `encoded` of a batch by the decoded fields."""
+def _decoder(columns: StructType, blocks: BlocksOfRange) -> Convert:
+    """Replaces the column `encoded` by the decoded fields, and adds the columns of blocks."""
     schema = to_arrow_schema(columns)
 
     def decode(batch: Any) -> Any:
-        opened = opened_columns(batch.column("encoded"), OPENED.names)
-        if blocks is not None:
-            entries = batch.column("entry_number").to_numpy()
-            before = np.searchsorted(blocks["block_entry"].to_numpy(), entries) - 1
-            # Of a transaction before the first block, null.
-            places = pa.array(before, mask=before < 0)
-            opened["l2block_number"] = blocks["l2block_number"].combine_chunks().take(places)
+        made = opened_columns(batch.column("encoded"), OPENED.names)
+        made |= blocks.of(batch.column("l2block_number"), batch.column("entry_number"))
         return pa.RecordBatch.from_arrays(
-            [
-                opened[field.name] if field.name in opened else batch.column(field.name)
-                for field in schema
-            ],
+            [made[name] if name in made else batch.column(name) for name in schema.names],
             schema=schema,
         )
 
-    return decode
+    return partial(map, decode)
