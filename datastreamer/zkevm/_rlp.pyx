@@ -5,7 +5,9 @@ quadratic in the items of a list, and a stream may hold anything.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint64_t
+
+from datastreamer.errors import DecodeFailed
 
 # Levels of lists in a transaction: itself, its access list, a pair of that, the keys.
 cdef int DEPTH = 4
@@ -63,6 +65,41 @@ cdef object read_item(const uint8_t* data, Py_ssize_t* place, Py_ssize_t stop, i
         items.append(read_item(data, &at, end, depth - 1))
     place[0] = end
     return items
+
+
+def rlp_fields(tuple names not None, list items not None, dict kinds not None):
+    """The items by their names. `kinds` has the most bytes of a field that is a number, or the
+    function that reads it. Raises `DecodeFailed` for what is no such number."""
+    cdef dict found = {}
+    cdef Py_ssize_t size, at
+    cdef const uint8_t* digits
+    cdef uint64_t number
+    for name, item in zip(names, items):
+        kind = kinds[name]
+        if not isinstance(kind, int):
+            found[name] = kind(item)
+            continue
+        if not isinstance(item, bytes):
+            raise DecodeFailed(None, f"not a transaction: {name} is a list")
+        size = PyBytes_GET_SIZE(item)
+        digits = <const uint8_t*> PyBytes_AS_STRING(item)
+        if size and not digits[0]:
+            raise DecodeFailed(
+                None, f"not a transaction: the number {name} begins with a zero byte"
+            )
+        if size > <Py_ssize_t> kind:
+            raise DecodeFailed(
+                None,
+                f"not a transaction: the number {name} has {size} bytes, more than {kind}",
+            )
+        if size > 8:
+            found[name] = int.from_bytes(item, "big")
+            continue
+        number = 0
+        for at in range(size):
+            number = number << 8 | digits[at]
+        found[name] = number
+    return found
 
 
 def rlp_number(value):

@@ -14,7 +14,14 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from datastreamer.errors import DecodeFailed, ExtraMissing
-from datastreamer.zkevm._rlp import rlp_bytes, rlp_decode, rlp_list, rlp_number, rlp_size
+from datastreamer.zkevm._rlp import (
+    rlp_bytes,
+    rlp_decode,
+    rlp_fields,
+    rlp_list,
+    rlp_number,
+    rlp_size,
+)
 
 LEGACY: Final = 0
 ACCESS_LIST: Final = 1
@@ -45,9 +52,6 @@ _FIRST_STRING: Final = 0x80
 _AUTHORIZATION: Final = b"\x05"
 # Half the order of secp256k1.
 _HIGHEST_S: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
-_BYTES: Final = frozenset({"to", "input", "address"})
-# Fields of 64 bits; other numbers have 256.
-_SHORT: Final = frozenset({"nonce", "gas"})
 _ADDRESS_SIZE: Final = 20
 _KEY_SIZE: Final = 32
 
@@ -151,12 +155,10 @@ def open_transaction(encoded: bytes, *, sender: bool = True) -> OpenedTransactio
     content = encoded if kind == LEGACY else encoded[1:]
     items = _decoded(content)
     names = _LEGACY if kind == LEGACY else ("chain_id", "nonce", *_FIELDS[kind], "v", "r", "s")
-    if not isinstance(items, list | tuple) or len(items) != len(names):
-        found = f"a list of {len(items)} items" if isinstance(items, list | tuple) else "no list"
+    if not isinstance(items, list) or len(items) != len(names):
+        found = f"a list of {len(items)} items" if isinstance(items, list) else "no list"
         raise DecodeFailed(None, f"not a transaction: {found}, but {len(names)} items are expected")
-    fields: dict[str, Any] = {
-        name: _read(name, item) for name, item in zip(names, items, strict=True)
-    }
+    fields = rlp_fields(names, items, _KINDS)
     v, r, s = fields["v"], fields["r"], fields["s"]
     parity, chain_id = v, fields.get("chain_id")
     if kind == LEGACY:
@@ -210,38 +212,32 @@ def _with_authority(of: Authorization) -> Authorization:
     return of._replace(authority=signer)
 
 
-def _read(name: str, item: Any) -> Any:
-    if name in _LISTS:
-        return _LISTS[name](item)
-    if not isinstance(item, bytes):
-        raise DecodeFailed(None, f"not a transaction: {name} is a list")
-    if name == "to" and len(item) not in (0, _ADDRESS_SIZE):
-        raise DecodeFailed(None, f"not a transaction: to is {len(item)} bytes, not 20 or none")
-    if name == "address" and len(item) != _ADDRESS_SIZE:
-        raise DecodeFailed(None, f"not a transaction: address is {len(item)} bytes, not 20")
-    if name in _BYTES:
+def _bytes(name: str, sizes: tuple[int, ...] = ()) -> Callable[[Any], bytes]:
+    """Reads bytes of one of these sizes; none: of any."""
+
+    def read(item: Any) -> bytes:
+        if not isinstance(item, bytes):
+            raise DecodeFailed(None, f"not a transaction: {name} is a list")
+        if sizes and len(item) not in sizes:
+            wanted = "20 or none" if sizes[1:] else "20"
+            raise DecodeFailed(
+                None, f"not a transaction: {name} is {len(item)} bytes, not {wanted}"
+            )
         return item
-    if item[:1] == b"\0":
-        raise DecodeFailed(None, f"not a transaction: the number {name} begins with a zero byte")
-    most = 8 if name in _SHORT else 32
-    if len(item) > most:
-        raise DecodeFailed(
-            None,
-            f"not a transaction: the number {name} has {len(item)} bytes, more than {most}",
-        )
-    return int.from_bytes(item, "big")
+
+    return read
 
 
 def _access_list(item: Any) -> tuple[AccessTuple, ...]:
     found = []
-    for pair in item if isinstance(item, list | tuple) else [item]:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
+    for pair in item if isinstance(item, list) else [item]:
+        if not isinstance(pair, list) or len(pair) != 2:
             raise DecodeFailed(None, "not a transaction: its access list is not a list of pairs")
         address, keys = pair
         if (
             not isinstance(address, bytes)
             or len(address) != _ADDRESS_SIZE
-            or not isinstance(keys, list | tuple)
+            or not isinstance(keys, list)
             or not all(isinstance(key, bytes) and len(key) == _KEY_SIZE for key in keys)
         ):
             raise DecodeFailed(
@@ -253,7 +249,7 @@ def _access_list(item: Any) -> tuple[AccessTuple, ...]:
 
 
 def _blob_hashes(item: Any) -> tuple[bytes, ...]:
-    for each in item if isinstance(item, list | tuple) else [None]:
+    for each in item if isinstance(item, list) else [None]:
         if not isinstance(each, bytes) or len(each) != _KEY_SIZE:
             raise DecodeFailed(None, "not a transaction: it needs a list of hashes of 32 bytes")
     return tuple(item)
@@ -262,17 +258,23 @@ def _blob_hashes(item: Any) -> tuple[bytes, ...]:
 def _authorizations(item: Any) -> tuple[Authorization, ...]:
     names = Authorization._fields[:-1]
     found = []
-    for each in item if isinstance(item, list | tuple) else [item]:
-        if not isinstance(each, list | tuple) or len(each) != len(names):
+    for each in item if isinstance(item, list) else [item]:
+        if not isinstance(each, list) or len(each) != len(names):
             raise DecodeFailed(
                 None, f"not a transaction: an authorization has {len(names)} fields in a list"
             )
-        fields = {name: _read(name, one) for name, one in zip(names, each, strict=True)}
-        found.append(Authorization(**fields, authority=None))
+        found.append(Authorization(**rlp_fields(names, each, _KINDS), authority=None))
     return tuple(found)
 
 
-_LISTS: Final[dict[str, Callable[[Any], Any]]] = {
+_NUMBERS: Final = ("chain_id", "gas_price", *_FEES, "max_fee_per_blob_gas", "value", "v", "r", "s")
+# How each field is read: the most bytes of a number, or a function.
+_KINDS: Final[dict[str, int | Callable[[Any], Any]]] = {
+    **dict.fromkeys(_NUMBERS, 32),
+    **dict.fromkeys(("nonce", "gas"), 8),
+    "to": _bytes("to", (0, _ADDRESS_SIZE)),
+    "address": _bytes("address", (_ADDRESS_SIZE,)),
+    "input": _bytes("input"),
     "access_list": _access_list,
     "blob_versioned_hashes": _blob_hashes,
     "authorization_list": _authorizations,
@@ -288,8 +290,8 @@ def _legacy_chain(v: int) -> tuple[int | None, int]:
 
 def _signed(type: int, content: bytes, items: Any, chain_id: int | None) -> bytes:
     """The signed payload: the encoded items before the signature."""
-    signature = sum(rlp_size(item) for item in items[-3:])
     start = 1 if content[0] < 0xF8 else 1 + content[0] - 0xF7
+    signature = rlp_size(items[-3]) + rlp_size(items[-2]) + rlp_size(items[-1])
     signed = content[start : len(content) - signature]
     if type != LEGACY:
         return bytes([type]) + rlp_list(signed)
