@@ -24,10 +24,13 @@ from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.read.planning import plan_ranges
 from datastreamer.spark.read.schemas import table_schema
 
-PER_TASK: Final = 5_000
-"""The fewest transactions of a task that others follow: about 0.4 s of work."""
+_PER_MARK: Final = 1_000
+"""Transactions between two entries at which a task may begin."""
 
-MOST_PER_TASK: Final = 4 * PER_TASK
+FEWEST: Final = 5
+"""The fewest marks of a task, if there are more: about 0.3 s of work."""
+
+MOST: Final = 4 * FEWEST
 """The most: a task costs some 0.2 s of its own, and writes a file."""
 
 _TASKS_PER_CORE: Final = 4
@@ -93,7 +96,8 @@ def decoded_transactions(
     marks = sorted(row.entry_number for row in found.collect())
     options = read_options(given)
     full = table_schema(options, system_id=False)
-    inner = marks[:: marks_per_task(len(marks), spark.sparkContext.defaultParallelism)][1:]
+    tasks = tasks_for(len(marks), spark.sparkContext.defaultParallelism)
+    inner = [marks[at * len(marks) // tasks] for at in range(1, tasks)]
     parts = list(plan_ranges(options, [start, *inner, stop] if marks else []))
     kept = [field for field in full if field.name != "encoded"]
     places = [StructField(name, LongType()) for name in ("block_entry", "timestamp")]
@@ -101,16 +105,18 @@ def decoded_transactions(
     return frame_of(spark, BatchReader(options, full), parts, columns, _decoder(columns, blocks))
 
 
-def marks_per_task(marks: int, cores: int) -> int:
-    """How many of the marks, one for `PER_TASK` transactions, each task has."""
-    return max(1, min(marks // (_TASKS_PER_CORE * cores), MOST_PER_TASK // PER_TASK))
+def tasks_for(marks: int, cores: int) -> int:
+    """The number of tasks of equal work: more than the cores only if each core has as many."""
+    fewest, most = -(-marks // MOST), -(-marks // FEWEST)
+    wanted = max(fewest, min(most, _TASKS_PER_CORE * cores))
+    return wanted if wanted <= cores else -(-wanted // cores) * cores
 
 
 def _marks(batches: Iterator[Any]) -> Iterator[Any]:
-    """Each transaction after `PER_TASK` others, and the first one."""
+    """Each transaction after `_PER_MARK` others, and the first one."""
     seen = 0
     for batch in batches:
-        yield batch.take(pa.array(range(-seen % PER_TASK, batch.num_rows, PER_TASK), pa.int64()))
+        yield batch.take(pa.array(range(-seen % _PER_MARK, batch.num_rows, _PER_MARK), pa.int64()))
         seen += batch.num_rows
 
 

@@ -19,7 +19,7 @@ from datastreamer.errors import FileMissing, StreamFileError
 from datastreamer.spark.pipeline import queries
 from datastreamer.spark.pipeline.ingest import Ingest, Progress
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
-from datastreamer.spark.pipeline.transactions import marks_per_task
+from datastreamer.spark.pipeline.transactions import tasks_for
 
 TIME = 1_700_000_000
 
@@ -285,11 +285,25 @@ def dynamic(key: Any, fields: list[Any]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "marks, cores, each",
-    [(0, 2, 1), (1, 1, 1), (15, 2, 1), (16, 2, 2), (32, 2, 4), (1_000, 2, 4), (1_000, 100, 2)],
+    "marks, cores, tasks",
+    [
+        (0, 2, 0),
+        (1, 1, 1),
+        (5, 2, 1),
+        (6, 2, 2),
+        (15, 2, 4),
+        (15, 8, 3),
+        (40, 2, 8),
+        (300, 2, 16),
+        (301, 2, 16),
+        (1_000, 100, 200),
+        (1_000, 300, 200),
+        (1_000, 7, 56),
+    ],
 )
-def test_tasks_are_larger_where_there_are_many(marks: int, cores: int, each: int) -> None:
-    assert marks_per_task(marks, cores) == each
+def test_tasks_have_equal_work_on_all_cores(marks: int, cores: int, tasks: int) -> None:
+    assert tasks_for(marks, cores) == tasks
+    assert tasks <= max(1, marks)
 
 
 @pytest.mark.parametrize(
