@@ -231,7 +231,6 @@ def test_events(versus: Any, smoke: bool, folder: Path) -> None:
 
 
 def test_opening(versus: Any, signed: list[bytes]) -> None:
-    pytest.importorskip("rlp", reason="rlp is not installed: pip install 'datastreamer[zkevm]'")
     account = import_module("eth_account").Account
     opened = [open_transaction(each) for each in signed]
     assert [f"0x{(each.sender or b'').hex()}" for each in opened] == [

@@ -18,11 +18,13 @@ pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[
 from datastreamer.spark import find_java, session
 
 ROOT = Path(__file__).resolve().parent.parent
+CORES = 2
+"""Of the session."""
 
 
 @contextmanager
 def local_session(scratch: Path, settings: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """Two workers, which write to `scratch`; skips where there is no Java."""
+    """A worker for each of `CORES`, which write to `scratch`; skips where there is no Java."""
     try:
         find_java()
     except UsageError as error:
@@ -32,7 +34,7 @@ def local_session(scratch: Path, settings: Mapping[str, str] | None = None) -> I
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     made = session(
-        "local[2]",
+        f"local[{CORES}]",
         "bench",
         {
             "spark.ui.enabled": "false",
