@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.storage.header.records import FloorSeen, floor_in
 from datastreamer.storage.maintain.snapshot import snapshot
-from datastreamer.storage.objects import CACHE_BYTES
+from datastreamer.storage.objects import CACHE_BYTES, page_runs
 from datastreamer.storage.objects.manifest import ArchiveManifest, Row
 from datastreamer.storage.objects.opened import Content, OpenArchive
 from datastreamer.storage.objects.page_cache import PageCache
 from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
+from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.read.evicted import EvictedPages, PagedFile
 from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
 from tests.archive.stores import fill
@@ -174,6 +176,39 @@ def test_pages_of_an_archive_that_is_closed(twin: Path, url: str) -> None:
     assert runs.get(1).data
     with pytest.raises(StreamClosed, match="it was closed while it was read"):
         runs.get(4)
+
+
+def test_runs_that_readers_left_are_not_fetched(
+    twin: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that does not answer has no queue of what nobody waits for; who waits is served,
+    though its run is forgotten."""
+    pushed(twin, url)
+    archive, answers, fetched = OpenArchive.open(url), threading.Event(), list[int]()
+    ask = OpenArchive.fetched
+
+    def late(self: OpenArchive, row: Row, first: int, stop: int, **options: Any) -> Any:
+        fetched.append(first)
+        assert answers.wait(20)
+        return ask(self, row, first, stop, **options)
+
+    monkeypatch.setattr(OpenArchive, "fetched", late)
+    for name in ("_RUN", "_MOST_RUNS"):
+        monkeypatch.setattr(page_runs, name, 1)
+    monkeypatch.setattr(page_runs, "_AHEAD", 0)
+    with ThreadPoolExecutor(1) as fetching, ThreadPoolExecutor(2) as readers:
+        runs = PageRuns(archive, archive.newest()[0], fetching)
+        waiting = []
+        for page in (0, 1):
+            waiting.append(readers.submit(runs.get, page))
+            while page not in runs._runs:
+                time.sleep(0.001)
+        for page in (2, 3, 4):
+            with pytest.raises(NotAtHand), at_hand_only():
+                runs.get(page)
+        answers.set()
+        assert all(it.result(20).data for it in waiting)
+    assert fetched == [0, 1, 4]
 
 
 def test_pages_above_the_floor_are_not_fetched_ahead(tmp_path: Path, url: str) -> None:

@@ -32,10 +32,25 @@ def fetching_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "archive")
 
 
+class _FetchedRun:
+    """Pages that are being fetched, or were, and how many readers wait for one."""
+
+    __slots__ = ("pages", "waiting")
+
+    def __init__(self, count: int) -> None:
+        self.pages: list[Future[Content]] = [Future() for _ in range(count)]
+        self.waiting = 0
+
+    def cancel(self) -> None:
+        for page in self.pages:
+            page.cancel()
+
+
 class PageRuns:
     """The pages of a manifest; the runs that were read last are in memory. The threads that fetch
     put pages into the cache, if that has room for what a reader is ahead. Pages from `stop` on are
-    neither fetched ahead nor put there."""
+    neither fetched ahead nor put there. A run that is forgotten before its turn is not fetched,
+    unless a reader waits for it."""
 
     def __init__(
         self,
@@ -55,7 +70,7 @@ class PageRuns:
         self._cache = cache if cache is not None and cache.half > _AHEAD * _RUN else None
         self._guard = threading.Lock()
         # By their first pages.
-        self._runs: OrderedDict[int, list[Future[Content]]] = OrderedDict()
+        self._runs: OrderedDict[int, _FetchedRun] = OrderedDict()
         # The pages that sequential readers continue with.
         self._next: OrderedDict[int, None] = OrderedDict()
 
@@ -63,14 +78,18 @@ class PageRuns:
         """The content of a page."""
         with self._guard:
             row, first, stop = self._bounds(page)
-            pages = self._run(row, first, stop, page)
+            run = self._run(row, first, stop, page)
+            run.waiting += 1
             self._came(first, stop)
-        wanted = pages[page - first]
-        waits.until_done(wanted)
+        wanted = run.pages[page - first]
         try:
+            waits.until_done(wanted)
             return wanted.result()
         except CancelledError:
             raise self._closed() from None
+        finally:
+            with self._guard:
+                run.waiting -= 1
 
     def reach(self, page: int) -> None:
         """A reader has come to a page that it need not get."""
@@ -101,27 +120,28 @@ class PageRuns:
         first = page - (page - row.first_page) % _RUN
         return row, first, min(first + _RUN, row.stop)
 
-    def _run(self, row: Row, first: int, stop: int, page: int) -> list[Future[Content]]:
-        """The pages of a run, which is being fetched for a reader that is at `page`. Requires the
-        guard."""
+    def _run(self, row: Row, first: int, stop: int, page: int) -> _FetchedRun:
+        """A run, which is being fetched for a reader that is at `page`. Requires the guard."""
         if first not in self._runs:
-            pages: list[Future[Content]] = [Future() for _ in range(first, stop)]
+            run = _FetchedRun(stop - first)
             try:
-                fetching = self._threads.submit(self._fetch, row, first, pages, page - first)
+                fetching = self._threads.submit(self._fetch, row, first, run, page - first)
             except RuntimeError:
                 raise self._closed() from None
             # (The end of the threads.)
-            fetching.add_done_callback(
-                lambda it: it.cancelled() and [each.cancel() for each in pages]
-            )
-            self._runs[first] = pages
+            fetching.add_done_callback(lambda it: run.cancel() if it.cancelled() else None)
+            self._runs[first] = run
         self._runs.move_to_end(first)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
         return self._runs[first]
 
-    def _fetch(self, row: Row, first: int, pages: list[Future[Content]], begin: int) -> None:
+    def _fetch(self, row: Row, first: int, run: _FetchedRun, begin: int) -> None:
         """Fetch pages; a reader has the one at `begin` before the others are decoded."""
+        with self._guard:
+            if not run.waiting and self._runs.get(first) is not run:
+                return
+        pages = run.pages
         try:
             stop, last = first + len(pages), row is self.manifest.tail
             decode = self.archive.fetched(row, first, stop, last=last)
@@ -134,7 +154,7 @@ class PageRuns:
                     self._cache.put(first + at, found)
             except BaseException as error:  # noqa: BLE001 - the same
                 with self._guard:
-                    if self._runs.get(first) is pages:
+                    if self._runs.get(first) is run:
                         # Who comes to it later tries again.
                         del self._runs[first]
                 pages[at].set_exception(error)
