@@ -42,7 +42,7 @@ def connecting(
             if not accepted:
                 requests.remove(request)
                 if request[:8] == _TOKEN:
-                    _log.warning("%s accepts no tokens; connected to it without one", peer)
+                    _log.warning("%s asks readers for no token; connected to it without one", peer)
                 break
         else:
             return channel

@@ -170,7 +170,12 @@ def _existing(paths: Sequence[str]) -> str:
     if path is None:
         raise UsageError("a stream is written to one local file: name its path, or a server")
     if not os.path.isfile(path):
-        raise FileMissing(path, "no such file; create the stream first, with its system id")
+        what = "a folder, not a file" if os.path.isdir(path) else "no such file"
+        raise FileMissing(
+            path,
+            f"{what}; create the stream first: datastreamer append FILE --create --system-id N "
+            "--stream-version V </dev/null",
+        )
     return os.path.abspath(path)
 
 

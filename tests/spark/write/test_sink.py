@@ -123,6 +123,8 @@ def test_a_stream_that_another_process_writes_is_an_error(spark: Any, path: Path
 def test_a_stream_that_is_not_there_is_an_error(spark: Any, path: Path) -> None:
     with pytest.raises(Exception, match=r"gone\.bin: no such file; create the stream first"):
         write(numbered(spark, 10), path.with_name("gone.bin"))
+    with pytest.raises(Exception, match=f"{path.parent}: a folder, not a file; create the stream"):
+        write(numbered(spark, 10), path.parent)
 
 
 def test_a_stream_is_not_overwritten(spark: Any, path: Path) -> None:
