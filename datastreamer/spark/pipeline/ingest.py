@@ -89,7 +89,11 @@ class Ingest:
         columns = columns_of(self._source.options)
         folder = folder_of(out, spark)
         self._manifest = Manifest(folder, self._source, columns, format)
-        self._tables = tables_in(spark, folder, self._manifest.now.format, columns)
+        try:
+            self._tables = tables_in(spark, folder, self._manifest.now.format, columns)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def done(self) -> int:

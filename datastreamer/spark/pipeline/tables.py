@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
 from datastreamer.arrow.opened import OPENED
+from datastreamer.errors import UsageError
 from datastreamer.spark.options import Options
 from datastreamer.spark.pipeline.folder import TableFolder, escaped
 from datastreamer.spark.read.schemas import table_schema
@@ -139,8 +141,16 @@ class DeltaTables(ParquetTables):
 def tables_in(
     spark: SparkSession, folder: TableFolder, format: Format, columns: Mapping[str, StructType]
 ) -> ParquetTables:
-    """The tables of a folder, in the format that it has."""
-    return (DeltaTables if format == "delta" else ParquetTables)(spark, folder, columns)
+    """The tables of a folder, in the format that it has. Raises `UsageError` if Spark lacks it."""
+    if format == "parquet":
+        return ParquetTables(spark, folder, columns)
+    jvm: Any = SparkContext._jvm
+    if not jvm.org.apache.spark.util.Utils.classIsLoadable("io.delta.tables.DeltaTable"):
+        raise UsageError(
+            "Delta tables need Delta's package, which Spark does not have: export "
+            "PYSPARK_SUBMIT_ARGS='--packages io.delta:delta-spark_SPARK_2.13:VERSION pyspark-shell'"
+        )
+    return DeltaTables(spark, folder, columns)
 
 
 def copy(tables: ParquetTables, names: Sequence[str], stop: int, name: str) -> None:

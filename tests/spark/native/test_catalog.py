@@ -62,6 +62,8 @@ def test_tables_of_a_stream(native: Any, catalog: str, stream: str) -> None:
     ]
     described = rows(native, f"describe {catalog}.{stream}.blocks")
     assert ("timestamp", "bigint", "Unix seconds") in described
+    described = rows(native, f"describe extended {catalog}.{stream}.blocks")
+    assert "table=blocks" in dict(row[:2] for row in described)["Table Properties"]
     assert native.table(f"{catalog}.{stream}.blocks").where("number = 3").count() == 1
     assert native.readStream.table(f"{catalog}.{stream}.blocks").isStreaming
 
@@ -139,6 +141,19 @@ def test_a_table_of_the_catalog_of_spark(native: Any, path: Path, said: str) -> 
     assert path.exists()
 
 
+def test_a_table_of_a_server_in_the_catalog_of_spark(native: Any, path: Path) -> None:
+    name = f"kept{next(_NUMBERS)}"
+    with StreamServer(path, host="127.0.0.1", port=0, in_process=True) as server:
+        server_option = f"server '127.0.0.1:{server.port}'"
+        native.sql(
+            f"create table {name} using datastream options ({server_option}, table 'blocks')"
+        )
+        try:
+            assert rows(native, f"select min(timestamp), count(*) from {name}") == [(100, 5)]
+        finally:
+            native.sql(f"drop table {name}")
+
+
 def test_a_table_without_a_place(native: Any) -> None:
     with pytest.raises(Exception, match="say where the stream is"):
         native.sql("create table nowhere using datastream")
@@ -168,3 +183,30 @@ def test_progress_of_a_query_says_how_far_it_is(native: Any, path: Path, tmp_pat
     assert behind == [max(0, behind[0] - 4 * at) for at in range(len(behind))]
     assert behind[-1] == 0
     assert float(progress[1]["metrics"]["entriesPerSecond"]) > 0
+
+
+def test_the_rate_after_a_truncation_is_not_negative(
+    native: Any, path: Path, tmp_path: Path
+) -> None:
+    frame = native.readStream.format("datastream").option("failOnDataLoss", "false")
+    query = (
+        frame.load(str(path))
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        with DataStream.open(path) as stream:
+            stream.truncate(4)
+        query.processAllAvailable()
+        rates = [
+            float(each["sources"][0]["metrics"].get("entriesPerSecond", 0))
+            for each in query.recentProgress
+        ]
+        # Of some versions of Spark it is JSON, of others a dict's text.
+        end = str(query.lastProgress["sources"][0]["endOffset"])
+        assert "'entry': 4," in end.replace('"', "'")
+        assert min(rates) >= 0
+    finally:
+        query.stop()

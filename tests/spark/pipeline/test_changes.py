@@ -164,6 +164,16 @@ def test_another_stream_is_refused(spark: Any, tmp_path: Path) -> None:
     assert len(rows_of(out, manifest_of(out))["blocks"]) == 3
 
 
+def test_delta_without_its_package(spark: Any, tmp_path: Path) -> None:
+    DataStream.create(tmp_path / "a.bin", version=3).close()
+    source = {"path": str(tmp_path / "a.bin")}
+    with pytest.raises(UsageError, match="Delta's package, which Spark does not have: export PY"):
+        Ingest(spark, source, tmp_path / "out", "delta")
+    job = Ingest(spark, source, tmp_path / "out")
+    assert job.backfill() == 0
+    job.close()
+
+
 def test_a_block_number_that_is_repeated(spark: Any, tmp_path: Path) -> None:
     """A reorg inside the stream, without a truncation: each block has its own transactions."""
     path, out = tmp_path / "stream.bin", tmp_path / "out"

@@ -99,6 +99,9 @@ final class DatastreamTable implements SupportsRead, SupportsWrite, SupportsMeta
             found.put(name.replaceFirst("^option\\.", ""), value);
           }
         });
+    if (new CaseInsensitiveStringMap(properties).containsKey("option.server")) {
+      found.remove("path"); // the place in the warehouse, which that catalog adds
+    }
     return new CaseInsensitiveStringMap(found);
   }
 
@@ -268,10 +271,15 @@ final class DatastreamTable implements SupportsRead, SupportsWrite, SupportsMeta
       implements LogicalWriteInfo {}
 
   @Override
-  public String toString() {
+  public Map<String, String> properties() {
     Map<String, String> shown = new TreeMap<>(options.asCaseSensitiveMap());
     shown.replaceAll((option, value) -> shown(value));
-    return name() + " " + shown;
+    return shown;
+  }
+
+  @Override
+  public String toString() {
+    return name() + " " + properties();
   }
 
   /** An option's value without the keys that a URI may have. */

@@ -143,7 +143,7 @@ class FollowedStream
     Map<String, String> found = new TreeMap<>();
     found.put("entriesBehind", Long.toString(Math.max(0, entry(reportLatestOffset()) - entry)));
     if (reported >= 0 && now > reportedAt) {
-      double rate = (entry - reported) * 1e9 / (now - reportedAt);
+      double rate = Math.max(0, entry - reported) * 1e9 / (now - reportedAt);
       found.put("entriesPerSecond", String.format(Locale.ROOT, "%.1f", rate));
     }
     reported = entry;
