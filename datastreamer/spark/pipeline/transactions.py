@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
@@ -48,7 +47,7 @@ class BlocksOfRange:
 
     def __init__(self, blocks: Any, start: int, stop: int, *, named: bool) -> None:
         numbers, entries = blocks["number"], blocks["entry_number"]
-        self._numbers = numbers.unique().drop_null() if named else None
+        self._numbers = np.sort(numbers.drop_null()) if named else None
         self._start, self._span = start, stop - start
         places = self._places(numbers, entries)
         order = np.argsort(places)
@@ -77,8 +76,11 @@ class BlocksOfRange:
         `_span`."""
         groups: Any = 0
         if self._numbers is not None:
-            groups = pc.fill_null(pc.index_in(numbers, value_set=self._numbers), -1).to_numpy()
-        return np.asarray(groups, np.int64) * self._span + (entries.to_numpy() - self._start)
+            # The sum of both ends differs for any two numbers of which one is that of a block.
+            values = numbers.fill_null(0).to_numpy()
+            ends = (np.searchsorted(self._numbers, values, side) for side in ("left", "right"))
+            groups = np.where(numbers.is_valid(), sum(ends), -1)
+        return groups * self._span + (entries.to_numpy() - self._start)
 
 
 def decoded_transactions(
