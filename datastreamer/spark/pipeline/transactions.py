@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
@@ -84,7 +85,11 @@ class BlocksOfRange:
 
 
 def decoded_transactions(
-    spark: SparkSession, source: Mapping[str, str], start: int, stop: int, blocks: BlocksOfRange
+    spark: SparkSession,
+    source: Mapping[str, str],
+    start: int,
+    stop: int,
+    blocks: Broadcast[BlocksOfRange],
 ) -> DataFrame:
     """The transactions of the entries from `start` up to before `stop`, which are in `blocks`."""
     given = {
@@ -122,13 +127,13 @@ def _marks(batches: Iterator[Any]) -> Iterator[Any]:
         seen += batch.num_rows
 
 
-def _decoder(columns: StructType, blocks: BlocksOfRange) -> Convert:
+def _decoder(columns: StructType, blocks: Broadcast[BlocksOfRange]) -> Convert:
     """Replaces the column `encoded` by the decoded fields, and adds the columns of blocks."""
     schema = to_arrow_schema(columns)
 
     def decode(batch: Any) -> Any:
         made = opened_columns(batch.column("encoded"), OPENED.names)
-        made |= blocks.of(batch.column("l2block_number"), batch.column("entry_number"))
+        made |= blocks.value.of(batch.column("l2block_number"), batch.column("entry_number"))
         return pa.RecordBatch.from_arrays(
             [made[name] if name in made else batch.column(name) for name in schema.names],
             schema=schema,
