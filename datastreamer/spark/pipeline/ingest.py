@@ -233,18 +233,19 @@ class Ingest:
             assert self.progress is not None
             self.progress = self.progress._replace(table=table, tables=at)
             if table == "transactions":
-                rows = self._transactions(start, stop)
-            else:
-                rows = self._read(table, start, stop)
-            if "timestamp" in rows.columns and "day" not in rows.columns:
-                rows = with_day(rows)
-            self._tables.save(rows, table, name)
+                with self._transactions(start, stop) as rows:
+                    self._tables.save(with_day(rows), table, name)
+                continue
+            rows = self._read(table, start, stop)
+            dated = with_day(rows) if "timestamp" in rows.columns else rows
+            self._tables.save(dated, table, name)
 
     def _read(self, table: str, start: int, stop: int, schema: str | None = None) -> DataFrame:
         offsets = {"startingOffset": str(start), "endingOffset": str(stop)}
         return frame(self._spark, {**self._options, "table": table, **offsets}, schema)
 
-    def _transactions(self, start: int, stop: int) -> DataFrame:
+    @contextmanager
+    def _transactions(self, start: int, stop: int) -> Iterator[DataFrame]:
         """Decoded transactions with the entry and time of their blocks; null for an unknown one."""
         schema = "number long, entry_number long, timestamp long"
         first = self._block_before(start)
@@ -252,7 +253,12 @@ class Ingest:
         # A transaction of version 1 does not name its block, which is the one before it.
         named = self._source.look().identity.version >= FIRST_PROTOBUF_VERSION
         known = BlocksOfRange(blocks, first, stop, named=named)
-        return decoded_transactions(self._spark, self._options, start, stop, known)
+        # Spark broadcasts large closures, too, but keeps their files until the session ends.
+        sent = self._spark.sparkContext.broadcast(known)
+        try:
+            yield decoded_transactions(self._spark, self._options, start, stop, sent)
+        finally:
+            sent.destroy()
 
     def _block_before(self, start: int) -> int:
         """The entry of the last block before this entry; 0 if there is none."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
@@ -48,7 +48,7 @@ class BlocksOfRange:
 
     def __init__(self, blocks: Any, start: int, stop: int, *, named: bool) -> None:
         numbers, entries = blocks["number"], blocks["entry_number"]
-        self._numbers = numbers.unique().drop_null() if named else None
+        self._numbers = np.sort(numbers.drop_null()) if named else None
         self._start, self._span = start, stop - start
         places = self._places(numbers, entries)
         order = np.argsort(places)
@@ -77,12 +77,19 @@ class BlocksOfRange:
         `_span`."""
         groups: Any = 0
         if self._numbers is not None:
-            groups = pc.fill_null(pc.index_in(numbers, value_set=self._numbers), -1).to_numpy()
-        return np.asarray(groups, np.int64) * self._span + (entries.to_numpy() - self._start)
+            # The sum of both ends differs for any two numbers of which one is that of a block.
+            values = numbers.fill_null(0).to_numpy()
+            ends = (np.searchsorted(self._numbers, values, side) for side in ("left", "right"))
+            groups = np.where(numbers.is_valid(), sum(ends), -1)
+        return groups * self._span + (entries.to_numpy() - self._start)
 
 
 def decoded_transactions(
-    spark: SparkSession, source: Mapping[str, str], start: int, stop: int, blocks: BlocksOfRange
+    spark: SparkSession,
+    source: Mapping[str, str],
+    start: int,
+    stop: int,
+    blocks: Broadcast[BlocksOfRange],
 ) -> DataFrame:
     """The transactions of the entries from `start` up to before `stop`, which are in `blocks`."""
     given = {
@@ -120,13 +127,13 @@ def _marks(batches: Iterator[Any]) -> Iterator[Any]:
         seen += batch.num_rows
 
 
-def _decoder(columns: StructType, blocks: BlocksOfRange) -> Convert:
+def _decoder(columns: StructType, blocks: Broadcast[BlocksOfRange]) -> Convert:
     """Replaces the column `encoded` by the decoded fields, and adds the columns of blocks."""
     schema = to_arrow_schema(columns)
 
     def decode(batch: Any) -> Any:
         made = opened_columns(batch.column("encoded"), OPENED.names)
-        made |= blocks.of(batch.column("l2block_number"), batch.column("entry_number"))
+        made |= blocks.value.of(batch.column("l2block_number"), batch.column("entry_number"))
         return pa.RecordBatch.from_arrays(
             [made[name] if name in made else batch.column(name) for name in schema.names],
             schema=schema,

@@ -200,6 +200,20 @@ def test_blocks_that_no_sequencer_writes(spark: Any, tmp_path: Path) -> None:
     draw(spark, tmp_path / "charts")
 
 
+def test_many_blocks_leave_no_file_of_the_session(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "blocks.bin"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME, int(number == 0)) for number in range(50_000)])
+    ingest = Ingest(spark, {"path": str(path)}, tmp_path / "out")
+    folder = Path(spark.sparkContext._temp_dir)
+    before = set(folder.iterdir())
+    ingest.backfill()
+    ingest.close()
+    assert set(folder.iterdir()) == before
+    (row,) = open_tables(spark, tmp_path / "out")["transactions"].collect()
+    assert (row.block_entry, row.timestamp) == (1, TIME)
+
+
 def test_a_stream_of_version_1(spark: Any, tmp_path: Path) -> None:
     """Its transactions do not name their block. One range begins between a block and its own."""
     path, out = tmp_path / "one.bin", tmp_path / "out"
