@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -78,21 +77,3 @@ def test_random_blocks(seed: int, named: bool) -> None:
 def test_no_blocks(named: bool) -> None:
     [row] = found([], [(1, 5)], 0, named=named)
     assert set(row.values()) == {None}
-
-
-def test_many_blocks_do_not_slow_small_batches() -> None:
-    """A range may have a million blocks, and many batches of few transactions."""
-
-    def seconds(count: int) -> float:
-        numbers = pa.chunked_array([pa.array(range(count))])
-        table = pa.table(dict.fromkeys(Block._fields, numbers))
-        blocks = BlocksOfRange(table, 0, count + 1, named=True)
-        one = pa.array([count - 1]), pa.array([count])
-        spent = []
-        for _ in range(10):
-            before = time.process_time()
-            blocks.of(*one)
-            spent.append(time.process_time() - before)
-        return min(spent)
-
-    assert seconds(300_000) < 20 * seconds(10)
