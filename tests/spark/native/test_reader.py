@@ -288,3 +288,39 @@ def test_numbers_of_all_sizes(native: Any, make: Make) -> None:
     assert_equal(native, [path], table="blocks")
     found = frame(native, path=str(path), table="blocks").select("number", "batch_number")
     assert [tuple(row) for row in found.collect()] == [(it, it % 251) for it in numbers]
+
+
+def test_events_of_changing_shapes(native: Any, make: Make) -> None:
+    """Runs of one to 200 events that differ in what is there and in how long it is."""
+    chance = random.Random(7)
+    shapes = [
+        (debug, hashes, size, bits)
+        for debug in (None, "", "a text")
+        for hashes in (0, 20, 32, 70_000)
+        for size in (0, 1, 9, 15)
+        for bits in (3, 33, 63)
+    ]
+    entries = []
+    for number in range(120):
+        debug, hashes, size, bits = chance.choice(shapes[:12] if number % 2 else shapes)
+        run = chance.choice((1, 2, 63, 64, 65, 200)) if hashes < 70_000 else 2
+        for index in range(run):
+            block = events.L2Block(
+                ((1 << bits) - 1 - index) % (1 << bits),
+                number,
+                hash=chance.randbytes(hashes),
+                l1_infotree_index=(1 << min(bits, 32)) - 1,
+                block_gas_limit=(1 << bits) - 1,
+                debug=debug,
+                base_fee=bytes([1]) * size,
+            )
+            entries.append(encode(block, version=3))
+    path = make(entries, version=3)
+    assert_equal(native, [path], table="blocks")
+    found = frame(native, path=str(path), table="blocks")
+    assert python_parts(found) == 0
+    rows = found.collect()
+    assert found.orderBy("entry_number").collect() == rows
+    assert found.union(found).collect() == rows + rows
+    assert found.join(found, "entry_number").count() == len(rows)
+    assert found.repartition(3).sortWithinPartitions("number").distinct().count() == len(rows)

@@ -12,6 +12,10 @@ import org.apache.spark.unsafe.types.UTF8String;
 final class EventRows implements Rows {
   private static final byte[] NOTHING = new byte[0];
 
+  // Most rows that the columns take at a time, one column after the other: their bytes stay in the
+  // core's first cache meanwhile.
+  private static final int RUN = 64;
+
   private final EventTable table;
   private final Cells cells;
   private final FixedDecoder fixed;
@@ -27,9 +31,6 @@ final class EventRows implements Rows {
   private int[] entries = new int[0];
 
   private int[] starts = new int[0];
-
-  /** By row: the shape that says where its values are; null if the columns keep them. */
-  private MessageShape[] shapeOf = new MessageShape[0];
 
   EventRows(EventTable table) {
     this.table = table;
@@ -48,6 +49,9 @@ final class EventRows implements Rows {
     byte[] bytes = page.bytes;
     int type = (int) (long) table.type;
     int[] types = page.types;
+    // Rows from `first` on have the shape `run`, and no values yet.
+    MessageShape run = null;
+    int first = 0;
     for (int i = from; i < to; i++) {
       if (types[i] == type) {
         if (rows == entries.length) {
@@ -56,18 +60,19 @@ final class EventRows implements Rows {
         int start = page.offsets[i] + Format.HEAD_SIZE;
         int end = page.offsets[i + 1];
         MessageShape shape = fixed == null ? shapes.find(bytes, start, end) : null;
+        if (shape != run || rows - first == RUN) {
+          set(run, first, rows);
+          run = shape;
+          first = rows;
+        }
         if (shape == null) {
           decode(bytes, start, end, rows);
         }
         entries[rows] = i;
-        starts[rows] = start;
-        // To compare costs less than to tell the garbage collector of it.
-        if (shapeOf[rows] != shape) {
-          shapeOf[rows] = shape;
-        }
-        rows++;
+        starts[rows++] = start;
       }
     }
+    set(run, first, rows);
     return rows;
   }
 
@@ -95,10 +100,18 @@ final class EventRows implements Rows {
     }
   }
 
+  /** Let the wanted columns take the values of rows of a shape; null: they have them. */
+  private void set(MessageShape shape, int from, int to) {
+    if (shape != null) {
+      for (Values each : values) {
+        each.set(shape, from, to);
+      }
+    }
+  }
+
   private void grow(int rows) {
     entries = Arrays.copyOf(entries, rows);
     starts = Arrays.copyOf(starts, rows);
-    shapeOf = Arrays.copyOf(shapeOf, rows);
     for (Values each : values) {
       each.grow(rows);
     }
@@ -131,27 +144,30 @@ final class EventRows implements Rows {
     boolean nullable = kind == EventTable.DEBUG || fixed != null;
     int count = values.length;
     values = Arrays.copyOf(values, count + 1);
-    values[count] = new Values(column, nullable);
+    values[count] = nullable ? new NullableValues(column) : new Values(column);
     return values[count];
   }
 
-  /** The values of one column. */
-  private final class Values extends Column {
-    private final int field;
+  /**
+   * The values of one column.
+   *
+   * <p>Of Spark's loop over the rows, which calls the methods of all columns, the compiler inlines
+   * only so much: so the methods that read a value do little.
+   */
+  private class Values extends Column {
+    final int field;
     private final int kind;
-    private final boolean nullable;
+    private final long mask;
 
-    // Of rows without a shape.
-    private long[] number = new long[0];
-    private int[] at = new int[0];
-    private boolean[] there = new boolean[0];
+    /** By row: the number; of bytes where they begin, in the upper half, and how many they are. */
+    long[] value = new long[0];
 
     /** The last decimal; it is of `lastSmall` if that is not negative. */
     private Decimal lastDecimal;
 
     private long lastSmall = -1;
 
-    Values(int field, boolean nullable) {
+    Values(int field) {
       super(
           switch (table.kinds[field]) {
             case EventTable.U64, EventTable.U32 -> DataTypes.LongType;
@@ -164,61 +180,53 @@ final class EventRows implements Rows {
           });
       this.field = field;
       kind = table.kinds[field];
-      this.nullable = nullable;
+      mask = kind == EventTable.U32 ? 0xFFFFFFFFL : -1;
     }
 
     void grow(int rows) {
-      number = Arrays.copyOf(number, rows);
-      if (kind >= EventTable.BYTES) {
-        at = Arrays.copyOf(at, rows);
-      }
-      if (nullable) {
-        there = Arrays.copyOf(there, rows);
-      }
+      value = Arrays.copyOf(value, rows);
     }
 
+    /** Set the value of a row that has no shape. */
     void set(int row, Cells cells) {
-      number[row] = cells.number[field];
-      if (kind >= EventTable.BYTES) {
-        at[row] = cells.at[field];
+      value[row] =
+          kind < EventTable.BYTES
+              ? cells.number[field] & mask
+              : place(cells.at[field], (int) cells.number[field]);
+    }
+
+    /** Set the values of rows of this shape. */
+    void set(MessageShape shape, int from, int to) {
+      if (kind < EventTable.BYTES) {
+        shape.numbers(page.bytes, starts, from, to, field, mask, value);
+      } else {
+        for (int row = from; row < to; row++) {
+          value[row] = place(starts[row] + shape.at(field), shape.size(field));
+        }
       }
-      if (nullable) {
-        there[row] = cells.there[field];
-      }
     }
 
-    @Override
-    public boolean hasNull() {
-      return nullable;
-    }
-
-    @Override
-    public boolean isNullAt(int row) {
-      return nullable && (shapeOf[row] != null || !there[row]);
-    }
-
-    private long number(int row) {
-      MessageShape shape = shapeOf[row];
-      return shape == null ? number[row] : shape.number(page.bytes, starts[row], field);
+    private static long place(int at, int size) {
+      return (long) at << Integer.SIZE | size;
     }
 
     @Override
     public long getLong(int row) {
-      return kind == EventTable.U32 ? number(row) & 0xFFFFFFFFL : number(row);
+      return value[row];
     }
 
     @Override
     public int getInt(int row) {
-      return (int) number(row);
+      return (int) value[row];
     }
 
     @Override
     public Decimal getDecimal(int row, int precision, int scale) {
       byte[] wei = kind == EventTable.WEI ? getBinary(row) : null;
-      long small = wei == null ? number(row) : wei.length == 0 ? 0 : -1;
+      long small = wei == null ? value[row] : wei.length == 0 ? 0 : -1;
       // Most chains have one limit for all blocks, and many no fee.
       if (small < 0 || small != lastSmall || lastDecimal.precision() != precision) {
-        BigInteger value =
+        BigInteger exact =
             small >= 0
                 ? BigInteger.valueOf(small)
                 : wei == null
@@ -226,30 +234,62 @@ final class EventRows implements Rows {
                     : new BigInteger(1, wei);
         lastSmall = small;
         lastDecimal =
-            Decimal.apply(new scala.math.BigDecimal(new BigDecimal(value)), precision, scale);
+            Decimal.apply(new scala.math.BigDecimal(new BigDecimal(exact)), precision, scale);
       }
       return lastDecimal;
     }
 
     @Override
     public boolean getBoolean(int row) {
-      return number(row) != 0;
+      return value[row] != 0;
     }
 
     @Override
     public byte[] getBinary(int row) {
-      MessageShape shape = shapeOf[row];
-      int size = shape == null ? (int) number[row] : shape.size(field);
+      long place = value[row];
+      int size = (int) place;
       if (size == 0) {
         return NOTHING;
       }
-      int from = shape == null ? at[row] : starts[row] + shape.at(field);
-      return Arrays.copyOfRange(page.bytes, from, from + size);
+      byte[] copy = new byte[size];
+      System.arraycopy(page.bytes, (int) (place >>> Integer.SIZE), copy, 0, size);
+      return copy;
     }
 
     @Override
     public UTF8String getUTF8String(int row) {
       return UTF8String.fromBytes(getBinary(row));
+    }
+  }
+
+  /** The values of a column, of which -1 stands for none. */
+  private final class NullableValues extends Values {
+    NullableValues(int field) {
+      super(field);
+    }
+
+    @Override
+    void set(int row, Cells cells) {
+      super.set(row, cells);
+      if (!cells.there[field]) {
+        value[row] = -1;
+      }
+    }
+
+    /** A message of a shape lacks what may be null. */
+    @Override
+    void set(MessageShape shape, int from, int to) {
+      Arrays.fill(value, from, to, -1);
+    }
+
+    @Override
+    public boolean hasNull() {
+      return true;
+    }
+
+    @Override
+    public boolean isNullAt(int row) {
+      return value[row] < 0;
     }
   }
 }

@@ -79,7 +79,7 @@ final class MessageShape {
       shape.at[field] = first;
       shape.bits[field] = 0x7F7F7F7F7F7F7F7FL >>> Byte.SIZE * (Long.BYTES - (next - first));
       if (!isNumber) {
-        shape.sizes[field] = (int) shape.number(bytes, start, field);
+        shape.sizes[field] = (int) number(BigEndian.u64(bytes, start + first), shape.bits[field]);
         if (table.kinds[field] == EventTable.WEI && shape.sizes[field] > EventTable.LONGEST_WEI) {
           return null;
         }
@@ -122,13 +122,22 @@ final class MessageShape {
     return true;
   }
 
-  /** The number that is a field of the message that begins at `start`. */
-  long number(byte[] bytes, int start, int field) {
-    // The low seven bits of each byte, the first byte's lowest, moved together.
-    long word = Long.reverseBytes(BigEndian.u64(bytes, start + at[field])) & bits[field];
+  /** The low seven bits of each byte, the first byte's lowest, moved together. */
+  private static long number(long word, long bits) {
+    word = Long.reverseBytes(word) & bits;
     word = (word & 0x007F007F007F007FL) | (word & 0x7F007F007F007F00L) >>> 1;
     word = (word & 0x00003FFF00003FFFL) | (word & 0x3FFF00003FFF0000L) >>> 2;
     return (word & 0x000000000FFFFFFFL) | (word & 0x0FFFFFFF00000000L) >>> 4;
+  }
+
+  /** The numbers, cut to `mask`, that are a field of the messages that begin at some `starts`. */
+  void numbers(
+      byte[] bytes, int[] starts, int from, int to, int field, long mask, long[] numbers) {
+    int at = this.at[field];
+    long bits = this.bits[field];
+    for (int i = from; i < to; i++) {
+      numbers[i] = number(BigEndian.u64(bytes, starts[i] + at), bits) & mask;
+    }
   }
 
   /** Where the bytes begin that are a field, from the start of the message. */
