@@ -313,19 +313,6 @@ def _slowly(bucket: Bucket, read: Callable[..., Any]) -> Callable[..., Any]:
     return slowly
 
 
-def _forgetting(get: Callable[..., Any]) -> Callable[..., Any]:
-    """`PageRuns.get`; a run that failed within `submit` was not among the runs yet."""
-
-    def got(runs: page_runs.PageRuns, page: int) -> Any:
-        try:
-            return get(runs, page)
-        except BaseException:
-            runs._runs.clear()
-            raise
-
-    return got
-
-
 @contextlib.contextmanager
 def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
     """The package archives to `bucket`, in simulated time and on simulated disks."""
@@ -344,7 +331,6 @@ def simulated(bucket: Bucket, sim_time: SimTime) -> Iterator[None]:
             (store.Store, "in_threads", _in_turn),
             # Which works within `submit`, with the lock of its caller.
             (page_runs, "ThreadPoolExecutor", _Executor),
-            (page_runs.PageRuns, "get", _forgetting(page_runs.PageRuns.get)),
             (page_runs, "threading", SimpleNamespace(Lock=threading.RLock)),
             (archiver, "threading", threads),
             (beside, "os", SimpleNamespace(path=SimpleNamespace(lexists=_exists))),

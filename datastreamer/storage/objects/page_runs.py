@@ -122,19 +122,20 @@ class PageRuns:
 
     def _run(self, row: Row, first: int, stop: int, page: int) -> _FetchedRun:
         """A run, which is being fetched for a reader that is at `page`. Requires the guard."""
-        if first not in self._runs:
-            run = _FetchedRun(stop - first)
-            try:
-                fetching = self._threads.submit(self._fetch, row, first, run, page - first)
-            except RuntimeError:
-                raise self._closed() from None
-            # (The end of the threads.)
-            fetching.add_done_callback(lambda it: run.cancel() if it.cancelled() else None)
-            self._runs[first] = run
-        self._runs.move_to_end(first)
+        if (known := self._runs.get(first)) is not None:
+            self._runs.move_to_end(first)
+            return known
+        run = self._runs[first] = _FetchedRun(stop - first)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
-        return self._runs[first]
+        try:
+            fetching = self._threads.submit(self._fetch, row, first, run, page - first)
+        except RuntimeError:
+            del self._runs[first]
+            raise self._closed() from None
+        # (The end of the threads.)
+        fetching.add_done_callback(lambda it: run.cancel() if it.cancelled() else None)
+        return run
 
     def _fetch(self, row: Row, first: int, run: _FetchedRun, begin: int) -> None:
         """Fetch pages; a reader has the one at `begin` before the others are decoded."""
