@@ -26,6 +26,8 @@ from datastreamer.spark.read.remote_file import RemoteFile
 from datastreamer.storage.disk.file_ops import Readable
 
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
+# A secret may have slashes: what follows a colon is one, unless it is a port.
+_KEYS: Final = re.compile(r"://(?:[^/]*|[^/:]*:(?!\d+/).*)@")
 _MAGIC_CHARACTERS: Final = re.compile(r"[*?\[]")
 
 
@@ -238,19 +240,20 @@ def _parts(uri: str) -> tuple[str, str]:
 def _shown(uri: str) -> str:
     """A URI as messages show it: without credentials."""
     base = _parts(uri)[0] if _SCHEME.match(uri) else uri
-    return re.sub(r"://[^/@]*@", "://", base)
+    return _KEYS.sub("://", base)
 
 
 @functools.lru_cache(maxsize=16)
 def _system(uri: str) -> tuple[Any, str]:
     """The file system of a URI, cached, and the path in it. Raises `UsageError`."""
     base, query = _parts(uri)
+    # Spark users know S3 by the schemes of Hadoop's clients.
+    asked = re.sub(r"^s3[an]://", "s3://", base) + query
     try:
-        # Spark users know S3 by the schemes of Hadoop's clients.
-        system, path = fs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", base) + query)
+        system, path = fs.FileSystem.from_uri(asked)
     except (ValueError, OSError, NotImplementedError) as error:
         # For HDFS, Arrow lists each library that it tried on a line of its own.
-        reason = str(error).partition("\n")[0]
+        reason = str(error).replace(asked, _shown(uri)).partition("\n")[0]
         if "Unable to load" in reason:
             reason += "; HDFS needs Hadoop's client: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
         raise UsageError(f"{_shown(uri)}: {reason}") from None

@@ -79,10 +79,14 @@ def test_options_of_one_query(native: Any, catalog: str, stream: str) -> None:
 
 def test_keys_in_a_uri_are_not_shown(native: Any) -> None:
     native.conf.set("spark.sql.catalog.keys", "datastreamer.spark.Catalog")
-    native.conf.set("spark.sql.catalog.keys.s.path", "s3://me:very-secret@b/x.bin?k=very-secret")
-    shown = str(rows(native, "describe namespace extended keys.s"))
-    assert "s3://b/x.bin" in shown
-    assert "very-secret" not in shown
+    keys = ("very-private", "v/very-private", "v@very-private")
+    for at, key in enumerate(keys):
+        uri = f"s3://me:{key}@b/x.bin?k=very-private"
+        native.conf.set(f"spark.sql.catalog.keys.s{at}.path", uri)
+    for at in range(len(keys)):
+        shown = str(rows(native, f"describe namespace extended keys.s{at}"))
+        assert "s3://b/x.bin" in shown
+        assert "very-private" not in shown
 
 
 def test_a_table_as_it_was(native: Any, catalog: str) -> None:

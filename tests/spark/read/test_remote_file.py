@@ -182,6 +182,18 @@ def test_what_is_not_there(bucket: Bucket) -> None:
         Query(path="s3://bucket/a.bin?no_such_parameter=1")
 
 
+@pytest.mark.parametrize("keys", ["me:a/secret", "me:a@secret", "me:a secret", "me:secret"])
+def test_keys_in_what_is_no_uri_are_not_shown(keys: str) -> None:
+    with pytest.raises(UsageError, match=r"^s3a://b/x y\.bin: Cannot parse URI: ") as caught:
+        Query(path=f"s3a://{keys}@b/x y.bin?region=secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_port_is_no_secret() -> None:
+    with pytest.raises(UsageError, match=r"^hdfs://host:1/x@ y\.bin: "):
+        Query(path="hdfs://host:1/x@ y.bin")
+
+
 def test_an_object_that_is_replaced_by_another_stream(
     bucket: Bucket, chain: Path, tmp_path: Path
 ) -> None:

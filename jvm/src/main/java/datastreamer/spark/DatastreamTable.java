@@ -282,10 +282,13 @@ final class DatastreamTable implements SupportsRead, SupportsWrite, SupportsMeta
     return name() + " " + properties();
   }
 
-  /** An option's value without the keys that a URI may have. */
+  /**
+   * An option's value without the keys that a URI may have. A secret may have slashes: what follows
+   * a colon is one, unless it is a port.
+   */
   static String shown(String value) {
     return value.contains("://")
-        ? value.replaceAll("(?<=://)[^/@]*@", "").replaceAll("[?].*", "")
+        ? value.replaceAll("(?<=://)(?:[^/\"]*|[^/:\"]*:(?!\\d+/)[^\"]*)@", "").replaceAll("[?].*", "")
         : value;
   }
 }
