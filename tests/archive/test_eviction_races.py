@@ -178,6 +178,38 @@ def test_pages_of_an_archive_that_is_closed(twin: Path, url: str) -> None:
         runs.get(4)
 
 
+def test_a_reader_that_waits_while_an_archive_is_closed(
+    twin: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that fetches has not come to its page."""
+    pushed(twin, url)
+    archive, answers, ended = OpenArchive.open(url), threading.Event(), list[BaseException]()
+    ask, threads = OpenArchive.fetched, ThreadPoolExecutor(1)
+
+    def late(self: OpenArchive, *what: Any, **options: Any) -> Any:
+        assert answers.wait(20)
+        return ask(self, *what, **options)
+
+    def read() -> None:
+        try:
+            runs.get(4)
+        except StreamClosed as error:
+            ended.append(error)
+
+    monkeypatch.setattr(OpenArchive, "fetched", late)
+    runs = PageRuns(archive, archive.newest()[0], threads)
+    with pytest.raises(NotAtHand), at_hand_only():
+        runs.get(0)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    while not (4 in runs._runs and runs._runs[4].pages[0]._waiters):
+        time.sleep(0.001)
+    threads.shutdown(wait=False, cancel_futures=True)
+    answers.set()
+    reader.join(5)
+    assert len(ended) == 1
+
+
 def test_runs_that_readers_left_are_not_fetched(
     twin: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,8 @@ class _FetchedRun:
     def cancel(self) -> None:
         for page in self.pages:
             page.cancel()
+            # Without this, who waits already is not woken.
+            page.set_running_or_notify_cancel()
 
 
 class PageRuns:
@@ -79,8 +81,8 @@ class PageRuns:
         with self._guard:
             row, first, stop = self._bounds(page)
             run = self._run(row, first, stop, page)
-            run.waiting += 1
             self._came(first, stop)
+            run.waiting += 1
         wanted = run.pages[page - first]
         try:
             waits.until_done(wanted)
