@@ -288,7 +288,9 @@ final class DatastreamTable implements SupportsRead, SupportsWrite, SupportsMeta
    */
   static String shown(String value) {
     return value.contains("://")
-        ? value.replaceAll("(?<=://)(?:[^/\"]*|[^/:\"]*:(?!\\d+/)[^\"]*)@", "").replaceAll("[?].*", "")
+        ? value
+            .replaceAll("(?<=://)(?:[^/\"]*|[^/:\"]*:(?!\\d+/)[^\"]*)@", "")
+            .replaceAll("[?].*", "")
         : value;
   }
 }
