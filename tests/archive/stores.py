@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,3 +138,10 @@ def fill(stream: DataStream, pages: float, seed: int = 0) -> None:
             for _ in range(3):
                 op.add_entry(2, bytes([chosen.randrange(256)]) * chosen.randrange(60_000))
             op.add_bookmark(b"%d" % chosen.randrange(10_000))
+
+
+def until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)

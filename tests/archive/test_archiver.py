@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +27,7 @@ from datastreamer.relay.relay import Relay
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.objects.opened import OpenArchive
 from datastreamer.storage.stream import DataStream
-from tests.archive.stores import MemoryStore, fill, opened, push
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+from tests.archive.stores import MemoryStore, fill, opened, push, until
 
 
 def entries_in(url: str) -> int:

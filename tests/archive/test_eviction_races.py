@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from datastreamer.storage.objects.page_runs import PageRuns, fetching_threads
 from datastreamer.storage.objects.waits import NotAtHand, at_hand_only
 from datastreamer.storage.read.evicted import EvictedPages, PagedFile
 from tests.archive.evicting import entries, everything, evict, made, marked_copy, pushed
-from tests.archive.stores import fill
+from tests.archive.stores import fill, until
 
 
 @pytest.fixture
@@ -202,8 +201,7 @@ def test_a_reader_that_waits_while_an_archive_is_closed(
         runs.get(0)
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    while not (4 in runs._runs and runs._runs[4].pages[0]._waiters):
-        time.sleep(0.001)
+    until(lambda: 4 in runs._runs and runs._runs[4].pages[0]._waiters)
     threads.shutdown(wait=False, cancel_futures=True)
     answers.set()
     reader.join(5)
@@ -213,8 +211,8 @@ def test_a_reader_that_waits_while_an_archive_is_closed(
 def test_runs_that_readers_left_are_not_fetched(
     twin: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that does not answer has no queue of what nobody waits for; who waits is served,
-    though its run is forgotten."""
+    """While the store does not answer, no queue grows of pages that readers gave up. A reader that
+    still waits is served, although its run is forgotten."""
     pushed(twin, url)
     archive, answers, fetched = OpenArchive.open(url), threading.Event(), list[int]()
     ask = OpenArchive.fetched
@@ -233,8 +231,7 @@ def test_runs_that_readers_left_are_not_fetched(
         waiting = []
         for page in (0, 1):
             waiting.append(readers.submit(runs.get, page))
-            while page not in runs._runs:
-                time.sleep(0.001)
+            until(lambda page=page: page in runs._runs)
         for page in (2, 3, 4):
             with pytest.raises(NotAtHand), at_hand_only():
                 runs.get(page)
@@ -329,10 +326,7 @@ def test_what_was_read_ahead_in_an_outage_is_tried_again(
             evicted = file.evicted()
             assert evicted is not None
             assert evicted._runs is not None
-            deadline = time.monotonic() + 30
-            while 8 in evicted._runs._runs:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            until(lambda: 8 not in evicted._runs._runs)
         assert file.fetch(page_start(8), 10)
         # For a page that is at hand nothing is opened.
         evicted._runs = None

@@ -44,7 +44,7 @@ class _FetchedRun:
     def cancel(self) -> None:
         for page in self.pages:
             page.cancel()
-            # Without this, who waits already is not woken.
+            # This wakes a reader that waits already; `cancel` alone does not.
             page.set_running_or_notify_cancel()
 
 
